@@ -17,16 +17,17 @@ import numpy as np
 import uvloop
 
 from benchmarks import requests
+from modelserver.app.frontends import grpc_frontend
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
-from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.grpc.frontend import GrpcFrontend
 from modelserver.protocol.call import Parts, UnaryCall
 from modelserver.protocol.kserve import INFER_PATH
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.wire.processes.core import Core
 from modelserver.wire.processes.session import FrontSession
-from modelserver.wire.processes.setup import CorePlanes, FrontSockets
+from modelserver.wire.processes.setup import CorePlanes, FrontCalls, FrontSockets
 
 Ask = Callable[[UnaryCall], None]
 
@@ -70,7 +71,7 @@ async def serve(sockets: FrontSockets) -> float:
     """The core: CPU µs until the front hangs up."""
     done = asyncio.Event()
     dataplane: Any = Echo()
-    planes = CorePlanes(dataplane, None, grpc_frontend(dataplane))
+    planes = CorePlanes(dataplane, None, frontend_over(dataplane))
     session = FrontSession("front", sockets, planes, counts=(), lost=lambda _: done.set())
     before = spent_us()
     await done.wait()
@@ -81,7 +82,7 @@ async def serve(sockets: FrontSockets) -> float:
 
 async def ask_over(descriptors: tuple[int, int, int], size: int, num_inflight: int, count: int) -> float:
     """The front: CPU µs per request."""
-    core = Core(descriptors, HttpLimits(), GrpcLimits(), drain=lambda _: None)
+    core = Core(descriptors, HttpLimits(), GrpcLimits(), FrontCalls(), drain=lambda _: None)
     spent = await ask(infer_of(core.grpc), size, num_inflight, count)
     core.link.close()
     return spent
@@ -89,7 +90,7 @@ async def ask_over(descriptors: tuple[int, int, int], size: int, num_inflight: i
 
 async def measure_alone(size: int, num_inflight: int, count: int) -> float:
     """CPU µs per request of one process that needs no hop."""
-    return await ask(infer_of(grpc_frontend(Echo())), size, num_inflight, count)
+    return await ask(infer_of(frontend_over(Echo())), size, num_inflight, count)
 
 
 async def ask(infer: Ask, size: int, num_inflight: int, count: int) -> float:
@@ -149,9 +150,9 @@ class Echo:
         request.stream.deliver(InferResponse([Tensor("OUTPUT", tensor.datatype, tensor.data)]))
 
 
-def grpc_frontend(dataplane: Any) -> GrpcFrontend:
+def frontend_over(dataplane: Any) -> GrpcFrontend:
     planes: Any = dataplane
-    return GrpcFrontend(planes, planes)
+    return grpc_frontend(planes, planes)
 
 
 def infer_of(frontend: Any) -> Ask:

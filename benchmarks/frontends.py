@@ -20,13 +20,12 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks import models, requests
+from modelserver.app.frontends import grpc_frontend, http_frontend
 from modelserver.auth.api_keys import KeyRing, Scope, create_key
 from modelserver.auth.caller_limits import NO_LIMITS
 from modelserver.execution.shared_resources import SharedResources
-from modelserver.frontends.grpc.keyed import grpc_frontend
-from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.http.keyed import http_frontend
-from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.frontends.grpc.frontend import GrpcFrontend
+from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.planes.quotas import Callers
 from modelserver.protocol.call import Method, Parts, StreamCall, UnaryCall

@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks import requests
 from benchmarks.load import Load
+from modelserver.app.frontends import http_frontend
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
@@ -26,7 +27,6 @@ from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.frontends.http.codec import encode_infer
 from modelserver.frontends.http.decoder import InferDecoder
-from modelserver.frontends.http.routes import HttpFrontend
 from modelserver.frontends.http.templates import Known
 from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.platform.gc_freeze import keep_for_good
@@ -173,8 +173,8 @@ async def measure(root: Path) -> None:
     response = InferResponse(
         [Tensor("probabilities", Datatype.FP32, probabilities), Tensor("digit", Datatype.INT64, digit)]
     )
-    served = HttpFrontend(DataPlane(repository, ServerMetadata("benchmark", "0", ())), cast("Any", None))
-    coded = HttpFrontend(cast("Any", ConstantDataPlane(response)), cast("Any", None))
+    served = http_frontend(DataPlane(repository, ServerMetadata("benchmark", "0", ())), cast("Any", None))
+    coded = http_frontend(cast("Any", ConstantDataPlane(response)), cast("Any", None))
     print(f"{'digits MLP, 32 at a time':<44} {'JSON':>8} {'binary':>8}   (µs of CPU per request)")
     worker = [make("mlp", "image", image) for make in (requests.http_json, requests.http_binary)]
     inline = [make("inline", "image", image) for make in (requests.http_json, requests.http_binary)]

@@ -18,19 +18,19 @@ from pathlib import Path
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from prometheus_client.core import Metric
 
+from modelserver.app.frontends import http_apis
 from modelserver.app.server import Server
-from modelserver.auth.api_keys import SCOPE_OF
+from modelserver.auth.guard import KeyUse
 from modelserver.cache.store import StoreCounts
 from modelserver.config.pbtxt import MAX_CHARACTERS
 from modelserver.config.schema import ModelConfig, ModelRateLimiter, ModelResponseCache, RateLimiterResource
 from modelserver.frontends.grpc import head
-from modelserver.frontends.http.metrics import MetricsFrontend
-from modelserver.frontends.http.router import Route
-from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.frontends.http.metrics import Metrics
 from modelserver.frontends.http.sagemaker import MultiModel
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import markdown
 from modelserver.pb import model_config_pb2
+from modelserver.protocol.api import Route
 from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, HttpLimits
 from modelserver.repository import model_name
 from modelserver.repository.state import LoadCounts
@@ -300,10 +300,11 @@ def served_routes() -> dict[str, Route]:
 
 async def _served_routes() -> dict[str, Route]:
     server = Server(ServerOptions())
-    metrics_page = MetricsFrontend(lambda: iter(()))
-    frontend = HttpFrontend(server.dataplane, server.controlplane, metrics=metrics_page)
-    models = MultiModel(server.controlplane, HttpLimits(), lambda *_: None).api()
-    return {f"{route.method} {route.pattern}": route for route in (*frontend.routes, *models.routes)}
+    apis = http_apis(server.dataplane, server.controlplane, HttpLimits())
+    metrics = Metrics(lambda: iter(())).api()
+    models = MultiModel(server.controlplane, HttpLimits(), lambda *_: None).routes()
+    routes = [route for api in (*apis, metrics) for route in api.routes]
+    return {f"{route.method} {route.pattern}": route for route in (*routes, *models)}
 
 
 def routes() -> str:
@@ -314,7 +315,7 @@ def routes() -> str:
         for key, meaning in entries.items():
             method, _, pattern = key.partition(" ")
             route = served[spelled_out(key)[0]]
-            scope = "none" if route.is_open else f"`{SCOPE_OF[route.group].value}`"
+            scope = "none" if route.key is KeyUse.UNUSED else f"`{route.needs.scope.value}`"
             lines.append(f"| {method} | `{pattern}` | `{route.group.value}` | {scope} | {meaning} |")
     return "\n".join(lines).lstrip("\n") + "\n"
 

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("modelserver.repository",),
     ("modelserver.planes", "modelserver.auth.authorized_planes"),
     ("modelserver.protocol",),
-    ("modelserver.frontends",),
+    ("modelserver.api", "modelserver.frontends"),
     (
         "modelserver.app",
         "modelserver.bench",
@@ -152,3 +152,9 @@ def test_every_package_is_named_in_pyproject() -> None:
         path.parent for path in MODULES.values() if path.name == "__init__.py"
     }
     assert not without_init
+
+
+def test_wires_know_frontends_only_where_a_front_process_is_put_together() -> None:
+    wires = [name for name in MODULES if name.startswith("modelserver.wire.")]
+    knowing = {name for name in wires if any(each.startswith("modelserver.frontends") for each in imports_of(name))}
+    assert knowing == {"modelserver.wire.processes.core"}

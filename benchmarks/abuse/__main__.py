@@ -29,7 +29,7 @@ from benchmarks.abuse.attacks import ATTACKS, MIB, NUMBERS
 from benchmarks.overload.__main__ import quantile
 from benchmarks.servers.ours import modelserver
 from benchmarks.servers.process import ServerProcess
-from modelserver.auth.api_keys import Scope, create_key
+from modelserver.auth.api_keys import SCOPES, Scope, create_key
 from modelserver.auth.caller_limits import NO_LIMITS
 from modelserver.pb import grpc_service_pb2 as pb
 
@@ -144,7 +144,7 @@ def _prepare(directory: Path) -> dict[str, str]:
         ("good", (Scope.INFER,), ("numbers",)),
         ("infer", (Scope.INFER,), ()),
         ("other", (Scope.INFER,), ("tiny_chat",)),
-        ("admin", tuple(Scope), ()),
+        ("admin", tuple(SCOPES), ()),
     ):
         keys[name], entry = create_key(name, frozenset(scopes), models, NO_LIMITS)
         lines.append(entry.line)

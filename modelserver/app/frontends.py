@@ -1,27 +1,82 @@
-"""The frontends of a server: one for each protocol, behind keys where there are any, HTTP's behind the access log."""
+"""The frontends of a server: which APIs and services there are, on which ports, behind one guard for each protocol."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
-from modelserver.app.ports import Frontends, grpc_limits, http_limits
+from modelserver.api import ApiContext
+from modelserver.app.apis import chosen_apis, installed_apis
+from modelserver.app.ports import METRICS, Frontends, OwnPort, grpc_limits, http_limits, own_address, vertex_ai_port
+from modelserver.auth.access import Access
 from modelserver.auth.api_keys import KeyRing
 from modelserver.auth.authorized_planes import keyed_planes
+from modelserver.auth.guard import Guard
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.grpc.keyed import grpc_frontend
-from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.grpc.frontend import GrpcFrontend
+from modelserver.frontends.grpc.health import Health
+from modelserver.frontends.grpc.kserve import KServe as GrpcKServe
+from modelserver.frontends.grpc.reflection import Reflection
 from modelserver.frontends.http.access_log import with_access_log
-from modelserver.frontends.http.clouds import sagemaker_frontend, vertex_ai_frontend
+from modelserver.frontends.http.clouds import sagemaker_api, vertex_ai_api
 from modelserver.frontends.http.cors import with_cors
-from modelserver.frontends.http.keyed import http_frontend, keyed_cloud, keyed_metrics
-from modelserver.frontends.http.metrics import MetricsFrontend
-from modelserver.frontends.http.routes import HttpFrontend as KServeFrontend
+from modelserver.frontends.http.frontend import HttpFrontend
+from modelserver.frontends.http.kserve import KServe
+from modelserver.frontends.http.metrics import Metrics
+from modelserver.frontends.openai.routes import OpenAi
 from modelserver.options.server_options import ServerOptions
 from modelserver.planes.control import AnyControlPlane, ControlPlane
 from modelserver.planes.data import AnyDataPlane, DataPlane
-from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.api import Api
+from modelserver.protocol.exchange import Frontend
+from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, GrpcLimits, HttpLimits
 from modelserver.telemetry.metrics import ServerMetrics
+
+
+def http_apis(dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: HttpLimits) -> tuple[Api, ...]:
+    """The APIs of the HTTP port. The first one answers for paths that belong to none."""
+    return (
+        KServe(dataplane, controlplane, limits).api(),
+        OpenAi(dataplane, controlplane, limits).api(),
+    )
+
+
+def http_frontend(
+    dataplane: AnyDataPlane,
+    controlplane: AnyControlPlane,
+    limits: HttpLimits | None = None,
+    keys: KeyRing | None = None,
+) -> HttpFrontend:
+    """The APIs of the HTTP port, and no others, behind their guard."""
+    limits = limits or HttpLimits()
+    planes = _planes(dataplane, controlplane, keys)
+    return HttpFrontend(http_apis(*planes, limits), Guard(limits.access, keys))
+
+
+def grpc_frontend(
+    dataplane: AnyDataPlane,
+    controlplane: AnyControlPlane,
+    limits: GrpcLimits = DEFAULT_GRPC_LIMITS,
+    keys: KeyRing | None = None,
+    *,
+    health_watch_interval_s: float = 0.5,
+) -> GrpcFrontend:
+    """KServe's service, grpc.health.v1, and reflection of both, behind their guard."""
+    planes = _planes(dataplane, controlplane, keys)
+    services = (
+        GrpcKServe(*planes, limits).service(),
+        Health(planes[0], watch_interval_s=health_watch_interval_s).service(),
+    )
+    guard = Guard(limits.access, keys)
+    return GrpcFrontend((*services, *Reflection(services).services()), guard, is_logged=limits.access.is_logged)
+
+
+def _planes(
+    dataplane: AnyDataPlane, controlplane: AnyControlPlane, keys: KeyRing | None
+) -> tuple[AnyDataPlane, AnyControlPlane]:
+    """The planes, asking whose a call is where there are keys."""
+    return (dataplane, controlplane) if keys is None else keyed_planes(dataplane, controlplane, keys)
 
 
 class ServerFrontends:
@@ -34,32 +89,54 @@ class ServerFrontends:
         self._dataplane = dataplane
         self._controlplane = controlplane
         self._keys = keys
+        self._planes = _planes(dataplane, controlplane, keys)
+        self._limits = http_limits(options)
+        self._guard = Guard(self._limits.access, keys)
 
     def make(self, metrics: ServerMetrics) -> Frontends:
-        """Those that the options ask for."""
+        """Those that the options ask for. Raises InvalidArgumentError for an API that cannot be made."""
         options = self._options
-        page = MetricsFrontend(metrics.collect_slices) if options.allow_metrics else None
+        kserve, *optional = http_apis(*self._planes, self._limits)
+        choices = options.api_choices
+        chosen = chosen_apis([*optional, *installed_apis(self._context, choices)], choices)
+        shared = [kserve, *(api for api in chosen if api.port is None)] if options.allow_http else []
+        own = [api for api in chosen if api.port is not None]
+        page = Metrics(metrics.collect_slices)
+        if options.allow_metrics and options.allow_http:
+            shared.append(page.api())
         return Frontends(
             dataplane=self._dataplane,
-            http=self._whole_http(page) if options.allow_http else None,
+            http=self._shared(shared) if shared else None,
+            http_apis=tuple(shared),
             grpc=self._grpc() if options.allow_grpc else None,
-            metrics=keyed_metrics(page, self._keys) if page is not None else None,
-            sagemaker=with_access_log(self._sagemaker(), is_logged=options.access_log)
-            if options.allow_sagemaker
-            else None,
-            vertex_ai=with_access_log(self._vertex_ai(), is_logged=options.access_log)
-            if options.allow_vertex_ai
-            else None,
+            own={
+                **({METRICS: self._metrics(page)} if options.allow_metrics else {}),
+                **{api.name: self._own(api) for api in self._clouds()},
+                **{api.name: self._own(api, has_cors=True) for api in own},
+            },
             logs=self._controlplane.logs,
         )
 
-    def _http(self, metrics: MetricsFrontend | None = None) -> KServeFrontend:
-        return http_frontend(self._dataplane, self._controlplane, http_limits(self._options), self._keys, metrics)
+    def _context(self, name: str) -> ApiContext:
+        """What the installed API of that name gets of the server."""
+        return ApiContext(name, *self._planes, self._limits)
 
-    def _whole_http(self, metrics: MetricsFrontend | None) -> HttpFrontend:
+    def _shared(self, apis: Sequence[Api]) -> Frontend:
         """What the HTTP port serves, of one process or of several: front processes see to CORS themselves."""
-        frontend = with_access_log(self._http(metrics), is_logged=self._logs_access)
+        frontend = with_access_log(HttpFrontend(apis, self._guard), is_logged=self._logs_access)
         return with_cors(frontend, self._options.http_cors) if self._options.wire_processes == 1 else frontend
+
+    def _own(self, api: Api, *, has_cors: bool = False) -> OwnPort:
+        """An API on a port of its own; no web page calls those of clouds."""
+        frontend = with_access_log(HttpFrontend([api], self._guard), is_logged=self._options.access_log)
+        if has_cors:
+            frontend = with_cors(frontend, self._options.http_cors)
+        return OwnPort(frontend, own_address(self._options, api))
+
+    def _metrics(self, page: Metrics) -> OwnPort:
+        """The metrics port has no restricted groups, and no line in the access log for each scrape."""
+        api = page.api(self._options.metrics_port)
+        return OwnPort(HttpFrontend([api], Guard(Access(), self._keys)), own_address(self._options, api))
 
     def _grpc(self) -> GrpcFrontend:
         limits = grpc_limits(self._options)
@@ -71,17 +148,28 @@ class ServerFrontends:
         """Whether this process writes the access log; where there are front processes, they do."""
         return self._options.access_log and self._options.wire_processes == 1
 
-    def _cloud_planes(self) -> tuple[AnyDataPlane, AnyControlPlane]:
-        """What the endpoints of clouds ask by themselves; the rest they leave to a frontend of KServe's routes."""
-        if self._keys is None:
-            return self._dataplane, self._controlplane
-        return keyed_planes(self._dataplane, self._controlplane, self._keys)
+    def _clouds(self) -> list[Api]:
+        options, clouds = self._options, []
+        if options.allow_sagemaker:
+            clouds.append(self._sagemaker())
+        if options.allow_vertex_ai:
+            clouds.append(self._vertex_ai())
+        return clouds
 
-    def _sagemaker(self) -> HttpFrontend:
-        model = os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", "")
-        return keyed_cloud(sagemaker_frontend(self._http(), *self._cloud_planes(), model), self._keys)
+    def _v2(self) -> Frontend:
+        """What the calls of clouds become: calls of KServe's API, which the guard looks at again."""
+        return HttpFrontend([KServe(*self._planes, self._limits).api()], self._guard)
 
-    def _vertex_ai(self) -> HttpFrontend:
+    def _sagemaker(self) -> Api:
+        return sagemaker_api(
+            self._v2(),
+            *self._planes,
+            self._limits,
+            model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),
+            port=self._options.sagemaker_port,
+        )
+
+    def _vertex_ai(self) -> Api:
         paths = [os.environ.get(f"AIP_{name}_ROUTE", "").rstrip("/") for name in ("HEALTH", "PREDICT")]
         if not all(path.startswith("/") for path in paths):
             raise InvalidArgumentError(
@@ -89,11 +177,11 @@ class ServerFrontends:
                 "that Vertex AI asks"
             )
         health_path, predict_path = paths
-        frontend = vertex_ai_frontend(
-            self._http(),
-            self._cloud_planes()[0],
+        return vertex_ai_api(
+            self._v2(),
+            self._planes[0],
             health_path=health_path,
             predict_path=predict_path,
             model=self._options.vertex_ai_default_model,
+            port=vertex_ai_port(self._options),
         )
-        return keyed_cloud(frontend, self._keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from modelserver.core.numerals import is_digits
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import option_table
 from modelserver.planes.data import DataPlane
+from modelserver.protocol.api import Api
 from modelserver.protocol.call import Frontend as GrpcFrontend
 from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
@@ -27,6 +28,7 @@ from modelserver.wire.tls import TlsFiles
 
 HTTP, GRPC, METRICS = "HTTP", "gRPC", "metrics"
 SAGEMAKER, VERTEX_AI = "SageMaker", "Vertex AI"
+_PORT_FLAGS = {METRICS: "--metrics-port", SAGEMAKER: "--sagemaker-port", VERTEX_AI: "--vertex-ai-port"}
 
 
 class Wire(Protocol):
@@ -46,15 +48,25 @@ class Wire(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class OwnPort:
+    """What is served on a port of its own, and where."""
+
+    frontend: HttpFrontend
+    address: Address
+
+
+@dataclass(frozen=True, slots=True)
 class Frontends:
-    """What there is to serve, over `dataplane`; None where a flag takes it away."""
+    """What there is to serve, over `dataplane`; None where a flag takes it away.
+
+    `http_apis` are those of `http`, and `own` are ports by their names.
+    """
 
     dataplane: DataPlane
     http: HttpFrontend | None
     grpc: GrpcFrontend | None
-    metrics: HttpFrontend | None
-    sagemaker: HttpFrontend | None = None
-    vertex_ai: HttpFrontend | None = None
+    http_apis: tuple[Api, ...] = ()
+    own: Mapping[str, OwnPort] = field(default_factory=dict)
     logs: LogControl = field(default_factory=LogControl)
 
 
@@ -109,21 +121,14 @@ def _grpc_address(options: ServerOptions) -> Address:
     return Address(options.grpc_host, options.grpc_port, "--grpc-port", options.reuse_grpc_port)
 
 
-def _metrics_address(options: ServerOptions) -> Address:
-    return Address(options.metrics_host, options.metrics_port, "--metrics-port", options.reuse_http_port)
+def own_address(options: ServerOptions, api: Api) -> Address:
+    """Where an API with a port of its own is served: on the host of HTTP, but for the metrics."""
+    assert api.port is not None, f"the API '{api.name}' has no port of its own"
+    host = options.metrics_host if api.name == METRICS else options.http_host
+    return Address(host, api.port, _PORT_FLAGS.get(api.name, f"--api={api.name}"), options.reuse_http_port)
 
 
-def _cloud_ports(options: ServerOptions, frontends: Frontends) -> Iterator[tuple[str, HttpFrontend, Address]]:
-    """The ports of clouds' own endpoints; they share the address of HTTP."""
-    for name, frontend, port, flag in (
-        (SAGEMAKER, frontends.sagemaker, options.sagemaker_port, "--sagemaker-port"),
-        (VERTEX_AI, frontends.vertex_ai, _vertex_ai_port(options), "--vertex-ai-port"),
-    ):
-        if frontend is not None:
-            yield name, frontend, Address(options.http_host, port, flag, options.reuse_http_port)
-
-
-def _vertex_ai_port(options: ServerOptions) -> int:
+def vertex_ai_port(options: ServerOptions) -> int:
     """The flag's, or, where it is left at its default, the one that Vertex AI names in AIP_HTTP_PORT."""
     text = os.environ.get("AIP_HTTP_PORT", "")
     default = next(option.default for option in option_table() if option.name == "vertex_ai_port")
@@ -134,17 +139,10 @@ def _native_ports(options: ServerOptions, frontends: Frontends, counts: WireCoun
     limits = wire_limits(options)
     every_tls = _tls_files(options)
     ports: dict[str, Wire] = {}
-    if frontends.metrics is not None:
-        ports[METRICS] = NativeServer(
-            _metrics_address(options),
-            http=frontends.metrics,
-            limits=limits,
-            counts=counts,
-            tls=every_tls,
-            name="metrics",
+    for name, own in frontends.own.items():
+        ports[name] = NativeServer(
+            own.address, http=own.frontend, limits=limits, counts=counts, tls=every_tls, name=name
         )
-    for name, frontend, address in _cloud_ports(options, frontends):
-        ports[name] = NativeServer(address, http=frontend, limits=limits, counts=counts, tls=every_tls, name=name)
     # A gRPC port that has a certificate of its own was asked to protect gRPC: no other port must offer it.
     is_shared = options.shared_ports and not options.is_grpc_tls
     has_http, has_grpc = frontends.http is not None, frontends.grpc is not None
@@ -195,7 +193,7 @@ def _processes(options: ServerOptions, frontends: Frontends, plans: Mapping[str,
     processes = WireProcesses(
         options.wire_processes,
         tuple(plans.values()),
-        CorePlanes(frontends.dataplane, frontends.http, frontends.grpc),
+        CorePlanes(frontends.dataplane, frontends.http, frontends.grpc, frontends.http_apis),
         http_limits=http_limits(options),
         grpc_limits=grpc_limits(options),
         log_level=own_level(frontends.logs.settings),
@@ -211,10 +209,8 @@ def _reference_ports(options: ServerOptions, frontends: Frontends, _counts: Wire
 
     limits = wire_limits(options)
     ports: dict[str, Wire] = {}
-    if frontends.metrics is not None:
-        ports[METRICS] = UvicornServer(frontends.metrics, _metrics_address(options), limits)
-    for name, frontend, address in _cloud_ports(options, frontends):
-        ports[name] = UvicornServer(frontend, address, limits)
+    for name, own in frontends.own.items():
+        ports[name] = UvicornServer(own.frontend, own.address, limits)
     if frontends.http is not None:
         ports[HTTP] = UvicornServer(frontends.http, _http_address(options), limits)
     if frontends.grpc is not None:

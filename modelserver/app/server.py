@@ -22,8 +22,6 @@ from modelserver.app.ports import (
     GRPC,
     HTTP,
     METRICS,
-    SAGEMAKER,
-    VERTEX_AI,
     Wire,
     make_ports,
 )
@@ -37,7 +35,7 @@ from modelserver.cache.opening import open_store
 from modelserver.execution.gpu_limits import GpuLimits
 from modelserver.execution.host_policy import HostCores
 from modelserver.execution.shared_resources import SharedResources
-from modelserver.frontends.http.routes import EXTENSIONS
+from modelserver.frontends.http.kserve import EXTENSIONS
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import ineffective, ineffective_metrics_settings
 from modelserver.planes.control import ControlPlane
@@ -64,8 +62,6 @@ from modelserver.wire.processes.server import FrontedPort
 logger = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 0.005
-# The ports at which models are asked.
-_SERVING = (HTTP, GRPC, SAGEMAKER, VERTEX_AI)
 
 
 class Server:
@@ -124,17 +120,14 @@ class Server:
         """Where each protocol is served, for people."""
         options = self.options
         scheme = "https" if options.tls_cert else "http"
-        hosts = {
-            HTTP: (f"{scheme}://", options.http_host, ""),
+        places = {
             GRPC: ("", options.grpc_host, ""),
             METRICS: (f"{scheme}://", options.metrics_host, "/metrics"),
-            SAGEMAKER: (f"{scheme}://", options.http_host, ""),
-            VERTEX_AI: (f"{scheme}://", options.http_host, ""),
         }
         found = {}
         for name, wire in self._wires.items():
-            scheme, host, path = hosts[name]
-            found[name] = f"{scheme}{authority(host, wire.port)}{path}"
+            start, host, path = places.get(name, (f"{scheme}://", options.http_host, ""))
+            found[name] = f"{start}{authority(host, wire.port)}{path}"
         return dict(sorted(found.items()))
 
     async def start(self) -> None:
@@ -168,7 +161,7 @@ class Server:
             self._stages.add(stack, "requests in flight", self._drain)
             if self.options.listen_when_ready:
                 await self.repository.start(calls)
-            await self._open(stack, ports, *_SERVING)
+            await self._open(stack, ports, *(name for name in (HTTP, GRPC, *ports) if name != METRICS))
             stack.callback(lambda: self.controlplane.logs.tail.close())  # whose readers would hold the ports open
             if not self.options.listen_when_ready:
                 await self.repository.start(calls)
@@ -260,7 +253,7 @@ class Server:
 
     async def _open(self, stack: AsyncExitStack, ports: Mapping[str, Wire], *names: str) -> None:
         """Listen on these ports, those that there are; they stop together, each with the whole of the grace."""
-        named = [(name, ports[name]) for name in names if name in ports]
+        named = [(name, ports[name]) for name in dict.fromkeys(names) if name in ports]
         if not named:
             return
         wires = {id(wire): wire for _, wire in named}.values()

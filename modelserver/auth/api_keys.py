@@ -7,7 +7,6 @@ but a way to keep the server busy with wrong keys. The id, which is no secret, f
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import logging
 import re
@@ -20,7 +19,7 @@ from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from hmac import compare_digest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import yaml
 
@@ -42,6 +41,8 @@ _KEY = re.compile(r"msk_([0-9a-f]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
 _ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 _HASH = re.compile(r"sha256:([0-9a-f]{32}):([0-9a-f]{64})", re.ASCII)
+# A scope of an installed API: its name, and a word.
+_API_SCOPE = re.compile(r"[a-z][a-z0-9-]{0,31}:[a-z][a-z0-9-]{0,31}", re.ASCII)
 _FIELDS = ("name", "id", "hash", "scopes", "models", "expires", "limits")
 _MAX_FILE_BYTES = 4 << 20
 _DAY_S = 86_400
@@ -51,26 +52,35 @@ _WRONG = "the API key is wrong, or was taken back"
 _EXPIRED = "the API key has expired; ask for a new one"
 
 
-class Scope(enum.Enum):
-    """What a key is for. None includes another; a key may have several."""
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a key is for, by its name. No scope includes another; a key may have several.
 
-    INFER = "infer"
-    METRICS = "metrics"
-    ADMIN = "admin"
+    The server's own calls need one of `SCOPES`. An installed API may have scopes of its own, as `api-name:word`.
+    """
+
+    value: str
+
+    INFER: ClassVar[Scope]
+    METRICS: ClassVar[Scope]
+    ADMIN: ClassVar[Scope]
 
 
-# Groups of calls by what they need; readiness of a model is of its users, that of the server of everybody.
-SCOPE_OF: Final[dict[ApiGroup, Scope]] = {
-    ApiGroup.HEALTH: Scope.INFER,
-    ApiGroup.METADATA: Scope.INFER,
-    ApiGroup.INFERENCE: Scope.INFER,
-    ApiGroup.MODEL_CONFIG: Scope.INFER,
+Scope.INFER, Scope.METRICS, Scope.ADMIN = SCOPES = (Scope("infer"), Scope("metrics"), Scope("admin"))
+
+# What most groups of calls need: readiness of a model is for its users, that of the server for everybody.
+_OTHER_SCOPES: Final = {
     ApiGroup.STATISTICS: Scope.METRICS,
     ApiGroup.SHARED_MEMORY: Scope.ADMIN,
     ApiGroup.MODEL_REPOSITORY: Scope.ADMIN,
     ApiGroup.TRACE: Scope.ADMIN,
     ApiGroup.LOGGING: Scope.ADMIN,
 }
+
+
+def scope_of(group: ApiGroup) -> Scope:
+    """The scope that calls of a group need, unless a route says otherwise."""
+    return _OTHER_SCOPES.get(group, Scope.INFER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,12 +301,15 @@ def date_text(seconds: float) -> str:
 
 def parse_scopes(words: list[str]) -> frozenset[Scope]:
     """Scopes by their names. Raises InvalidArgumentError for none, or an unknown one."""
-    known = {scope.value: scope for scope in Scope}
-    unknown = next((word for word in words if word not in known), None)
+    known = [scope.value for scope in SCOPES]
+    unknown = next((word for word in words if word not in known and not _API_SCOPE.fullmatch(word)), None)
     if unknown is not None or not words:
         got = f"'{unknown}'{nearest_hint(unknown, known)}" if unknown is not None else "none"
-        raise InvalidArgumentError(f"the scopes of an API key are some of {', '.join(known)}, got {got}")
-    return frozenset(known[word] for word in words)
+        raise InvalidArgumentError(
+            f"the scopes of an API key are some of {', '.join(known)}, or those of an installed API as api-name:word, "
+            f"got {got}"
+        )
+    return frozenset(map(Scope, words))
 
 
 def _limits(keys: Mapping[str, ApiKey]) -> dict[str, CallerLimits]:

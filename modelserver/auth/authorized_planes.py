@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelserver.auth.api_keys import CALLER, ApiKey, KeyRing, Scope
+from modelserver.auth.api_keys import CALLER, ApiKey, KeyRing
 from modelserver.errors import PermissionDeniedError, ServerError, UnauthenticatedError
 from modelserver.telemetry.audit import record
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from modelserver.core.stream import ResponseStream
     from modelserver.execution.model import Model
     from modelserver.planes.control import AnyControlPlane, ControlParameter
-    from modelserver.planes.data import AnyDataPlane, ModelLoad, ModelMetadata, ServerMetadata
+    from modelserver.planes.data import AnyDataPlane, InferPlane, ModelLoad, ModelMetadata, ServerMetadata
     from modelserver.planes.shared_memory import CudaSharedMemory, SharedMemory
     from modelserver.repository.state import IndexEntry
     from modelserver.repository.traffic import Traffic
@@ -38,11 +38,12 @@ def keyed_planes(
     return KeyedDataPlane(dataplane, keys), KeyedControlPlane(controlplane)
 
 
-class KeyedDataPlane:
-    """As `DataPlane`, for the caller's models."""
+class KeyedInferPlane:
+    """Inference, of the caller's models."""
 
-    def __init__(self, plane: AnyDataPlane, keys: KeyRing) -> None:
-        self._plane = plane
+    def __init__(self, plane: InferPlane, keys: KeyRing) -> None:
+        self._infer = plane.infer
+        self._check_inputs = plane.check_inputs
         self._keys = keys
 
     def infer(self, request: InferRequest) -> ResponseStream:
@@ -50,12 +51,19 @@ class KeyedDataPlane:
         self._keys.check_current(key)  # a stream may have begun long ago
         key.check_model(request.model_name)
         request.caller = key.name
-        return self._plane.infer(request)
+        return self._infer(request)
 
     def check_inputs(self, request: InferRequest) -> None:
-        key = _caller()
-        key.check_model(request.model_name)
-        self._plane.check_inputs(request)
+        _caller().check_model(request.model_name)
+        self._check_inputs(request)
+
+
+class KeyedDataPlane(KeyedInferPlane):
+    """As `DataPlane`, for the caller's models."""
+
+    def __init__(self, plane: AnyDataPlane, keys: KeyRing) -> None:
+        super().__init__(plane, keys)
+        self._plane = plane
 
     # What health needs, which has no caller.
 
@@ -210,21 +218,6 @@ class KeyedControlPlane:
     def archives(self) -> dict[str, str]:
         key = _caller()
         return {name: path for name, path in self._plane.archives().items() if key.allows_model(name)}
-
-
-def check_scope(caller: ApiKey, scope: Scope, what: str) -> None:
-    """Raise PermissionDeniedError for a key without the scope; who asks for more than it may control is recorded.
-
-    `what` was called: a path, with its method where that matters.
-    """
-    try:
-        caller.check_scope(scope)
-    except ServerError as error:
-        if scope is Scope.ADMIN:
-            token = CALLER.set(caller)
-            record(what, "", error)
-            CALLER.reset(token)
-        raise
 
 
 def _caller() -> ApiKey:

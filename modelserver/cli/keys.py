@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from modelserver.auth.api_keys import Scope, create_key, date_text, parse_date, parse_scopes, read_keys
+from modelserver.auth.api_keys import SCOPES, create_key, date_text, parse_date, parse_scopes, read_keys
 from modelserver.auth.caller_limits import parse_limits_flag
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.core.numerals import is_digits
@@ -17,7 +17,7 @@ from modelserver.errors import AlreadyExistsError, InvalidArgumentError
 
 _COLUMNS = ("name", "id", "scopes", "models", "expires")
 _LAST_S = 253_402_300_800.0  # the end of the year 9999, the last that a date can have
-_SCOPES = ", ".join(scope.value for scope in Scope)
+_SCOPES = ", ".join(scope.value for scope in SCOPES)
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +29,10 @@ def register(app: typer.Typer) -> None:
 
 def create(
     name: Annotated[str, typer.Argument(help="Whose key it is; the audit log has this name.")],
-    scope: Annotated[list[str], typer.Option("--scope", help=f"What it is for: {_SCOPES}. Repeat for several.")],
+    scope: Annotated[
+        list[str],
+        typer.Option("--scope", help=f"What it is for: {_SCOPES}, API:WORD. Repeat for several."),
+    ],
     model: Annotated[
         list[str] | None,
         typer.Option("--model", help="Models that it is for, with * and ?; without: all. Repeat for several."),

@@ -20,6 +20,7 @@ from modelserver.config.host_policies import HostPolicy, parse_host_policies
 from modelserver.config.rate_limit_resources import ResourceLimit, parse_resource_limits
 from modelserver.core.numerals import is_digits
 from modelserver.errors import InvalidArgumentError
+from modelserver.options.api_choices import ApiChoice, parse_api_choices
 from modelserver.options.flags import (
     BOOL_EXPECTATION,
     FlagState,
@@ -134,6 +135,7 @@ class ServerOptions:
     http_restricted_api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Groups of endpoints that need the header KEY with that value: health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging. Repeat for several.", metavar="API[,API...]:KEY=VALUE"))
     http_cors_origin: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Origin whose web pages may call the server from a browser (CORS), or * for every page. Repeat for several.", metavar="ORIGIN", is_ours=True))
     http_cors_credentials: bool = field(default=False, metadata=flag(HTTP, "Let these pages send cookies and client certificates of the browser; API keys do not need it.", is_ours=True))
+    api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Whether and where an API of an installed package is served (docs/add-an-api.md), or OpenAI's: on, off, or a port of its own. All are, unless this says otherwise. Repeat for several.", metavar="NAME=on|off|PORT", is_ours=True))
 
     allow_grpc: bool = field(default=True, metadata=flag(GRPC, "Serve gRPC."))
     grpc_address: str = field(default="", metadata=flag(GRPC, "Address to listen on; empty: that of --host (Triton: 0.0.0.0).", metavar="ADDRESS"))
@@ -208,6 +210,7 @@ class ServerOptions:
             _split_backend_setting(text)
         for text in self.metrics_config:
             _split_metrics_setting(text)
+        parse_api_choices(self.api)
         parse_cache_config(self.cache_config, self.response_cache_byte_size)
         parse_config_limits(self.config_limits)
         parse_resource_limits(self.rate_limit_resource)
@@ -253,6 +256,11 @@ class ServerOptions:
     def is_grpc_tls(self) -> bool:
         """The gRPC port has a certificate of its own; Triton's second flag includes the first."""
         return self.grpc_use_ssl or self.grpc_use_ssl_mutual
+
+    @property
+    def api_choices(self) -> dict[str, ApiChoice]:
+        """What --api says, by the names of APIs."""
+        return parse_api_choices(self.api)
 
     @property
     def default_caller_limits(self) -> CallerLimits:

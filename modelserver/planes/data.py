@@ -77,7 +77,15 @@ class ModelLoad:
         return self.num_inflight / max(1, self.num_instances)
 
 
-class AnyDataPlane(Protocol):
+class InferPlane(Protocol):
+    """What inference alone asks of a data plane; the one of a front process does no more."""
+
+    def infer(self, request: InferRequest) -> ResponseStream: ...
+
+    def check_inputs(self, request: InferRequest) -> None: ...
+
+
+class AnyDataPlane(InferPlane, Protocol):
     """What frontends ask of a data plane: `DataPlane`, or the one that checks API keys before it."""
 
     @property
@@ -94,10 +102,6 @@ class AnyDataPlane(Protocol):
 
     @property
     def cuda_shared_memory(self) -> CudaSharedMemory: ...
-
-    def infer(self, request: InferRequest) -> ResponseStream: ...
-
-    def check_inputs(self, request: InferRequest) -> None: ...
 
     def unready_because(self) -> list[str]: ...
 

@@ -11,7 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from google.protobuf.descriptor import FileDescriptor
+
 from modelserver.auth.access import Admitted, ApiGroup
+from modelserver.auth.api_keys import Scope
+from modelserver.auth.guard import KeyUse, Needs
 from modelserver.core.tensor import Buffer
 
 Metadata = Mapping[str, str | bytes]
@@ -82,24 +86,37 @@ CheckHead = Callable[[Metadata, str], Admitted]
 class Method:
     """An entry of the method table: a unary handler (called, answers by callback) or a streaming one (awaited).
 
-    `group` says what a caller needs, as of the routes of HTTP; our own methods all have one. `check_head` refuses calls
-    by their heads; the handler decides by itself later, as keys may change meanwhile.
+    `group`, `scope` and `key` say what a caller needs, as of the routes of HTTP. `check_head` refuses calls by their
+    heads; the handler decides by itself later, as keys may change meanwhile.
     """
 
     unary: Callable[[UnaryCall], None] | None = None
     stream: Callable[[StreamCall], Awaitable[Any]] | None = None
-    group: ApiGroup | None = None
+    group: ApiGroup = ApiGroup.METADATA
+    scope: Scope | None = None
+    key: KeyUse = KeyUse.NEEDED
     check_head: CheckHead | None = None
+    needs: Needs = field(init=False, compare=False)
 
-    @property
-    def needs(self) -> ApiGroup:
-        """The group. A method of ours without one is our own mistake, found at the start."""
-        assert self.group is not None, "every method is in a group"
-        return self.group
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", Needs.of(self.group, self.scope, self.key))
 
-    def of(self, group: ApiGroup) -> Method:
+    def of(self, group: ApiGroup, key: KeyUse = KeyUse.NEEDED) -> Method:
         """The same method in that group."""
-        return replace(self, group=group)
+        return replace(self, group=group, key=key)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A gRPC service as data: its full name, its methods by their names, and the files that declare it.
+
+    `files` name each file after those that it imports. `drain` is called once, when open streams are to end.
+    """
+
+    name: str
+    methods: Mapping[str, Method]
+    files: tuple[FileDescriptor, ...] = ()
+    drain: Callable[[], None] | None = None
 
 
 class Frontend(Protocol):

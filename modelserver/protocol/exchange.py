@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from modelserver.auth.access import EVERYBODY, Admitted
+from modelserver.auth.guard import Needs
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.http_status import PLAIN_ERRORS
 from modelserver.protocol.response import ErrorWriter as ErrorWriter
@@ -22,8 +23,8 @@ class HttpHead:
     """The request line and headers. Equal requests of a connection may share one: never change it.
 
     `path` has no query, and is not decoded, lest an encoded slash separate segments; header names are lower case, and
-    `names` has those that came otherwise, as HTTP/1.1 allows, as they came. `memo` is the frontend's: what it derived
-    from this head (a route, a parsed header), so that it need not do so again. `shorthand` stands for this head
+    `names` has those that came otherwise, as HTTP/1.1 allows, as they came. `memo` is the frontend's: what a
+    route derived from this head. `shorthand` stands for this head
     in messages of a front process that passes requests on.
     """
 
@@ -42,8 +43,20 @@ class HttpHead:
         self.headers: Mapping[str, str] = headers if headers is not None else {}
         self.query = query
         self.names: Mapping[str, str] = names if names is not None else {}
-        self.memo: object = None
+        self.memo: HeadMemo | None = None
         self.shorthand: Any = None
+
+
+class HeadMemo:
+    """What a route derived from a head, so that it need not do so again: extend this.
+
+    An exchange with such a head goes to `recall`, with the memo, and not through the router; `needs` are the route's.
+    """
+
+    __slots__ = ("needs", "recall")
+
+    needs: Needs
+    recall: Callable[[HttpExchange, Any], None]
 
 
 class ResponseWriter(Protocol):

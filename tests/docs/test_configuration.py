@@ -73,7 +73,7 @@ def test_routes_of_one_entry_need_the_same_key() -> None:
     served = served_routes()
     for entries in read_routes().values():
         for key in entries:
-            needs = {(served[name].group, served[name].is_open) for name in spelled_out(key)}
+            needs = {served[name].needs for name in spelled_out(key)}
             assert len(needs) == 1, key
 
 

@@ -12,6 +12,7 @@ import modelserver_backends.llm
 import pytest
 import yaml
 
+import modelserver.api
 import modelserver.backend
 import modelserver.backend.child
 import modelserver.backend.process
@@ -59,6 +60,12 @@ def test_the_reference_has_all_that_a_backend_author_imports() -> None:
     contract = (modelserver.backend, modelserver.backend.process, modelserver.backend.child)
     public = [f"{module.__name__}.{name}" for module in contract for name in module.__all__]
     assert sorted(_referred("backend.md")) == sorted(public)
+
+
+def test_the_reference_names_what_the_author_of_an_api_imports() -> None:
+    listed = [name.removeprefix("modelserver.api.") for name in _referred("api.md")]
+    assert "ApiContext" in listed
+    assert set(listed) <= set(modelserver.api.__all__)
 
 
 def test_the_reference_has_all_of_the_language_models_library() -> None:

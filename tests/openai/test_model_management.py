@@ -11,13 +11,13 @@ from support.keys import KeyFile
 from support.mock_llm import PLAIN_INPUTS, PLAIN_OUTPUTS, write_mock_llm
 from support.serving import RunningServer, running_server
 
-from modelserver.auth.api_keys import Scope
+from modelserver.auth.api_keys import SCOPES
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
     file = KeyFile(tmp_path_factory.mktemp("keys") / "keys.yaml")
-    for scope in Scope:
+    for scope in SCOPES:
         file.add(scope.value, scope)
     return file
 

@@ -17,9 +17,9 @@ from support.keys import KeyFile
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
-from modelserver.auth.api_keys import SCOPE_OF, Scope
-from modelserver.frontends.http.router import Route
+from modelserver.auth.api_keys import SCOPES, Scope
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.api import Route
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -31,10 +31,10 @@ REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
     file = KeyFile(tmp_path_factory.mktemp("keys") / "keys.yaml")
-    for scope in Scope:
+    for scope in SCOPES:
         file.add(scope.value, scope)
-    file.add("tenant", *Scope, models=("echo*",))
-    file.add("everything", *Scope)
+    file.add("tenant", *SCOPES, models=("echo*",))
+    file.add("everything", *SCOPES)
     return file
 
 
@@ -71,9 +71,9 @@ def bearer(key: str) -> dict[str, str]:
 
 def _routes(served: RunningServer) -> list[tuple[Route, str]]:
     """Every route, and a path of it, route, read from a frontend of the kind that serves."""
-    from modelserver.frontends.http.routes import HttpFrontend
+    from modelserver.app.frontends import http_frontend
 
-    routes = HttpFrontend(served.server.dataplane, served.server.controlplane).routes
+    routes = http_frontend(served.server.dataplane, served.server.controlplane).routes
     # A model that there is not: nothing is loaded or unloaded by the walk.
     return [(route, re.sub("{.*?}", "x", route.pattern.replace("{version}", "1"))) for route in routes]
 
@@ -96,14 +96,14 @@ def test_every_route_needs_a_key_of_its_scope_but_liveness_and_readiness(
         if is_openai:
             assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
         assert http.request(method, path, headers=bearer("msk_wrong")).status_code == 401
-        needed = SCOPE_OF[route.group]
+        needed = route.needs.scope
         scopes.add(needed)
-        for scope in Scope:
+        for scope in SCOPES:
             status = http.request(method, path, headers=bearer(keys.texts[scope.value])).status_code
             assert (status == 403) == (scope is not needed), (path, scope, status)
             assert status != 401, path
     assert still_open == {"/v2/health/live", "/v2/health/ready", "/health", "/ping"}
-    assert scopes == set(Scope)
+    assert scopes == set(SCOPES)
     for path in ("/", "/v3", "/v2/models/echo/nothing", "/v1/nothing"):
         assert http.get(path).status_code == 401
         assert http.get(path, headers=bearer(keys.texts["metrics"])).status_code == 404
@@ -112,10 +112,10 @@ def test_every_route_needs_a_key_of_its_scope_but_liveness_and_readiness(
 def test_every_method_needs_a_key_of_its_scope_but_liveness_and_readiness(
     served: RunningServer, keys: KeyFile, channel: grpc.Channel
 ) -> None:
-    from modelserver.frontends.grpc.servicer import GrpcFrontend
+    from modelserver.app.frontends import grpc_frontend
 
     async def methods() -> dict[str, Any]:
-        return dict(GrpcFrontend(served.server.dataplane, served.server.controlplane).methods)
+        return dict(grpc_frontend(served.server.dataplane, served.server.controlplane).methods)
 
     still_open = set()
     for path, method in served.call(methods).items():
@@ -125,8 +125,8 @@ def test_every_method_needs_a_key_of_its_scope_but_liveness_and_readiness(
             still_open.add(path.rpartition("/")[2])
         else:
             assert _ask(channel, path, "msk_wrong", is_stream=is_stream) is grpc.StatusCode.UNAUTHENTICATED
-        needed = SCOPE_OF[method.needs]
-        for scope in Scope:
+        needed = method.needs.scope
+        for scope in SCOPES:
             code = _ask(channel, path, keys.texts[scope.value], is_stream=is_stream)
             is_denied = scope is not needed and not path.endswith(("/ServerLive", "/ServerReady"))
             assert (code is grpc.StatusCode.PERMISSION_DENIED) == is_denied, (path, scope, code)
@@ -148,11 +148,11 @@ def _ask(channel: grpc.Channel, path: str, key: str | None, *, is_stream: bool) 
 
 
 def test_the_port_of_the_metrics_needs_the_scope(served: RunningServer, keys: KeyFile) -> None:
-    for path in ("/metrics", "/"):
+    for path, of_another, status in (("/metrics", 403, 200), ("/", 404, 404)):
         url = f"http://{served.metrics_url}{path}"
         assert httpx.get(url).status_code == 401
-        assert httpx.get(url, headers=bearer(keys.texts["infer"])).status_code == 403
-        assert httpx.get(url, headers=bearer(keys.texts["metrics"])).status_code == (200 if path != "/" else 404)
+        assert httpx.get(url, headers=bearer(keys.texts["infer"])).status_code == of_another
+        assert httpx.get(url, headers=bearer(keys.texts["metrics"])).status_code == status
 
 
 def test_a_key_of_some_models_is_for_no_other_over_http(keys: KeyFile, http: httpx.Client) -> None:

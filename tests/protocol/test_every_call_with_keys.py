@@ -20,9 +20,8 @@ from support.mock_llm import write_mock_llm
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
-from modelserver.auth.api_keys import Scope
-from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.app.frontends import grpc_frontend, http_frontend
+from modelserver.auth.api_keys import SCOPES
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.kserve import SERVICE
 
@@ -39,8 +38,8 @@ _OURS = (
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
     file = KeyFile(tmp_path_factory.mktemp("keys") / "keys.yaml")
-    file.add("everything", *Scope)
-    file.add("tenant", *Scope, models=("no_*",))
+    file.add("everything", *SCOPES)
+    file.add("tenant", *SCOPES, models=("no_*",))
     return file
 
 
@@ -108,7 +107,7 @@ def test_no_method_fails_for_a_model_that_is_asleep(lazy: RunningServer, keys: K
 
 def _walk_routes(served: RunningServer, headers: dict[str, str], state: str) -> None:
     server = served.server
-    routes = HttpFrontend(server.dataplane, server.controlplane).routes
+    routes = http_frontend(server.dataplane, server.controlplane).routes
     prompt = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}], "text_input": "x"}
     bodies: tuple[dict[str, Any], ...] = ({}, {"model": state, **prompt, "inputs": [TENSOR]})
     failures = []
@@ -138,7 +137,7 @@ def _walk_methods(served: RunningServer, key: str, state: str) -> None:
     server = served.server
 
     async def methods() -> dict[str, bool]:
-        found = GrpcFrontend(server.dataplane, server.controlplane).methods
+        found = grpc_frontend(server.dataplane, server.controlplane).methods
         return {path: method.stream is not None for path, method in found.items()}
 
     failures = []

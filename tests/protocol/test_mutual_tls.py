@@ -15,7 +15,7 @@ from support.keys import KeyFile
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
-from modelserver.auth.api_keys import Scope
+from modelserver.auth.api_keys import SCOPES
 from modelserver.errors import InvalidArgumentError
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
@@ -60,7 +60,7 @@ def _until(holds: Callable[[], bool]) -> None:
 def test_clients_show_a_certificate_and_a_key_and_authorities_are_replaced(layout: str, tmp_path: Path) -> None:
     write_identity(tmp_path / "models", "echo")
     keys = KeyFile(tmp_path / "keys.yaml")
-    key = keys.add("all", *Scope)
+    key = keys.add("all", *SCOPES)
     (tmp_path / "old").mkdir()
     (tmp_path / "new").mkdir()
     server_authority = Authority(tmp_path, "servers")

@@ -38,10 +38,10 @@ def served(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 def _routes(served: RunningServer) -> list[tuple[str, str, ApiGroup]]:
     """Method, path and group of every route, read from a frontend of the kind that serves."""
-    from modelserver.frontends.http.routes import HttpFrontend
+    from modelserver.app.frontends import http_frontend
 
     server = served.server
-    routes = HttpFrontend(server.dataplane, server.controlplane).routes
+    routes = http_frontend(server.dataplane, server.controlplane).routes
     paths = [route.pattern.replace("{name}", "echo").replace("{version}", "1") for route in routes]
     return [(route.method, re.sub("{.*?}", "x", path), route.group) for route, path in zip(routes, paths, strict=True)]
 
@@ -66,15 +66,15 @@ def test_every_route_is_refused_without_the_header_unless_it_is_of_health(served
 
 
 def test_every_method_is_refused_without_the_key_unless_it_is_of_health(served: RunningServer) -> None:
-    from modelserver.frontends.grpc.servicer import GrpcFrontend
+    from modelserver.app.frontends import grpc_frontend
 
     async def methods() -> dict[str, Any]:
-        return dict(GrpcFrontend(served.server.dataplane, served.server.controlplane).methods)
+        return dict(grpc_frontend(served.server.dataplane, served.server.controlplane).methods)
 
     seen = set()
     with grpc.insecure_channel(served.grpc_url) as channel:
         for path, method in served.call(methods).items():
-            group = method.needs
+            group = method.group
             seen.add(group)
             for value, is_right in ((None, False), ("wrong", False), ("s=ecret", True)):
                 metadata = [] if value is None else [(METADATA_KEY, value)]

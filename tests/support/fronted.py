@@ -14,8 +14,7 @@ import numpy as np
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 from support.wires import HOST, LOOPS, PATIENCE_S, running_loop
 
-from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.app.frontends import grpc_frontend, http_frontend
 from modelserver.telemetry.wire import FrontGauges, WireCounts
 from modelserver.wire.address import Address
 from modelserver.wire.limits import WireLimits
@@ -48,11 +47,11 @@ class Fronted:
         dataplane = echo_dataplane(*models)
         planes: Any = self.control
         self.dataplane = dataplane
-        self.http = HttpFrontend(dataplane, planes)
-        self.grpc = GrpcFrontend(dataplane, planes, health_watch_interval_s=0.01)
+        self.http = http_frontend(dataplane, planes)
+        self.grpc = grpc_frontend(dataplane, planes, health_watch_interval_s=0.01)
         port = FrontPort(Address(HOST, 0), limits=limits or WireLimits(), tls=tls, counts=self.counts)
         self.processes = WireProcesses(
-            num_fronts, [port, port], CorePlanes(dataplane, self.http, self.grpc), options=options
+            num_fronts, [port, port], CorePlanes(dataplane, self.http, self.grpc, self.http.apis), options=options
         )
         self.alone = NativeServer(Address(HOST, 0), http=self.http, grpc=self.grpc, limits=limits)
 

@@ -10,19 +10,18 @@ from typing import Any
 
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 
-from modelserver.frontends.grpc.servicer import GrpcFrontend
-from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.app.frontends import grpc_frontend, http_frontend
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.processes.core import Core
 from modelserver.wire.processes.session import FrontSession
-from modelserver.wire.processes.setup import CorePlanes, FrontSockets
+from modelserver.wire.processes.setup import CorePlanes, FrontCalls, FrontSockets
 
 
 class Hop:
     """`core` is what a front's connections call, `session` what answers them; `local` are the core's own frontends."""
 
-    def __init__(self, http: Any, grpc: Any, dataplane: Any) -> None:
+    def __init__(self, http: Any, grpc: Any, dataplane: Any, calls: FrontCalls) -> None:
         self.local = CorePlanes(dataplane, http, grpc)
         self.graces: list[float] = []
         self.lost: list[FrontSession] = []
@@ -32,7 +31,7 @@ class Hop:
         os.close(handover)
         sockets.close_theirs()
         self.session = FrontSession("front", sockets, self.local, counts=[self.counts], lost=self.lost.append)
-        self.core = Core((link, outgoing, incoming), HttpLimits(), GrpcLimits(), drain=self.graces.append)
+        self.core = Core((link, outgoing, incoming), HttpLimits(), GrpcLimits(), calls, drain=self.graces.append)
 
     @property
     def is_idle(self) -> bool:
@@ -51,11 +50,10 @@ async def hop(
     """A hop to a data plane over `models`; at the end nothing is left on its way."""
     dataplane = echo_dataplane(*models)
     planes: Any = control or EchoControlPlane()
-    made = Hop(
-        http or HttpFrontend(dataplane, planes),
-        grpc or GrpcFrontend(dataplane, planes, health_watch_interval_s=0.01),
-        dataplane,
-    )
+    all_http = http_frontend(dataplane, planes)
+    all_grpc = grpc_frontend(dataplane, planes, health_watch_interval_s=0.01)
+    calls = CorePlanes(dataplane, all_http, all_grpc, all_http.apis).calls()
+    made = Hop(http or all_http, grpc or all_grpc, dataplane, calls)
     try:
         yield made
         await until(lambda: made.is_idle)

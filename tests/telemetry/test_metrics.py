@@ -13,9 +13,12 @@ import prometheus_client.parser
 import pytest
 from support.http_calls import Exchange
 
+from modelserver.auth.access import Access
+from modelserver.auth.guard import Guard
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import ErrorCode
-from modelserver.frontends.http.metrics import MetricsFrontend
+from modelserver.frontends.http.frontend import HttpFrontend
+from modelserver.frontends.http.metrics import Metrics
 from modelserver.protocol.exchange import HttpResponse
 from modelserver.repository.state import LoadCounts
 from modelserver.telemetry.exposition import accepts_openmetrics, render_openmetrics, render_text
@@ -274,7 +277,8 @@ def answer(path: str, *, method: str = "GET", accept: str = "") -> HttpResponse:
     exchange = Exchange(method, path, {"accept": accept} if accept else {})
 
     async def ask() -> None:
-        MetricsFrontend(metrics(worked_model()).collect_slices).handle(exchange)
+        api = Metrics(metrics(worked_model()).collect_slices).api()
+        HttpFrontend([api], Guard(Access())).handle(exchange)
         while not exchange.responses:  # noqa: ASYNC110  # an exchange has no event
             await asyncio.sleep(0.001)
 

@@ -20,8 +20,9 @@ from support.echo import EchoModel, echo_dataplane
 from support.grpc_calls import turns
 from support.http_calls import LENGTH, binary_body, fp32
 
+from modelserver.app.frontends import http_frontend
 from modelserver.errors import UnavailableError
-from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.protocol.exchange import Frontend, HttpExchange, HttpResponse
 from modelserver.wire.address import Address
 from modelserver.wire.limits import WireLimits
@@ -86,7 +87,7 @@ def _client(server: AnyServer) -> httpx.AsyncClient:
 
 
 def _echo_frontend(model: EchoModel) -> HttpFrontend:
-    return HttpFrontend(echo_dataplane(model), cast("Any", None))
+    return http_frontend(echo_dataplane(model), cast("Any", None))
 
 
 async def test_a_request_arrives_as_it_was_sent() -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from grpc_health.v1 import health_pb2
 
+from modelserver.auth.access import ApiGroup
+from modelserver.auth.guard import KeyUse
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.grpc.edge import answered, parse, streamed
-from modelserver.protocol.call import Method, StreamCall
+from modelserver.protocol.call import Service, StreamCall
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane
@@ -22,23 +23,28 @@ _SERVER_NAMES = ("", "inference.GRPCInferenceService")
 
 
 class Health:
-    """Readiness of the server and, by name, of each model.
+    """Readiness of the server and, by name, of each model. A caller with a key is told of its models as well.
 
     `Watch` looks at the data plane every `watch_interval_s` seconds and reports changes; it ends when the
     server drains, so that watchers do not hold up the shutdown.
     """
 
-    def __init__(self, dataplane: AnyDataPlane, draining: asyncio.Event, *, watch_interval_s: float = 0.5) -> None:
+    def __init__(self, dataplane: AnyDataPlane, *, watch_interval_s: float = 0.5) -> None:
         self._dataplane = dataplane
-        self._draining = draining
+        self._draining = asyncio.Event()
         self._watch_interval_s = watch_interval_s
 
-    @property
-    def methods(self) -> Mapping[str, Method]:
-        return {
-            f"/{SERVICE}/Check": answered(health_pb2.HealthCheckRequest, self._check),
-            f"/{SERVICE}/Watch": streamed(self._watch),
+    def service(self) -> Service:
+        methods = {
+            "Check": answered(health_pb2.HealthCheckRequest, self._check),
+            "Watch": streamed(self._watch),
         }
+        return Service(
+            SERVICE,
+            {name: method.of(ApiGroup.HEALTH, KeyUse.OPTIONAL) for name, method in methods.items()},
+            (health_pb2.DESCRIPTOR,),
+            self._draining.set,
+        )
 
     def _check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
         return health_pb2.HealthCheckResponse(status=self._status(request.service))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2
 
+from modelserver.auth.access import ApiGroup
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.edge import parse, streamed
-from modelserver.protocol.call import Method, StreamCall
+from modelserver.protocol.call import Service, StreamCall
 from modelserver.protocol.grpc_status import Status
 
 # Both versions of the protocol have the same messages.
@@ -18,18 +19,20 @@ SERVICES = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.Serv
 
 
 class Reflection:
-    """Describes `services` by the files that declare them; `files` name each file after those it imports."""
+    """Describes services, and itself, by the files that declare them."""
 
-    def __init__(self, services: Iterable[str], files: Iterable[FileDescriptor]) -> None:
-        self._services = sorted(services)
+    def __init__(self, services: Sequence[Service]) -> None:
+        self._services = sorted((*SERVICES, *(service.name for service in services)))
         # A pool of its own, because our messages and those of health are in different ones.
         self._pool = DescriptorPool()
-        for file in files:
+        files = [file for service in services for file in service.files]
+        for file in (*files, reflection_pb2.DESCRIPTOR):
             self._pool.AddSerializedFile(file.serialized_pb)
 
-    @property
-    def methods(self) -> Mapping[str, Method]:
-        return {f"/{service}/ServerReflectionInfo": streamed(self._serve) for service in SERVICES}
+    def services(self) -> tuple[Service, ...]:
+        """Both versions of the protocol."""
+        method = streamed(self._serve).of(ApiGroup.METADATA)
+        return tuple(Service(name, {"ServerReflectionInfo": method}) for name in SERVICES)
 
     async def _serve(self, call: StreamCall) -> None:
         async for message in call.messages:

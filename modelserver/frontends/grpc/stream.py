@@ -21,7 +21,7 @@ from modelserver.protocol.grpc_status import status_of
 from modelserver.protocol.limits import GrpcLimits
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.data import InferPlane
 
 
 class _Slot(ResponseStream):
@@ -59,7 +59,7 @@ class InferStream:
     else by the call's own task.
     """
 
-    def __init__(self, call: StreamCall, dataplane: AnyDataPlane, decoder: InferDecoder, limits: GrpcLimits) -> None:
+    def __init__(self, call: StreamCall, dataplane: InferPlane, decoder: InferDecoder, limits: GrpcLimits) -> None:
         self._call = call
         self._dataplane = dataplane
         self._decode = decoder.decode_on_loop

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from modelserver.auth.access import ApiGroup
-from modelserver.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError
+from modelserver.auth.guard import KeyUse
+from modelserver.errors import InvalidArgumentError, PermissionDeniedError
 from modelserver.frontends.http.rerouted import BinaryType, ReroutedExchange
-from modelserver.frontends.http.router import Api, Route, Router, allowed_methods, route_for
 from modelserver.frontends.http.sagemaker import MultiModel
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpResponse
-from modelserver.protocol.http_status import error_response, message_response
+from modelserver.protocol.api import Api, Route
+from modelserver.protocol.exchange import Frontend, HttpExchange
+from modelserver.protocol.limits import HttpLimits
 
 if TYPE_CHECKING:
-    from modelserver.frontends.http.routes import HttpFrontend
     from modelserver.planes.control import AnyControlPlane
     from modelserver.planes.data import AnyDataPlane
 
@@ -32,15 +32,17 @@ _CONTROLS = re.compile(
 )
 
 
-class CloudFrontend(Frontend):
-    """`GET health_path` is readiness; `POST predict_path` asks `model`, or the only one that there is."""
+class Cloud:
+    """`GET health_path` is readiness; `POST predict_path` asks `model`, or the only one that there is.
+
+    `http` answers what a call becomes here: a call of a path of v2, which its guard looks at as at any other.
+    """
 
     def __init__(
         self,
         http: Frontend,
         dataplane: AnyDataPlane,
         *,
-        name: str,
         health_path: str,
         predict_path: str,
         model: str,
@@ -51,43 +53,14 @@ class CloudFrontend(Frontend):
         """`model_source` is how an operator names the model. With `has_redirect` a header may name another v2 path."""
         self._http = http
         self._dataplane = dataplane
-        self._paths = (health_path, predict_path)
-        routes = (
-            Route("GET", health_path, self._health, ApiGroup.HEALTH, is_open=True),
+        self.routes = (
+            Route("GET", health_path, self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
             Route("POST", predict_path, self._predict, ApiGroup.INFERENCE),
         )
-        self.router = Router((Api(name, routes),))
         self._model = model
         self._model_source = model_source
         self._binary_type = binary_type
         self._has_redirect = has_redirect
-
-    def handle(self, exchange: HttpExchange) -> None:
-        """Answer `exchange`, now or later; never raises."""
-        try:
-            refusal = self._route(exchange)
-        except Exception as error:
-            refusal = error_response(error)
-        if refusal is not None:
-            exchange.respond(refusal)
-
-    def add(self, api: Api) -> None:
-        """Serve more paths than health and prediction."""
-        self.router = Router((*self.router.apis, api))
-
-    def _route(self, exchange: HttpExchange) -> HttpResponse | None:
-        head = exchange.head
-        found = self.router.find(head.path)
-        if found is None:
-            raise NotFoundError(
-                f"Not Found: there is no path '{head.path:.200}'; this port has {', '.join(self._paths)}"
-            )
-        route = route_for(found.routes, head.method)
-        if route is None:
-            allowed = ", ".join(allowed_methods(found.routes))
-            return message_response(405, f"Method Not Allowed: {head.method:.20} on {head.path:.200}, use {allowed}")
-        route.call(exchange, **found.arguments)
-        return None
 
     def _health(self, exchange: HttpExchange) -> None:
         self._forward(exchange, exchange.head.method, _READY)
@@ -130,32 +103,35 @@ class CloudFrontend(Frontend):
         self._http.handle(ReroutedExchange(exchange, method, path, self._binary_type))
 
 
-def sagemaker_frontend(
-    http: HttpFrontend, dataplane: AnyDataPlane, controlplane: AnyControlPlane, model: str
-) -> CloudFrontend:
+def sagemaker_api(
+    http: Frontend,
+    dataplane: AnyDataPlane,
+    controlplane: AnyControlPlane,
+    limits: HttpLimits,
+    *,
+    model: str,
+    port: int,
+) -> Api:
     """`/ping` and `/invocations`, and `/models` for endpoints of several models."""
-    frontend = CloudFrontend(
+    cloud = Cloud(
         http,
         dataplane,
-        name="SageMaker",
         health_path="/ping",
         predict_path="/invocations",
         model=model,
         model_source="the environment variable SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
         binary_type=SAGEMAKER_TYPE,
     )
-    frontend.add(MultiModel(controlplane, http.limits, frontend.invoke).api())
-    return frontend
+    return Api("SageMaker", (*cloud.routes, *MultiModel(controlplane, limits, cloud.invoke).routes()), port=port)
 
 
-def vertex_ai_frontend(
-    http: Frontend, dataplane: AnyDataPlane, *, health_path: str, predict_path: str, model: str
-) -> CloudFrontend:
+def vertex_ai_api(
+    http: Frontend, dataplane: AnyDataPlane, *, health_path: str, predict_path: str, model: str, port: int
+) -> Api:
     """The paths that Vertex AI chooses."""
-    return CloudFrontend(
+    cloud = Cloud(
         http,
         dataplane,
-        name="Vertex AI",
         health_path=health_path,
         predict_path=predict_path,
         model=model,
@@ -163,3 +139,4 @@ def vertex_ai_frontend(
         binary_type=VERTEX_AI_TYPE,
         has_redirect=True,
     )
+    return Api("Vertex AI", cloud.routes, port=port)

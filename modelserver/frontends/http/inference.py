@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from modelserver.auth.access import Access
+from modelserver.auth.access import Access, ApiGroup
+from modelserver.auth.guard import Needs
 from modelserver.core.long_work import Slices, at_once, long_work
 from modelserver.core.numerals import is_digits
 from modelserver.core.request import InferRequest, forward, set_context
@@ -24,14 +25,15 @@ from modelserver.frontends.http.load_report import reporting
 from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.http.raw_body import decode_raw
 from modelserver.frontends.http.templates import Known, RecentCall
+from modelserver.protocol.api import Route
 from modelserver.protocol.compression import choose_encoding
-from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.exchange import HeadMemo, HttpExchange, HttpHead, HttpResponse
 from modelserver.protocol.http_status import error_response
 from modelserver.protocol.kserve import ASKING_HEADER, JSON_LEN_HEADER
 from modelserver.protocol.limits import HttpLimits
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.data import AnyDataPlane, InferPlane
 
 T = TypeVar("T")
 
@@ -47,7 +49,11 @@ def parse_version(name: str, version: str | None) -> int | None:
     return int(version)
 
 
-class InferHead:
+# What the caller of an infer route needs.
+NEEDS = Needs.of(ApiGroup.INFERENCE)
+
+
+class InferHead(HeadMemo):
     """What the head of an infer call says; the `HttpHead.memo` of such calls, so that equal heads are read once.
 
     `json_len` is the size of the body's JSON part: None when no header gives it, -1 when that is not a size.
@@ -71,6 +77,7 @@ class InferHead:
 
     def __init__(self, head: HttpHead, name: str, version: str | None, access: Access) -> None:
         """Raises NotFoundError for a version that is no number, InvalidArgumentError for a header as `Access` does."""
+        self.needs = NEEDS
         self.forwarded = access.forwarded(head.headers, head.names)
         self.trace_parent = access.context(head.headers)
         self.patience_ns = patience_ns(head.headers)
@@ -96,21 +103,36 @@ class InferHead:
 class Inference:
     """Answers `POST /v2/models/{name}[/versions/{version}]/infer`."""
 
-    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
+    def __init__(self, dataplane: InferPlane, limits: HttpLimits, models: AnyDataPlane | None = None) -> None:
+        """`models` knows their configs; without it no call comes here that needs one."""
         self._dataplane = dataplane
+        self._models = models
         self._limits = limits
         self._max_body_bytes = limits.max_body_bytes
         self._names_callers = bool(limits.access.callers_by)
         self._infer = dataplane.infer
+        self._recall = self.answer
         self._decoder = InferDecoder(limits)
         self._decode = self._decoder.decode_on_loop
+
+    def routes(self) -> tuple[Route, ...]:
+        return tuple(
+            Route("POST", f"/v2/models/{{name}}{version}/infer", self.infer, ApiGroup.INFERENCE, model="name")
+            for version in ("", "/versions/{version}")
+        )
+
+    @property
+    def _knowing(self) -> AnyDataPlane:
+        assert self._models is not None, "a front process passes such calls on"
+        return self._models
 
     def infer(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
         """As `answer`, for a head that was not read before."""
         head = InferHead(exchange.head, name, version, self._limits.access)
         if ASKING_HEADER in exchange.head.headers:
-            exchange = reporting(exchange, self._dataplane, name, head.version)
+            exchange = reporting(exchange, self._knowing, name, head.version)
         else:
+            head.recall = self._recall
             exchange.head.memo = head
         self.answer(exchange, head)
 
@@ -209,11 +231,11 @@ class Inference:
 
     def _sends_events(self, head: InferHead) -> bool:
         """Whether the answer is a stream of events: of a decoupled model, or for a client that takes nothing else."""
-        return not head.accepts_json or self._dataplane.model_config(head.name, head.version).is_decoupled
+        return not head.accepts_json or self._knowing.model_config(head.name, head.version).is_decoupled
 
     def _decode_raw(self, head: InferHead, body: Buffer) -> InferRequest:
-        config = self._dataplane.model_config(head.name, head.version)
-        metadata = self._dataplane.model_metadata(head.name, head.version)
+        config = self._knowing.model_config(head.name, head.version)
+        metadata = self._knowing.model_metadata(head.name, head.version)
         return decode_raw(metadata, head.version, body, is_batched=config.max_batch_size > 0)
 
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from modelserver.auth.access import ApiGroup
-from modelserver.protocol.http_status import PLAIN_ERRORS
-from modelserver.protocol.response import ErrorWriter
+from modelserver.errors import InvalidArgumentError
+from modelserver.protocol.api import Api, Route
 
-# A handler is called with the exchange and the values of the pattern's `{name}` segments.
-RouteCall = Callable[..., None]
 Arguments = dict[str, str]
 
 _RECENT_PATHS = 1024
@@ -27,40 +24,8 @@ _MAX_PATH_LEN = 2048
 _MAX_HINT_LEN = 200  # a nearest route is looked for only when the path is not absurdly long
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One entry of the table, such as `Route("GET", "/v2/models/{name}", call, ApiGroup.METADATA)`.
-
-    `group` says what a caller needs: a header, where the operator restricts the group, and the scope of a key, where
-    there are keys. A route that `is_open` needs no key: load balancers ask it.
-    """
-
-    method: str
-    pattern: str
-    call: RouteCall
-    group: ApiGroup
-    is_open: bool = False
-
-    def calling(self, call: RouteCall) -> Route:
-        """The same route with another call, such as one that looks at something first."""
-        return replace(self, call=call)
-
-
-@dataclass(frozen=True, slots=True)
-class Api:
-    """A family of calls as data: `name`, for messages, its routes, and the form of its errors.
-
-    Nothing tells an API by the beginning of a path: what a call needs is on its route, and how its errors look is said
-    by the API whose pattern the path matches.
-    """
-
-    name: str
-    routes: tuple[Route, ...]
-    errors: ErrorWriter = PLAIN_ERRORS
-
-
 class Match(NamedTuple):
-    """What a path leads to: the routes by method, the values in the path, and the API that they are of."""
+    """What a path leads to: the routes by method, the values in the path, and the API that the path belongs to."""
 
     routes: Mapping[str, Route]
     arguments: Arguments
@@ -81,32 +46,47 @@ class _Node:
 class Router:
     """Finds the route of a request. Trailing slashes do not count; HEAD is served where GET is."""
 
-    def __init__(self, apis: tuple[Api, ...]) -> None:
-        """The first API that has a pattern owns its path, and the first that has a beginning unknown paths below it."""
-        self.apis = apis
+    def __init__(self, apis: Sequence[Api]) -> None:
+        """Of several APIs that have a path, the first one answers for it where no route does.
+
+        Raises InvalidArgumentError when two APIs have the same route.
+        """
+        assert apis, "a port serves at least one API"
+        self.apis = tuple(apis)
         self.routes = tuple(route for api in apis for route in api.routes)
         self._root = _Node()
-        self._owners: dict[str, Api] = {}
+        # The longest beginning wins; of equal ones the first.
+        self._beginnings = sorted(
+            ((beginning.rstrip("/") + "/", api) for api in apis for beginning in api.beginnings),
+            key=lambda entry: -len(entry[0]),
+        )
         # The same few paths come all the time; the infer path is found here by one look-up.
         self._recent = lru_cache(maxsize=_RECENT_PATHS)(self._search)
-        self._patterns = sorted({route.pattern for route in self.routes})
         for api in apis:
             for route in api.routes:
                 self._add(api, route)
 
     def _add(self, api: Api, route: Route) -> None:
         node = self._root
-        segments = route.pattern.strip("/").split("/")
-        self._owners.setdefault(segments[0], api)
-        for segment in segments:
+        for segment in route.pattern.strip("/").split("/"):
             if not segment.startswith("{"):
                 node = node.literals.setdefault(segment, _Node())
                 continue
+            name = segment[1:-1]
             if node.variable is None:
-                node.variable, node.variable_name = _Node(), segment[1:-1]
-            assert node.variable_name == segment[1:-1], f"{route.pattern}: two names for one segment"
+                node.variable, node.variable_name = _Node(), name
+            if node.variable_name != name:
+                raise InvalidArgumentError(
+                    f"the API '{api.name}' calls a segment of {route.pattern} '{name}', which another route calls "
+                    f"'{node.variable_name}': use that name"
+                )
             node = node.variable
-        assert route.method not in node.routes, f"{route.method} {route.pattern}: the route is there twice"
+        if route.method in node.routes:
+            assert node.api is not None, "a node with routes has an API"
+            raise InvalidArgumentError(
+                f"the route {route.method} {route.pattern} is there twice: of the API '{node.api.name}', and of "
+                f"'{api.name}'"
+            )
         node.routes[route.method] = route
         node.api = node.api or api
 
@@ -115,16 +95,15 @@ class Router:
         return self._recent(path) if len(path) <= _MAX_PATH_LEN else None
 
     def api(self, path: str) -> Api:
-        """The API that a path belongs to: by its pattern, else by its first segment, else the first of all."""
+        """The API that answers for a path: that of its pattern, else of its beginning, else the first of all."""
         found = self.find(path)
-        if found is not None:
-            return found.api
-        return self._owners.get(path.strip("/").split("/")[0], self.apis[0])
+        return found.api if found is not None else self._owner(path) or self.apis[0]
 
-    def route(self, method: str, path: str) -> Route | None:
-        """The one route for a request; None where there is none."""
+    def route(self, method: str, path: str) -> tuple[Route, Arguments] | None:
+        """The one route for a request, and the values in its path; None where there is none."""
         found = self.find(path)
-        return None if found is None else route_for(found.routes, method)
+        route = None if found is None else route_for(found.routes, method)
+        return None if found is None or route is None else (route, found.arguments)
 
     def _search(self, path: str) -> Match | None:
         segments = path.removesuffix("/").split("/")[1:]
@@ -132,31 +111,38 @@ class Router:
             segments = [unquote(segment) for segment in segments]
         return _find(self._root, segments, 0)
 
-    def nearest(self, path: str) -> str | None:
-        """The path that `path` may have meant, for an error message: one of the same API, with the same names in it.
+    def _owner(self, path: str) -> Api | None:
+        """The API that declares the beginning of a path."""
+        return next((api for beginning, api in self._beginnings if f"{path}/".startswith(beginning)), None)
 
-        Corrects a path without the API's prefix, or with the prefix twice.
+    def nearest(self, path: str) -> str | None:
+        """The path that `path` may have meant, for an error message: of the same API, and with the same names in it.
+
+        Corrects a path without its API's beginning, or with the beginning twice.
         """
         if len(path) > _MAX_HINT_LEN:
             return None
+        api = self._owner(path)
+        if api is None:
+            return next((found for start, _ in self._beginnings if self.find(found := start[:-1] + path)), None)
+        start = next(start for start, owner in self._beginnings if owner is api and f"{path}/".startswith(start))
+        rest = path[len(start) :]
+        if f"/{rest}/".startswith(start) and self.find(f"/{rest}"):
+            return f"/{rest}"
         segments = path.strip("/").split("/")
-        start = segments[0]
-        if start not in self._root.literals:
-            return next((found for root in self._root.literals if self.find(found := f"/{root}{path}")), None)
-        if segments[1:2] == [start] and self.find("/" + "/".join(segments[1:])):
-            return "/" + "/".join(segments[1:])
-        known = [pattern for pattern in self._patterns if pattern.startswith(f"/{start}/")]
-        named = [_with_names(pattern, segments) for pattern in known]
+        known = sorted({route.pattern for route in api.routes if route.pattern.startswith(start)})
         # The start that all of them share says nothing.
-        rests = difflib.get_close_matches(path[len(start) + 2 :], [each[len(start) + 2 :] for each in named], n=1)
-        return f"/{start}/{rests[0]}" if rests else None
+        rests = [_with_names(pattern, segments)[len(start) :] for pattern in known]
+        close = difflib.get_close_matches(rest, rests, n=1)
+        return start + close[0] if close else None
 
     def starts(self, path: str) -> list[str]:
-        """How paths of the API that `path` belongs to begin, or, if there is none, how those of all APIs do."""
-        patterns = [pattern.strip("/").split("/") for pattern in self._patterns]
-        start = path.strip("/").split("/")[0]
-        within = {f"/{start}/{each[1]}" for each in patterns if each[0] == start and len(each) > 1}
-        return sorted(within or {f"/{each[0]}" for each in patterns})
+        """How paths begin that this port serves: those of the API that `path` belongs to, or else of all."""
+        api = self._owner(path)
+        patterns = [route.pattern.strip("/").split("/") for route in (self.routes if api is None else api.routes)]
+        if api is None:
+            return sorted({f"/{each[0]}" for each in patterns})
+        return sorted({"/" + "/".join(each[:2]) for each in patterns if len(each) > 1}) or [f"/{patterns[0][0]}"]
 
 
 def _with_names(pattern: str, segments: list[str]) -> str:

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 from modelserver.auth.access import ApiGroup
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.json_body import with_object
-from modelserver.frontends.http.peers import with_peer
 from modelserver.frontends.http.relayed import RelayedExchange
-from modelserver.frontends.http.restricted import restricted
-from modelserver.frontends.http.router import Api, Route
+from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.http_status import error_response, json_response, message_response
 from modelserver.protocol.limits import HttpLimits
@@ -49,18 +47,14 @@ class MultiModel:
         self._invoke = invoke
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def api(self) -> Api:
-        """What asks a model is restricted where the model answers."""
-        control = (
+    def routes(self) -> tuple[Route, ...]:
+        return (
             Route("GET", "/models", self._list, ApiGroup.MODEL_REPOSITORY),
             Route("POST", "/models", self._load, ApiGroup.MODEL_REPOSITORY),
-            Route("GET", "/models/{name}", self._show, ApiGroup.MODEL_REPOSITORY),
-            Route("DELETE", "/models/{name}", self._unload, ApiGroup.MODEL_REPOSITORY),
+            Route("GET", "/models/{name}", self._show, ApiGroup.MODEL_REPOSITORY, model="name"),
+            Route("DELETE", "/models/{name}", self._unload, ApiGroup.MODEL_REPOSITORY, model="name"),
+            Route("POST", "/models/{name}/invoke", self._ask, ApiGroup.INFERENCE, model="name"),
         )
-        name = "SageMaker's models"
-        guarded = restricted(Api(name, control), self._limits.access).routes
-        ask = Route("POST", "/models/{name}/invoke", self._ask, ApiGroup.INFERENCE)
-        return Api(name, (*(with_peer(route) for route in guarded), ask))
 
     def _list(self, exchange: HttpExchange) -> None:
         rows = [_document(name, url) for name, url in self._controlplane.archives().items()]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.json_body import with_object
-from modelserver.frontends.http.router import Route
+from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.http_status import error_response, json_response
 from modelserver.protocol.limits import HttpLimits

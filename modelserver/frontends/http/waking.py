@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from modelserver.errors import ModelAsleepError
 from modelserver.protocol.exchange import HttpExchange
-from modelserver.protocol.http_status import error_response
+from modelserver.protocol.response import ErrorWriter
 
 
 class WakingExchanges:
@@ -16,10 +16,16 @@ class WakingExchanges:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def retry(self, exchange: HttpExchange, asleep: ModelAsleepError, handle: Callable[[HttpExchange], None]) -> None:
+    def retry(
+        self,
+        exchange: HttpExchange,
+        asleep: ModelAsleepError,
+        handle: Callable[[HttpExchange], None],
+        errors: ErrorWriter,
+    ) -> None:
         """Have the model loaded, and `handle` called again; a client that leaves is not waited for."""
         task = asyncio.get_running_loop().create_task(
-            _retry(exchange, asleep, handle), name="exchange for a model asleep"
+            _retry(exchange, asleep, handle, errors), name="exchange for a model asleep"
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -30,12 +36,14 @@ class WakingExchanges:
         exchange.on_disconnect = leave
 
 
-async def _retry(exchange: HttpExchange, asleep: ModelAsleepError, handle: Callable[[HttpExchange], None]) -> None:
+async def _retry(
+    exchange: HttpExchange, asleep: ModelAsleepError, handle: Callable[[HttpExchange], None], errors: ErrorWriter
+) -> None:
     try:
         await asleep.wake()
     except Exception as error:
         exchange.on_disconnect = None
-        exchange.respond(error_response(error))
+        exchange.respond(errors.failed(error))
     else:
         exchange.on_disconnect = None
         handle(exchange)

@@ -8,10 +8,10 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
+from modelserver.auth.guard import KeyUse
 from modelserver.errors import ModelAsleepError
 from modelserver.frontends.http.framing import SSE_DONE
 from modelserver.frontends.http.json_body import parse_object
-from modelserver.frontends.http.router import Api, Route
 from modelserver.frontends.llm.edge import CallEdge
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models, unloaded_models, wake
@@ -21,6 +21,7 @@ from modelserver.frontends.openai.embeddings import Embeddings
 from modelserver.frontends.openai.errors import OpenAiErrors, error_response
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.tokens import Tokens
+from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.http_status import json_response
 from modelserver.protocol.limits import HttpLimits
@@ -63,16 +64,16 @@ class OpenAi:
         }
         routes = (
             Route("GET", "/v1/models", self._models, ApiGroup.METADATA),
-            Route("GET", "/v1/models/{id}", self._model, ApiGroup.METADATA),
-            Route("POST", "/v1/models/{id}/load", self._load, ApiGroup.MODEL_REPOSITORY),
-            Route("POST", "/v1/models/{id}/unload", self._unload, ApiGroup.MODEL_REPOSITORY),
+            Route("GET", "/v1/models/{id}", self._model, ApiGroup.METADATA, model="id"),
+            Route("POST", "/v1/models/{id}/load", self._load, ApiGroup.MODEL_REPOSITORY, model="id"),
+            Route("POST", "/v1/models/{id}/unload", self._unload, ApiGroup.MODEL_REPOSITORY, model="id"),
             *(Route("POST", path, handler(serve), ApiGroup.INFERENCE) for path, serve in calls.items()),
-            Route("GET", "/health", self._health, ApiGroup.HEALTH, is_open=True),
-            Route("GET", "/ping", self._health, ApiGroup.HEALTH, is_open=True),
-            Route("POST", "/ping", self._health, ApiGroup.HEALTH, is_open=True),
+            Route("GET", "/health", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
+            Route("GET", "/ping", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
+            Route("POST", "/ping", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
             Route("GET", "/version", self._version, ApiGroup.METADATA),
         )
-        return Api("OpenAI", routes, OpenAiErrors())
+        return Api("OpenAI", routes, OpenAiErrors(), beginnings=("/v1",))
 
     def _models(self, exchange: HttpExchange) -> None:
         self._answer_later(exchange, self._all())

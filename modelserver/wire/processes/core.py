@@ -1,22 +1,44 @@
-"""The core as a front process sees it: frontends that answer, by asking it."""
+"""The core as a front process sees it: frontends that answer, by asking it.
+
+Inference is decoded here, by the same handlers as in the core, over a `RemoteDataPlane`; every other request goes to
+the core as it is. Of those only what a caller needs is known here: no body is taken from a client without a key.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from modelserver.app.logs import set_own_level
-from modelserver.auth.api_keys import open_keys
+from modelserver.auth.access import WITHOUT_KEY, Admitted
+from modelserver.auth.api_keys import KeyRing, open_keys
+from modelserver.auth.authorized_planes import KeyedInferPlane
+from modelserver.auth.guard import Guard
 from modelserver.execution.process.shared_buffer import SharedBuffer
-from modelserver.frontends.grpc.keyed import grpc_frontend
-from modelserver.frontends.http.access_log import with_access_log
+from modelserver.frontends.grpc.access_log import with_access_log as with_grpc_log
+from modelserver.frontends.grpc.frontend import GrpcFrontend
+from modelserver.frontends.grpc.guarded import guarded
+from modelserver.frontends.grpc.inference import Inference as GrpcInference
+from modelserver.frontends.http.access_log import with_access_log as with_http_log
 from modelserver.frontends.http.cors import with_cors
-from modelserver.frontends.http.keyed import http_frontend
+from modelserver.frontends.http.frontend import HttpFrontend as PortFrontend
+from modelserver.frontends.http.inference import Inference
+from modelserver.frontends.http.metrics import TextErrors
+from modelserver.frontends.openai.errors import OpenAiErrors
+from modelserver.planes.data import InferPlane
+from modelserver.protocol.api import Api, Route
+from modelserver.protocol.call import Service
+from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.http_status import PLAIN_ERRORS
+from modelserver.protocol.kserve import ASKING_HEADER, JSON_LEN_HEADER, SERVICE
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
-from modelserver.wire.processes.forwarding import ForwardedCalls, GrpcForwarder, HttpForwarder
+from modelserver.protocol.response import ErrorWriter
+from modelserver.wire.processes.forwarding import ForwardedCalls, GrpcForwarder
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     CoreBundle,
@@ -30,9 +52,57 @@ from modelserver.wire.processes.messages import (
     ShortResponse,
 )
 from modelserver.wire.processes.remote import RemoteDataPlane
+from modelserver.wire.processes.setup import ApiCalls, FrontCalls
 from modelserver.wire.processes.short_calls import ShortCalls, is_open
 
 _logger = logging.getLogger(__name__)
+
+_KSERVE: Final = "KServe"
+# The forms of errors that are known here; in those of other APIs the core refuses calls, and not a front.
+_ERRORS: Final[dict[str, ErrorWriter]] = {_KSERVE: PLAIN_ERRORS, "OpenAI": OpenAiErrors(), "metrics": TextErrors()}
+
+
+class HttpForwarder(HttpFrontend):
+    """Lets `local` decode and answer inference, and the core the rest, of which `whole` knows the routes."""
+
+    def __init__(
+        self, local: PortFrontend, whole: PortFrontend, calls: ForwardedCalls, *, foreign: frozenset[str] = frozenset()
+    ) -> None:
+        """`foreign` are the APIs in whose form only the core can write errors."""
+        self._local = local
+        self._whole = whole
+        self._calls = calls
+        self._foreign = foreign
+
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer `exchange`, now or later; never raises."""
+        head = exchange.head
+        # Only the local frontend leaves a memo: it was asked with this very head before.
+        if head.memo is not None or (self._local.serves(head) and not _needs_model(head.headers)):
+            self._local.handle(exchange)
+        else:
+            self._calls.http(exchange)
+
+    def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
+        """Of every request, also of those that the core answers: their bodies come here."""
+        checked = self._whole.check_head(head, peer)
+        if isinstance(checked, HttpResponse) and self._whole.api(head.path).name in self._foreign:
+            return WITHOUT_KEY  # the core refuses it, in its API's form
+        return checked
+
+    def errors(self, path: str) -> ErrorWriter:
+        return self._whole.errors(path)
+
+
+def _needs_model(headers: Mapping[str, str]) -> bool:
+    """Whether the model itself has a say, which the core has.
+
+    Its config describes a body that is a single tensor, and decides whether an answer is a stream of events; how busy
+    it is may be asked for.
+    """
+    text = headers.get(JSON_LEN_HEADER)
+    is_raw = text is not None and not text.strip("0")
+    return is_raw or ASKING_HEADER in headers or "text/event-stream" in headers.get("accept", "")
 
 
 class Core:
@@ -43,11 +113,12 @@ class Core:
         descriptors: Sequence[int],
         http_limits: HttpLimits,
         grpc_limits: GrpcLimits,
+        calls: FrontCalls,
         *,
         drain: Callable[[float], None],
         retire: Callable[[], None] = lambda: None,
     ) -> None:
-        """`descriptors`: the link, the memory that this process writes, and that of the core.
+        """`descriptors`: the link, the memory that this process writes, and that of the core. `calls`: what it answers.
 
         `drain` is called with the seconds of grace when the core wants this process to end, or is gone; `retire`
         before, when clients are to go elsewhere.
@@ -67,22 +138,59 @@ class Core:
         numbers = itertools.count(1)
         self._calls = ForwardedCalls(self.link, numbers)
         self.dataplane = RemoteDataPlane(self.link, numbers)
-        # Their handlers of other calls than inference never run here: the forwarders see to it.
-        planes = cast(Any, self.dataplane)
         # What is forwarded, the core looks at.
         keys = open_keys(http_limits.access.keys_file)
+        plane: InferPlane = self.dataplane if keys is None else KeyedInferPlane(self.dataplane, keys)
         self._short = ShortCalls(self.link, numbers)
-        http = HttpForwarder(http_frontend(planes, planes, http_limits, keys), self._calls)
-        self.http = with_access_log(http, is_logged=http_limits.access.is_logged, keys=keys)
-        if is_open(http_limits.access):
-            self.http = self._short.http(self.http)
-        self.http = with_cors(self.http, http_limits.cors)
-        self.grpc = GrpcForwarder(
-            grpc_frontend(planes, planes, grpc_limits, keys),
+        self.http = self._make_http(plane, http_limits, calls, keys)
+        self.grpc = self._make_grpc(plane, grpc_limits, calls, keys)
+
+    def _make_http(
+        self, plane: InferPlane, limits: HttpLimits, calls: FrontCalls, keys: KeyRing | None
+    ) -> HttpFrontend:
+        guard = Guard(limits.access, keys)
+        inference = Api(_KSERVE, Inference(plane, limits).routes())
+        known = [self._forwarded(api) for api in calls.apis]
+        forwarder = HttpForwarder(
+            PortFrontend([inference], guard),
+            PortFrontend(known or [inference], guard),
             self._calls,
-            short=self._short if is_open(grpc_limits.access) else None,
-            is_logged=grpc_limits.access.is_logged,
-            keys=keys,
+            foreign=frozenset(api.name for api in known) - _ERRORS.keys(),
+        )
+        http = with_http_log(forwarder, is_logged=limits.access.is_logged, keys=keys)
+        if is_open(limits.access):
+            http = self._short.http(http)
+        return with_cors(http, limits.cors)
+
+    def _forwarded(self, api: ApiCalls) -> Api:
+        """An API whose calls the core answers."""
+        routes = tuple(
+            Route(
+                route.method,
+                route.pattern,
+                self._calls.route,
+                *route.needs.parts,
+                model=route.model,
+            )
+            for route in api.routes
+        )
+        return Api(api.name, routes, _ERRORS.get(api.name, PLAIN_ERRORS), beginnings=api.beginnings)
+
+    def _make_grpc(
+        self, plane: InferPlane, limits: GrpcLimits, calls: FrontCalls, keys: KeyRing | None
+    ) -> GrpcForwarder:
+        guard = Guard(limits.access, keys)
+        inference = GrpcInference(plane, limits)
+        service = Service(SERVICE, inference.methods, drain=inference.drain)
+        forwarded = {}
+        for call in calls.methods:
+            method = self._calls.grpc(call)
+            # The core admits the call; here its head is looked at, before its message comes.
+            forwarded[call.path] = replace(method, check_head=guarded(call.path, method, guard).check_head)
+        return GrpcForwarder(
+            GrpcFrontend([service], guard, is_logged=limits.access.is_logged),
+            with_grpc_log(forwarded, is_logged=limits.access.is_logged, keys=keys),
+            short=self._short if is_open(limits.access) else None,
         )
 
     @property

@@ -1,27 +1,18 @@
-"""The frontends of a front process: inference is decoded here, every other request goes to the core as it is.
-
-A frontend itself knows nothing of this: what runs here are its handlers for inference, over a `RemoteDataPlane`.
-"""
+"""What a front process passes on to the core as it is, which is every request but inference."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
-from modelserver.auth.access import Admitted
-from modelserver.auth.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.grpc.access_log import with_access_log
 from modelserver.protocol.call import Frontend as GrpcFrontend
 from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
-from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
-from modelserver.protocol.kserve import ASKING_HEADER, INFER_PATH, SERVICE
-from modelserver.protocol.response import ErrorWriter
+from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.protocol.kserve import INFER_PATH
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     Cancel,
@@ -38,88 +29,27 @@ from modelserver.wire.processes.messages import (
     Started,
     Unary,
 )
+from modelserver.wire.processes.setup import MethodCall
 from modelserver.wire.processes.short_calls import ShortCalls
 from modelserver.wire.processes.window import Window
 
-# What a front serves itself; it needs nothing of the core but inference.
-_LOCAL_SERVICES = ("/grpc.reflection.",)
-_LOCAL_METHODS = frozenset({INFER_PATH, f"/{SERVICE}/ModelStreamInfer"})
-_RAW_HEADER = "inference-header-content-length"
-
-
-class HttpForwarder(HttpFrontend):
-    """Lets `local` decode and answer inference, and the core the rest."""
-
-    def __init__(self, local: HttpFrontend, calls: ForwardedCalls) -> None:
-        self._local = local
-        self._calls = calls
-
-    def handle(self, exchange: HttpExchange) -> None:
-        """Answer `exchange`, now or later; never raises."""
-        head = exchange.head
-        # Only the local frontend leaves a memo: it was asked with this very head before.
-        if head.memo is not None or (_is_inference(head) and not _needs_model(head.headers)):
-            self._local.handle(exchange)
-        else:
-            self._calls.http(exchange)
-
-    def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
-        """Of every request, also of those that the core answers: their bodies come here."""
-        return self._local.check_head(head, peer)
-
-    def errors(self, path: str) -> ErrorWriter:
-        return self._local.errors(path)
-
-
-def _is_inference(head: HttpHead) -> bool:
-    """Whether the path can only be that of inference, as no other route for POST ends so. GET asks for a model."""
-    return head.method == "POST" and head.path.endswith(("/infer", "/infer/"))
-
-
-def _needs_model(headers: Mapping[str, str]) -> bool:
-    """Whether the model itself has a say, which the core has.
-
-    Its config describes a body that is a single tensor, and decides whether an answer is a stream of events; how busy
-    it is may be asked for.
-    """
-    text = headers.get(_RAW_HEADER)
-    is_raw = text is not None and not text.strip("0")
-    return is_raw or ASKING_HEADER in headers or "text/event-stream" in headers.get("accept", "")
-
 
 class GrpcForwarder:
-    """The method table of a front: those of `local` that it can serve itself, and the core behind the others."""
+    """The method table of a front: those that `local` serves itself, and those that are `forwarded` to the core."""
 
     def __init__(
-        self,
-        local: GrpcFrontend,
-        calls: ForwardedCalls,
-        *,
-        short: ShortCalls | None = None,
-        is_logged: bool = False,
-        keys: KeyRing | None = None,
+        self, local: GrpcFrontend, forwarded: Mapping[str, Method], *, short: ShortCalls | None = None
     ) -> None:
-        """`short`: the core decodes short calls, too.
-
-        `local` writes its own lines of the access log; `is_logged`: forwarded calls have some too.
-        """
+        """`short`: the core decodes short calls, too."""
         self._local = local
         own = dict(local.methods)
         if short is not None:
             own[INFER_PATH] = short.grpc(own[INFER_PATH])
-        forwarded = {path: calls.grpc(path, method) for path, method in local.methods.items() if not _is_local(path)}
-        logged = with_access_log(forwarded, is_logged=is_logged, keys=keys)
-        # Messages come here, also those that the core answers: `local` looks at their heads.
-        checked = {path: replace(method, check_head=own[path].check_head) for path, method in logged.items()}
-        self.methods: Mapping[str, Method] = {**own, **checked}
+        self.methods: Mapping[str, Method] = {**forwarded, **own}
 
     def drain(self) -> None:
         """Streams of inference end when what is in flight is answered; the core ends its own."""
         self._local.drain()
-
-
-def _is_local(path: str) -> bool:
-    return path in _LOCAL_METHODS or path.startswith(_LOCAL_SERVICES)
 
 
 class _Call(Protocol):
@@ -154,11 +84,16 @@ class ForwardedCalls:
         headers, names = dict(head.headers), dict(head.names)
         self.link.send(Exchange(number, head.method, head.path, head.query, headers, body, exchange.peer, names))
 
-    def grpc(self, path: str, method: Method) -> Method:
-        """A method of the same kind that forwards its calls."""
-        if method.unary is not None:
-            return Method(unary=partial(self._unary, path))
-        return Method(stream=partial(self._stream, path))
+    def route(self, exchange: HttpExchange, **_: str) -> None:
+        """Forward an HTTP request, as the handler of a route."""
+        self.http(exchange)
+
+    def grpc(self, call: MethodCall) -> Method:
+        """A method that forwards its calls."""
+        group, scope, key = call.needs.parts
+        if call.is_stream:
+            return Method(stream=partial(self._stream, call.path), group=group, scope=scope, key=key)
+        return Method(unary=partial(self._unary, call.path), group=group, scope=scope, key=key)
 
     def receive(self, message: Any) -> None:
         """The core says something about a call."""

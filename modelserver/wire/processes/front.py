@@ -65,6 +65,7 @@ class Front(Resident):
             (link, outgoing, incoming),
             self._setup.http_limits,
             self._setup.grpc_limits,
+            self._setup.calls,
             drain=self._finish,
             retire=self._retire,
         )

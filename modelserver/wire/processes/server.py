@@ -175,7 +175,9 @@ class WireProcesses:
             )
             for port in self._ports
         ]
-        return FrontSetup(tuple(ports), self._http_limits, self._grpc_limits, kind, self._set_up_level)
+        return FrontSetup(
+            tuple(ports), self._http_limits, self._grpc_limits, self._planes.calls(), kind, self._set_up_level
+        )
 
     async def _start_fronts(self) -> None:
         tasks = [asyncio.ensure_future(front.start()) for front in self._fronts]

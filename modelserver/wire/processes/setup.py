@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from modelserver.auth.access import ApiGroup
+from modelserver.auth.api_keys import Scope
+from modelserver.auth.guard import KeyUse, Needs
 from modelserver.execution.process.shared_buffer import SharedBuffer
+from modelserver.protocol.api import Api
 from modelserver.protocol.call import Frontend as GrpcFrontend
 from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
@@ -31,12 +35,74 @@ class PortSetup:
 
 
 @dataclass(frozen=True, slots=True)
+class CallNeeds:
+    """What a caller needs, by the names of its group, scope and use of keys."""
+
+    group: str
+    scope: str
+    key: str
+
+    @property
+    def parts(self) -> tuple[ApiGroup, Scope, KeyUse]:
+        """What the names stand for."""
+        return ApiGroup(self.group), Scope(self.scope), KeyUse(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteCall:
+    """A route of HTTP without its handler."""
+
+    method: str
+    pattern: str
+    needs: CallNeeds
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCalls:
+    """An API without its handlers."""
+
+    name: str
+    beginnings: tuple[str, ...]
+    routes: tuple[RouteCall, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MethodCall:
+    """A method of gRPC without its handler."""
+
+    path: str
+    is_stream: bool
+    needs: CallNeeds
+
+
+@dataclass(frozen=True, slots=True)
+class FrontCalls:
+    """All that the core answers: fronts judge calls by their heads, and pass on what they do not answer themselves."""
+
+    apis: tuple[ApiCalls, ...] = ()
+    methods: tuple[MethodCall, ...] = ()
+
+
+def _describe_api(api: Api) -> ApiCalls:
+    routes = tuple(
+        RouteCall(route.method, route.pattern, _describe_needs(route.needs), route.model) for route in api.routes
+    )
+    return ApiCalls(api.name, api.beginnings, routes)
+
+
+def _describe_needs(needs: Needs) -> CallNeeds:
+    return CallNeeds(needs.group.value, needs.scope.value, needs.key.value)
+
+
+@dataclass(frozen=True, slots=True)
 class FrontSetup:
     """A front: its ports, and the limits of its frontends. `loop` is "uvloop" or "asyncio"."""
 
     ports: tuple[PortSetup, ...]
     http_limits: HttpLimits = field(default_factory=HttpLimits)
     grpc_limits: GrpcLimits = field(default_factory=GrpcLimits)
+    calls: FrontCalls = field(default_factory=FrontCalls)
     loop: str = "asyncio"
     log_level: int = 20
 
@@ -71,6 +137,18 @@ class CorePlanes:
     dataplane: DataPlane
     http: HttpFrontend | None
     grpc: GrpcFrontend | None
+    http_apis: tuple[Api, ...] = ()
+
+    def calls(self) -> FrontCalls:
+        """What a front has to know of them."""
+        methods = self.grpc.methods if self.grpc is not None else {}
+        return FrontCalls(
+            tuple(map(_describe_api, self.http_apis)),
+            tuple(
+                MethodCall(path, method.stream is not None, _describe_needs(method.needs))
+                for path, method in methods.items()
+            ),
+        )
 
 
 class FrontSockets:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import pytest
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 
+from modelserver.app.frontends import grpc_frontend
 from modelserver.core.datatype import Datatype
-from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.grpc.frontend import GrpcFrontend
 from modelserver.planes.data import DataPlane
 from modelserver.protocol.call import Method
 from modelserver.protocol.limits import GrpcLimits
@@ -34,7 +35,7 @@ def controlplane() -> EchoControlPlane:
 @pytest.fixture
 def frontend(dataplane: DataPlane, controlplane: EchoControlPlane) -> GrpcFrontend:
     limits = GrpcLimits(max_tensors=8, max_stream_inflight=4)
-    return GrpcFrontend(
+    return grpc_frontend(
         dataplane,
         controlplane,  # type: ignore[arg-type]
         limits,

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 from support.grpc_calls import OpenStream, RefusedError, call_unary
 
+from modelserver.app.frontends import grpc_frontend
 from modelserver.core.datatype import Datatype
-from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.grpc.frontend import GrpcFrontend
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.grpc_status import Status
 
@@ -57,7 +58,7 @@ REQUESTS = st.builds(
 
 def frontend() -> GrpcFrontend:
     models = EchoModel(), EchoModel("echo_BYTES", Datatype.BYTES), EchoModel("batched", max_batch_size=2)
-    return GrpcFrontend(echo_dataplane(*models), EchoControlPlane())  # type: ignore[arg-type]
+    return grpc_frontend(echo_dataplane(*models), EchoControlPlane())  # type: ignore[arg-type]
 
 
 def valid_message(size: int) -> bytes:

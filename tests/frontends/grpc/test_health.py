@@ -7,7 +7,7 @@ from grpc_health.v1 import health_pb2
 from support.echo import EchoModel
 from support.grpc_calls import OpenStream, RefusedError, call_unary, turns
 
-from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.grpc.frontend import GrpcFrontend
 from modelserver.planes.data import DataPlane
 from modelserver.protocol.call import Method
 from modelserver.protocol.grpc_status import Status

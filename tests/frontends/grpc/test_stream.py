@@ -14,7 +14,7 @@ from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import UnavailableError
-from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.frontends.grpc.frontend import GrpcFrontend
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.planes.data import DataPlane
 from modelserver.protocol.call import Method

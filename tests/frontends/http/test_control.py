@@ -10,8 +10,9 @@ import pytest
 from support.echo import echo_dataplane
 from support.http_calls import ask, ask_now
 
+from modelserver.app.frontends import http_frontend
 from modelserver.errors import NotFoundError, ServerError, UnavailableError
-from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.planes.control import ControlPlane
 from modelserver.repository.state import IndexEntry, ModelState
 
@@ -46,7 +47,7 @@ def repository() -> RecordingRepository:
 
 @pytest.fixture
 def frontend(repository: RecordingRepository) -> HttpFrontend:
-    return HttpFrontend(echo_dataplane(), ControlPlane(cast("Any", repository)))
+    return http_frontend(echo_dataplane(), ControlPlane(cast("Any", repository)))
 
 
 @pytest.mark.parametrize(

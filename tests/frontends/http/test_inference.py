@@ -15,20 +15,21 @@ from hypothesis import strategies as st
 from support.echo import EchoModel, echo_dataplane
 from support.http_calls import LENGTH, Exchange, ask, ask_now, binary_body, fp32, json_body
 
+from modelserver.app.frontends import http_frontend
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, UnavailableError
-from modelserver.frontends.http.routes import HttpFrontend
+from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.protocol.limits import HttpLimits
 
 INFER = "/v2/models/echo/infer"
 
 
 def _frontend(*models: EchoModel, **limits: Any) -> HttpFrontend:
-    return HttpFrontend(echo_dataplane(*models), cast("Any", None), HttpLimits(**limits))
+    return http_frontend(echo_dataplane(*models), cast("Any", None), HttpLimits(**limits))
 
 
 def _instant(model: EchoModel) -> EchoModel:
@@ -67,7 +68,7 @@ async def test_calls_with_one_head_are_answered_each_for_itself() -> None:
         answer = exchange.answer_now()
         return answer.status, answer.headers, answer.body
 
-    frontend = HttpFrontend(echo_dataplane(_instant(EchoModel())), cast("Any", None))
+    frontend = http_frontend(echo_dataplane(_instant(EchoModel())), cast("Any", None))
     parameters = {"binary_data_output": True}
     calls = [
         binary_body([fp32("INPUT", values)], id=request_id, parameters=parameters)
@@ -78,7 +79,7 @@ async def test_calls_with_one_head_are_answered_each_for_itself() -> None:
     for body, headers in (*calls, wrong, calls[2], (b"{" * len(wrong[0]), wrong[1]), calls[3], calls[3]):
         assert len(body) == len(calls[0][0]), "so that each has the same head"
         exchange = Exchange("POST", INFER, headers, body)
-        alone = called(HttpFrontend(echo_dataplane(_instant(EchoModel())), cast("Any", None)), exchange)
+        alone = called(http_frontend(echo_dataplane(_instant(EchoModel())), cast("Any", None)), exchange)
         for view in (bytes(body), bytearray(body), memoryview(body)):
             exchange = Exchange("POST", INFER, headers, view)
             exchange.head = shared

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from modelserver.auth.access import ApiGroup
-from modelserver.frontends.http.router import Api, Route, Router, allowed_methods, route_for
+from modelserver.errors import InvalidArgumentError
+from modelserver.frontends.http.router import Router, allowed_methods, route_for
+from modelserver.protocol.api import Api, Route
 
 
 def _named(name: str):
@@ -27,6 +29,7 @@ ROUTER = Router(
                 Route("GET", "/v2/logging", _named("get_logging"), META),
                 Route("POST", "/v2/logging", _named("set_logging"), META),
             ),
+            beginnings=("/v2",),
         ),
     )
 )
@@ -86,5 +89,63 @@ def test_the_nearest_route_is_named() -> None:
 
 
 def test_a_route_may_not_be_there_twice() -> None:
-    with pytest.raises(AssertionError, match="twice"):
+    with pytest.raises(InvalidArgumentError, match="twice"):
         Router((Api("test", (Route("GET", "/a/{x}", _named("a"), META), Route("GET", "/a/{x}", _named("b"), META))),))
+
+
+OTHER = Api(
+    "other",
+    (
+        Route("POST", "/score/{model}", _named("score"), META),
+        Route("GET", "/score/report", _named("report"), META),
+        Route("GET", "/alone", _named("alone"), META),
+    ),
+    beginnings=("/score",),
+)
+BOTH = Router((*ROUTER.apis, OTHER))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v2/nothing", "test"),
+        ("/v2", "test"),
+        ("/score", "other"),
+        ("/score/a/b/c", "other"),
+        ("/alone", "other"),
+        # Beginnings are whole segments, and what no API declares is the first one's.
+        ("/scores", "test"),
+        ("/alone/below", "test"),
+        ("/nothing", "test"),
+    ],
+)
+def test_an_api_answers_for_the_paths_below_its_beginnings(path: str, name: str) -> None:
+    assert BOTH.api(path).name == name
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("/score/report/x", "/score/report"),
+        ("/score/score/report", "/score/report"),
+        ("/report", "/score/report"),
+        # Never one of another API.
+        ("/v2/report", None),
+    ],
+)
+def test_hints_stay_within_the_api(path: str, nearest: str | None) -> None:
+    assert BOTH.nearest(path) == nearest
+
+
+def test_the_starts_are_those_of_the_api() -> None:
+    assert BOTH.starts("/score/a/b/c") == ["/score/report", "/score/{model}"]
+    assert BOTH.starts("/nothing") == ["/alone", "/score", "/v2"]
+
+
+def test_apis_must_agree_on_what_they_share() -> None:
+    other = Api("third", (Route("GET", "/score/report", _named("report"), META),))
+    with pytest.raises(InvalidArgumentError, match=r"GET /score/report .* of the API 'other', and of 'third'"):
+        Router((OTHER, other))
+    other = Api("third", (Route("GET", "/score/{name}", _named("x"), META),))
+    with pytest.raises(InvalidArgumentError, match=r"'third' calls a segment of .* 'name'"):
+        Router((OTHER, other))

@@ -7,8 +7,10 @@ import pytest
 from support.echo import EchoModel, echo_dataplane
 from support.http_calls import ask_now
 
+from modelserver.app.frontends import http_frontend
 from modelserver.core.datatype import Datatype
-from modelserver.frontends.http.routes import EXTENSIONS, HttpFrontend
+from modelserver.frontends.http.frontend import HttpFrontend
+from modelserver.frontends.http.kserve import EXTENSIONS
 from modelserver.planes.data import DataPlane
 
 
@@ -24,7 +26,7 @@ def dataplane(model: EchoModel) -> DataPlane:
 
 @pytest.fixture
 def frontend(dataplane: DataPlane) -> HttpFrontend:
-    return HttpFrontend(dataplane, cast("Any", None))
+    return http_frontend(dataplane, cast("Any", None))
 
 
 JSON = {"accept": "application/json"}

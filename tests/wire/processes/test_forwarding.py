@@ -296,9 +296,8 @@ async def test_a_stream_whose_client_leaves_cancels_its_requests() -> None:
         await until(lambda: len(model.cancelled) == 5)
 
 
-async def test_reflection_needs_no_core() -> None:
+async def test_reflection_crosses_the_hop() -> None:
     async with hop() as over:
-        over.session.close()
         stream = OpenStream(over.core.grpc.methods["/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"])
         stream.send(reflection_pb2.ServerReflectionRequest(list_services=""))
         reply = await stream.receive(reflection_pb2.ServerReflectionResponse)

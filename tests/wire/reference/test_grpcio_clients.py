@@ -15,8 +15,8 @@ import tritonclient.grpc.aio
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 from tritonclient.utils import InferenceServerException
 
+from modelserver.app.frontends import grpc_frontend
 from modelserver.core.datatype import Datatype
-from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.repository.state import IndexEntry, ModelState
 from modelserver.wire.address import Address
 from modelserver.wire.reference.grpcio_server import GrpcioServer
@@ -32,7 +32,7 @@ class Served:
         self.held = EchoModel("held", holds=True)
         models = [EchoModel(f"echo_{datatype.value}", datatype) for datatype in Datatype]
         self.controlplane = EchoControlPlane(IndexEntry("echo", 1, ModelState.READY))
-        frontend = GrpcFrontend(echo_dataplane(self.model, self.held, *models), self.controlplane)  # type: ignore[arg-type]
+        frontend = grpc_frontend(echo_dataplane(self.model, self.held, *models), self.controlplane)  # type: ignore[arg-type]
         self._server = GrpcioServer(frontend, Address("127.0.0.1", 0))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="test-grpcio")

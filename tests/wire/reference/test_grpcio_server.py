@@ -21,8 +21,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 
+from modelserver.app.frontends import grpc_frontend
 from modelserver.errors import UnavailableError
-from modelserver.frontends.grpc.servicer import GrpcFrontend
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.planes.data import DataPlane
 from modelserver.protocol.call import Method, UnaryCall
@@ -51,7 +51,7 @@ async def serving(
     *models: EchoModel, limits: WireLimits | None = None, reuse_port: bool = False
 ) -> AsyncIterator[Running]:
     dataplane = echo_dataplane(*models)
-    frontend = GrpcFrontend(dataplane, EchoControlPlane(), health_watch_interval_s=0.01)  # type: ignore[arg-type]
+    frontend = grpc_frontend(dataplane, EchoControlPlane(), health_watch_interval_s=0.01)  # type: ignore[arg-type]
     server = GrpcioServer(frontend, Address(HOST, 0, "--grpc-port", reuse_port), limits)
     await server.start()
     try:
@@ -279,7 +279,7 @@ async def test_busy_port_is_named_with_its_flag(capfd: pytest.CaptureFixture[str
         busy.bind((HOST, 0))
         busy.listen()
         port = busy.getsockname()[1]
-        frontend = GrpcFrontend(echo_dataplane(), EchoControlPlane())  # type: ignore[arg-type]
+        frontend = grpc_frontend(echo_dataplane(), EchoControlPlane())  # type: ignore[arg-type]
         server = GrpcioServer(frontend, Address(HOST, port, "--grpc-port"))
         with pytest.raises(UnavailableError, match=rf"listen on {HOST}:{port}: Address already in use.*--grpc-port"):
             await server.start()
@@ -288,7 +288,7 @@ async def test_busy_port_is_named_with_its_flag(capfd: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])
 async def test_impossible_address_is_named_with_its_flag(host: str) -> None:
-    frontend = GrpcFrontend(echo_dataplane(), EchoControlPlane())  # type: ignore[arg-type]
+    frontend = grpc_frontend(echo_dataplane(), EchoControlPlane())  # type: ignore[arg-type]
     with pytest.raises(UnavailableError, match=f"{host}:1234.*--grpc-address"):
         await GrpcioServer(frontend, Address(host, 1234, "--grpc-port")).start()
 
@@ -296,7 +296,7 @@ async def test_impossible_address_is_named_with_its_flag(host: str) -> None:
 @pytest.mark.parametrize("reuse_port", [True, False])
 async def test_two_servers_share_a_port_only_if_asked(reuse_port: bool) -> None:
     async with serving(reuse_port=reuse_port) as running:
-        frontend = GrpcFrontend(echo_dataplane(), EchoControlPlane())  # type: ignore[arg-type]
+        frontend = grpc_frontend(echo_dataplane(), EchoControlPlane())  # type: ignore[arg-type]
         second = GrpcioServer(frontend, Address(HOST, running.server.port, "--grpc-port", reuse_port))
         if reuse_port:
             await second.start()
@@ -421,7 +421,8 @@ import asyncio, threading, sys
 import grpc.aio
 from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 from modelserver.protocol.call import Method, UnaryCall
-from modelserver.frontends.grpc.servicer import GrpcFrontend
+from modelserver.app.frontends import grpc_frontend
+from modelserver.frontends.grpc.frontend import GrpcFrontend
 from modelserver.wire.address import Address
 from modelserver.wire.reference.grpcio_server import GrpcioServer
 
@@ -429,7 +430,7 @@ ready, done = threading.Event(), threading.Event()
 
 async def serve():
     global port
-    server = GrpcioServer(GrpcFrontend(echo_dataplane(EchoModel()), EchoControlPlane()), Address("127.0.0.1", 0))
+    server = GrpcioServer(grpc_frontend(echo_dataplane(EchoModel()), EchoControlPlane()), Address("127.0.0.1", 0))
     await server.start()
     port = server.port
     ready.set()

@@ -1,112 +1,58 @@
-"""The gRPC frontend: every method of our services as a handler that knows no socket and no grpcio."""
+"""KServe's gRPC service: every method as a handler that knows no socket and no grpcio."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
-
 from modelserver.auth.access import ApiGroup
+from modelserver.auth.guard import KeyUse
 from modelserver.config.message import config_to_message
-from modelserver.core.long_work import Result, long_work
-from modelserver.core.request import InferRequest, forward, set_context
 from modelserver.errors import InvalidArgumentError, NotFoundError
-from modelserver.frontends.grpc import codec, replies
-from modelserver.frontends.grpc.access_log import with_access_log
-from modelserver.frontends.grpc.decoder import InferDecoder
-from modelserver.frontends.grpc.edge import answered, awaited, fail, streamed
+from modelserver.frontends.grpc import replies
+from modelserver.frontends.grpc.edge import answered, awaited
 from modelserver.frontends.grpc.head import decode_version
-from modelserver.frontends.grpc.health import Health
-from modelserver.frontends.grpc.peers import with_peers
-from modelserver.frontends.grpc.reflection import SERVICES as REFLECTION_SERVICES
-from modelserver.frontends.grpc.reflection import Reflection
+from modelserver.frontends.grpc.inference import Inference
 from modelserver.frontends.grpc.regions import Regions
-from modelserver.frontends.grpc.restricted import restricted
 from modelserver.frontends.grpc.settings import Settings
-from modelserver.frontends.grpc.stream import InferStream
 from modelserver.frontends.grpc.tasks import Tasks
 from modelserver.frontends.grpc.traffic import traffic_document, traffic_reply
-from modelserver.frontends.grpc.unary import UnaryReply
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.pb import model_config_pb2
-from modelserver.protocol.call import Method, StreamCall, UnaryCall
+from modelserver.protocol.call import Method, Service
 from modelserver.protocol.kserve import SERVICE
-from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, GrpcLimits
+from modelserver.protocol.limits import GrpcLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane
     from modelserver.planes.data import AnyDataPlane
 
-# Streams are read on at a drain: what their clients sent before they could know of it.
-_LAST_REQUESTS_S = 0.25
 
+class KServe:
+    """KServe v2 with Triton's extensions over the two planes. Everything runs on the event loop thread."""
 
-class GrpcFrontend:
-    """KServe v2 with Triton's extensions, grpc.health.v1 and reflection over the two planes.
-
-    `methods` maps full method names to handlers. Everything runs on the event loop thread.
-    """
-
-    def __init__(
-        self,
-        dataplane: AnyDataPlane,
-        controlplane: AnyControlPlane,
-        limits: GrpcLimits = DEFAULT_GRPC_LIMITS,
-        *,
-        health_watch_interval_s: float = 0.5,
-    ) -> None:
+    def __init__(self, dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: GrpcLimits) -> None:
         self._dataplane = dataplane
         self._controlplane = controlplane
-        self._limits = limits
-        self._decoder = InferDecoder(limits)
-        self._forwards = bool(limits.access.forward_pattern)
-        self._reads_context = limits.access.reads_context
-        self._names_callers = bool(limits.access.callers_by)
+        self._inference = Inference(dataplane, limits)
         self._tasks = Tasks()
-        self._streams: set[InferStream] = set()
-        self._draining = asyncio.Event()
-        health = Health(dataplane, self._draining, watch_interval_s=health_watch_interval_s)
-        reflection = Reflection(
-            services=(SERVICE, "grpc.health.v1.Health", *REFLECTION_SERVICES),
-            files=(
-                model_config_pb2.DESCRIPTOR,
-                pb.DESCRIPTOR,
-                health_pb2.DESCRIPTOR,
-                reflection_pb2.DESCRIPTOR,
-            ),
-        )
-        own = {
-            f"/{SERVICE}/{name}": method.of(group)
-            for group, methods in self._own_methods().items()
-            for name, method in methods.items()
-        }
+
+    def service(self) -> Service:
+        """All of its methods."""
         methods = {
-            **own,
-            **{path: method.of(ApiGroup.HEALTH) for path, method in health.methods.items()},
-            **{path: method.of(ApiGroup.METADATA) for path, method in reflection.methods.items()},
+            name: method.of(group) for group, methods in self._methods().items() for name, method in methods.items()
         }
-        guarded = with_peers(self._guard(restricted(methods, limits.access)))
-        self.methods: Mapping[str, Method] = with_access_log(guarded, is_logged=limits.access.is_logged)
+        # Load balancers, who have no key, ask for these.
+        for name in ("ServerLive", "ServerReady"):
+            methods[name] = methods[name].of(ApiGroup.HEALTH, KeyUse.UNUSED)
+        return Service(
+            SERVICE,
+            {**methods, **self._inference.methods},
+            (model_config_pb2.DESCRIPTOR, pb.DESCRIPTOR),
+            self._inference.drain,
+        )
 
-    def _guard(self, methods: Mapping[str, Method]) -> Mapping[str, Method]:
-        """What stands before the methods; here nothing."""
-        return methods
-
-    def drain(self) -> None:
-        """Open streams soon take no more requests, and end when those in flight are answered. Called once."""
-        self._draining.set()
-        for stream in self._streams:
-            self._drain_soon(stream)
-
-    def _drain_soon(self, stream: InferStream) -> None:
-        """What the client sent before it could know is taken."""
-        asyncio.get_running_loop().call_later(_LAST_REQUESTS_S, stream.drain)
-
-    def _own_methods(self) -> Mapping[ApiGroup, Mapping[str, Method]]:
+    def _methods(self) -> Mapping[ApiGroup, Mapping[str, Method]]:
         """By the group, which says what a caller needs, and the name."""
         regions, settings = Regions(self._dataplane), Settings(self._dataplane, self._controlplane)
         return {
@@ -121,10 +67,6 @@ class GrpcFrontend:
             },
             ApiGroup.MODEL_CONFIG: {"ModelConfig": answered(pb.ModelConfigRequest, self._model_config)},
             ApiGroup.STATISTICS: {"ModelStatistics": answered(pb.ModelStatisticsRequest, self._model_statistics)},
-            ApiGroup.INFERENCE: {
-                "ModelInfer": Method(unary=self._model_infer),
-                "ModelStreamInfer": streamed(self._model_stream_infer),
-            },
             ApiGroup.MODEL_REPOSITORY: {
                 "RepositoryIndex": answered(pb.RepositoryIndexRequest, self._repository_index),
                 "RepositoryModelLoad": awaited(pb.RepositoryModelLoadRequest, self._load, self._tasks),
@@ -135,63 +77,6 @@ class GrpcFrontend:
             ApiGroup.LOGGING: {"LogSettings": settings.log},
             ApiGroup.TRACE: {"TraceSetting": settings.trace},
         }
-
-    # Inference.
-
-    def _model_infer(self, call: UnaryCall) -> None:
-        reply = UnaryReply(call)
-        try:
-            decoded = self._decoder.decode_on_loop(call.message, reply)
-            if isinstance(decoded, codec.Outline):
-                self._dataplane.check_inputs(decoded.request)
-                infer = partial(self._infer_decoded, call, reply)
-                call.on_cancel = long_work().start(self._decoder.element_slices(decoded), infer)
-                return
-        except Exception as error:
-            reply.release()
-            fail(call, error)
-        else:
-            self._infer(call, reply, decoded)
-
-    def _infer_decoded(self, call: UnaryCall, reply: UnaryReply, result: Result[InferRequest]) -> None:
-        try:
-            request = result()
-        except Exception as error:
-            reply.release()
-            fail(call, error)
-        else:
-            self._infer(call, reply, request)
-
-    def _infer(self, call: UnaryCall, reply: UnaryReply, request: InferRequest) -> None:
-        try:
-            if call.deadline_ns is not None:
-                request.deadline_ns = call.deadline_ns
-            if self._forwards and (headers := self._limits.access.forwarded(call.metadata)):
-                forward(request, headers)
-            if self._reads_context and (context := self._limits.access.context(call.metadata)):
-                set_context(request, context)
-            if self._names_callers:
-                request.caller = self._limits.access.caller(call.metadata, call.peer)
-            reply.request = request
-            self._dataplane.infer(request)
-        except Exception as error:
-            reply.release()
-            fail(call, error)
-        else:
-            if not reply.is_answered:
-                call.on_cancel = request.cancel
-
-    async def _model_stream_infer(self, call: StreamCall) -> None:
-        stream = InferStream(call, self._dataplane, self._decoder, self._limits)
-        self._streams.add(stream)
-        if self._draining.is_set():
-            self._drain_soon(stream)
-        try:
-            await stream.run()
-        finally:
-            self._streams.discard(stream)
-
-    # Health, metadata, statistics.
 
     def _server_live(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=self._dataplane.is_live)

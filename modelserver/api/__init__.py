@@ -1,0 +1,73 @@
+"""All that the author of an HTTP API imports.
+
+An API is a family of routes with one form of errors. An installed package offers one by an entry point in the group
+`modelserver.apis`: a function that takes an `ApiContext` and returns an `Api`. The server looks at keys, scopes and
+restrictions before a handler is called, and answers unknown paths and methods in the API's own form.
+`docs/add-an-api.md` builds one step by step.
+"""
+
+from __future__ import annotations
+
+from modelserver.api.call import Call, Serve
+from modelserver.api.context import ApiContext, ApiFactory
+from modelserver.auth.access import ApiGroup
+from modelserver.auth.api_keys import Scope
+from modelserver.auth.guard import KeyUse
+from modelserver.core.datatype import Datatype
+from modelserver.core.request import InferRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.tensor import Tensor
+from modelserver.errors import (
+    AlreadyExistsError,
+    ErrorCode,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    PayloadTooLargeError,
+    PermissionDeniedError,
+    ServerError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from modelserver.protocol.api import Api, Route
+from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter
+from modelserver.protocol.http_status import PLAIN_ERRORS, STATUS, json_response
+from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import ErrorWriter, HttpResponse
+
+__all__ = [
+    "PLAIN_ERRORS",
+    "STATUS",
+    "AlreadyExistsError",
+    "Api",
+    "ApiContext",
+    "ApiFactory",
+    "ApiGroup",
+    "Call",
+    "Datatype",
+    "ErrorCode",
+    "ErrorWriter",
+    "HttpExchange",
+    "HttpHead",
+    "HttpLimits",
+    "HttpResponse",
+    "InferRequest",
+    "InferResponse",
+    "InternalError",
+    "InvalidArgumentError",
+    "KeyUse",
+    "NotFoundError",
+    "PayloadTooLargeError",
+    "PermissionDeniedError",
+    "ResponseWriter",
+    "Route",
+    "Scope",
+    "Serve",
+    "ServerError",
+    "Tensor",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnsupportedError",
+    "json_response",
+]

@@ -1,0 +1,225 @@
+"""One call of an installed API: its body, its answer, and the models that it asks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+
+from modelserver.core.datatype import Datatype
+from modelserver.core.long_work import long_work
+from modelserver.core.request import InferRequest, forward, set_context
+from modelserver.core.response import ParameterValue
+from modelserver.core.stream import ResponseStream
+from modelserver.core.tensor import Buffer, Tensor
+from modelserver.errors import InvalidArgumentError, ModelAsleepError, UnsupportedError
+from modelserver.frontends.http.body import check_size, respond_compressed
+from modelserver.frontends.http.json_body import object_slices
+from modelserver.frontends.http.patience import patience_ns
+from modelserver.protocol.compression import choose_encoding, decompress
+from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
+from modelserver.protocol.http_status import JSON_TYPE
+from modelserver.protocol.limits import HttpLimits
+
+if TYPE_CHECKING:
+    from modelserver.planes.data import AnyDataPlane
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+_EVENT_HEADERS: Final = (
+    ("Content-Type", "text/event-stream; charset=utf-8"),
+    ("Cache-Control", "no-cache"),
+    ("X-Accel-Buffering", "no"),
+)
+
+
+class Call:
+    """A request on its way to be answered once: whole, by `answer` or `respond`, or by events, by `send`.
+
+    `arguments` are the values of the pattern's `{name}` segments. Used in the call's own Task, which is cancelled when
+    the client leaves: whatever it asked of models is cancelled with it.
+    """
+
+    def __init__(
+        self, exchange: HttpExchange, arguments: Mapping[str, str], dataplane: AnyDataPlane, limits: HttpLimits
+    ) -> None:
+        self.arguments = arguments
+        self._exchange = exchange
+        self._dataplane = dataplane
+        self._limits = limits
+        self._writer: ResponseWriter | None = None
+        self._is_answered = False
+
+    @property
+    def head(self) -> HttpHead:
+        """Method, path, query and headers."""
+        return self._exchange.head
+
+    # The body.
+
+    async def body(self) -> Buffer:
+        """The body without its Content-Encoding.
+
+        Raises PayloadTooLargeError, UnsupportedError for an unknown encoding, InvalidArgumentError for broken data.
+        """
+        body = self._exchange.body
+        check_size(body, self._limits)
+        encoding = self.head.headers.get("content-encoding")
+        if encoding is None:
+            return body
+        work = partial(decompress, body, encoding, self._limits.max_body_bytes)
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
+    async def json(self) -> dict[str, Any]:
+        """The body as a JSON object, empty where there is no body. A long one is parsed beside the event loop.
+
+        Raises as `body`, and InvalidArgumentError for what is not a JSON object.
+        """
+        return await long_work().run(object_slices(await self.body(), self._limits))
+
+    # The answer.
+
+    def answer(self, document: object, status: int = 200) -> None:
+        """Answer with a JSON document, compressed if the client prefers that."""
+        self.respond(HttpResponse(status, [JSON_TYPE], (orjson.dumps(document),)))
+
+    def respond(self, response: HttpResponse) -> None:
+        """Answer with anything else."""
+        self._begin_answer()
+        accepted = self.head.headers.get("accept-encoding")
+        respond_compressed(self._exchange, response, choose_encoding(accepted) if accepted else None)
+
+    async def send(self, document: object, *, event: str = "") -> None:
+        """Send a server-sent event, with a name if it has one; the first one begins the answer.
+
+        Returns when the client has room for more. Raises ConnectionError when it has left.
+        """
+        if self._writer is None:
+            self._begin_answer()
+            self._writer = self._exchange.start(200, list(_EVENT_HEADERS))
+        await self._writer.write(_event(orjson.dumps(document), event))
+
+    async def finish(self) -> None:
+        """End an answer of events. Called when the handler returns; raises RuntimeError when it did not answer."""
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            await writer.close()
+        elif not self._is_answered:
+            raise RuntimeError(f"the handler of {self.head.path:.200} returned without an answer")
+
+    async def fail(self, response: HttpResponse) -> None:
+        """Answer with an error, or, where the answer has begun, end it with the error as the event `error`."""
+        if self._writer is not None:
+            await self._writer.write(_event(b"".join(response.body), "error"))
+            await self.finish()
+        elif not self._is_answered:
+            self.respond(response)
+
+    def _begin_answer(self) -> None:
+        if self._is_answered:
+            raise RuntimeError(f"the handler of {self.head.path:.200} answers twice")
+        self._is_answered = True
+
+    # Models.
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        version: int | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """The outputs of a model that answers once, by their names.
+
+        Arrays have the shapes and types of the model's metadata, with the batch dimension; text is bytes in an array of
+        objects. Raises the ServerError that the model or the server refuses the request with.
+        """
+        found = None
+        async with aclosing(self.stream(model, inputs, version=version, parameters=parameters)) as responses:
+            async for outputs in responses:
+                if found is not None:
+                    raise UnsupportedError(f"model '{model}' answers more than once: use Call.stream")
+                found = outputs
+        if found is None:
+            raise UnsupportedError(f"model '{model}' ended without an answer")
+        return found
+
+    async def stream(
+        self,
+        model: str,
+        inputs: Arrays,
+        *,
+        version: int | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+    ) -> AsyncGenerator[dict[str, np.ndarray[Any, Any]], None]:
+        """The outputs of each response of a model, as they come. Raises as `infer`.
+
+        A model that can wait does so while the loop's body is busy. Leaving the loop early cancels the request.
+        """
+        request = self._request(model, inputs, version, parameters)
+        try:
+            self._dataplane.infer(request)
+        except ModelAsleepError as asleep:
+            await asleep.wake()
+            request = self._request(model, inputs, version, parameters)
+            self._dataplane.infer(request)
+        try:
+            async for response in request.stream:
+                if response.error is not None:
+                    raise response.error
+                if response.outputs:
+                    yield {tensor.name: tensor.data for tensor in response.outputs}
+                request.stream.has_read()
+        finally:
+            if not request.stream.is_finished:
+                request.cancel()
+
+    def _request(
+        self, model: str, inputs: Arrays, version: int | None, parameters: Mapping[str, ParameterValue] | None
+    ) -> InferRequest:
+        """With what the call's headers say: forwarded ones, the trace that it belongs to, its deadline, its caller."""
+        tensors = {name: _tensor(name, data) for name, data in inputs.items()}
+        request = InferRequest(model, version, tensors, parameters=parameters or {}, stream=_Stream())
+        access, head = self._limits.access, self.head
+        if (forwarded := access.forwarded(head.headers, head.names)) is not None:
+            forward(request, forwarded)
+        if context := access.context(head.headers):
+            set_context(request, context)
+        if patience := patience_ns(head.headers):
+            request.deadline_ns = time.monotonic_ns() + patience
+        if access.callers_by:
+            request.caller = access.caller(head.headers, self._exchange.peer)
+        return request
+
+
+# Serves a call: answers it, or raises.
+Serve = Callable[[Call], Awaitable[None]]
+
+
+class _Stream(ResponseStream):
+    """The responses of one request, which the call's Task reads."""
+
+    __slots__ = ()
+
+    protocol = "HTTP"
+    reads_later = True
+
+
+def _tensor(name: str, data: np.ndarray[Any, Any]) -> Tensor:
+    try:
+        datatype = Datatype.from_numpy(data.dtype)
+    except KeyError:
+        raise InvalidArgumentError(f"input '{name}': no datatype carries arrays of {data.dtype}") from None
+    return Tensor(name, datatype, data)
+
+
+def _event(data: bytes, name: str) -> bytes:
+    lines = b"".join(b"data: %b\n" % line for line in data.splitlines() or [b""])
+    return (f"event: {name}\n".encode() if name else b"") + lines + b"\n"

@@ -1,0 +1,114 @@
+"""Who may make a call: decided once, by its head and by what is declared of its route, for HTTP and gRPC alike.
+
+A route or method says what it needs (`Needs`). The guard compares that with the headers: those of the operator's
+restrictions, and, where there are API keys, the caller's key. Whether a caller may use a model is the planes' question.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from modelserver.auth.access import EVERYBODY, KEY_HEADERS, WITHOUT_KEY, Access, Admitted, ApiGroup
+from modelserver.auth.api_keys import CALLER, ApiKey, KeyRing, Scope, scope_of
+from modelserver.errors import PermissionDeniedError, ServerError
+from modelserver.telemetry.audit import record
+
+Headers = Mapping[str, str | bytes]
+
+
+class KeyUse(enum.Enum):
+    """Whether a call needs an API key, on a server that has keys."""
+
+    NEEDED = "needed"
+    # A caller without a key is served; one who sends a key must have the scope, and is told more.
+    OPTIONAL = "optional"
+    # Load balancers call it, who have no key.
+    UNUSED = "unused"
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a caller of a route or method needs.
+
+    `group` is the operator's: calls of a restricted group need a header. `scope` is what the caller's API key must
+    have, where there are keys. `is_control`: the scope is `admin`; the audit log has such calls, with their peers.
+    """
+
+    group: ApiGroup
+    scope: Scope
+    key: KeyUse = KeyUse.NEEDED
+    is_control: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_control", self.scope == Scope.ADMIN)
+
+    @classmethod
+    def of(cls, group: ApiGroup, scope: Scope | None = None, key: KeyUse = KeyUse.NEEDED) -> Needs:
+        """With the scope that the group's calls usually need, unless another one is given."""
+        return cls(group, scope_of(group) if scope is None else scope, key)
+
+
+class RestrictedError(PermissionDeniedError):
+    """A call came without the header that the operator demands for its group; `header` is its name."""
+
+    def __init__(self, header: str) -> None:
+        super().__init__(f"This API is restricted, expecting header '{header}'")
+        self.header = header
+
+
+class Guard:
+    """Decides by the restrictions of one protocol, and by the keys where there are any. Event loop thread only."""
+
+    def __init__(self, access: Access, keys: KeyRing | None = None) -> None:
+        self._restrictions = {group: rule for group in ApiGroup if (rule := access.restriction(group)) is not None}
+        self._keys = keys
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it admits every call."""
+        return self._keys is None and not self._restrictions
+
+    def admit(self, needs: Needs, headers: Headers, *what: str) -> ApiKey | None:
+        """The caller's key; None where no key is needed. `what` is called: a path, after its method if it has some.
+
+        Raises UnauthenticatedError without a valid key, PermissionDeniedError for one without the scope, and
+        RestrictedError. A refused call of control is recorded in the audit log.
+        """
+        caller = None
+        if self._keys is not None and self._wants_key(needs, headers):
+            caller = self._keys.caller(headers)
+            if needs.scope not in caller.scopes:
+                _refuse_scope(caller, needs, " ".join(what))
+        restriction = self._restrictions.get(needs.group)
+        if restriction is not None and not restriction.allows(headers):
+            raise RestrictedError(restriction.key)
+        return caller
+
+    def identify(self, headers: Headers) -> ApiKey | None:
+        """The caller of what does not exist: it is not told apart from what needs a key. Raises as `admit`."""
+        return None if self._keys is None else self._keys.caller(headers)
+
+    def admission(self, caller: ApiKey | None) -> Admitted:
+        """What `admit` or `identify` said, as a wire wants to know it before it takes a body."""
+        if caller is not None:
+            return Admitted(caller.name)
+        return EVERYBODY if self._keys is None else WITHOUT_KEY
+
+    def _wants_key(self, needs: Needs, headers: Headers) -> bool:
+        if needs.key is KeyUse.OPTIONAL:
+            return any(headers.get(name) is not None for name in KEY_HEADERS)
+        return needs.key is KeyUse.NEEDED
+
+
+def _refuse_scope(caller: ApiKey, needs: Needs, what: str) -> None:
+    """Raise PermissionDeniedError; an attempt to control the server is recorded."""
+    try:
+        caller.check_scope(needs.scope)
+    except ServerError as error:
+        if needs.is_control:
+            token = CALLER.set(caller)
+            record(what, "", error)
+            CALLER.reset(token)
+        raise

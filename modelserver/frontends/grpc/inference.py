@@ -1,0 +1,109 @@
+"""Inference over gRPC: one call, and streams of calls. Decodes, calls the data plane, answers from its callback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from modelserver.auth.access import ApiGroup
+from modelserver.core.long_work import Result, long_work
+from modelserver.core.request import InferRequest, forward, set_context
+from modelserver.frontends.grpc import codec
+from modelserver.frontends.grpc.decoder import InferDecoder
+from modelserver.frontends.grpc.edge import fail, streamed
+from modelserver.frontends.grpc.stream import InferStream
+from modelserver.frontends.grpc.unary import UnaryReply
+from modelserver.protocol.call import Method, StreamCall, UnaryCall
+from modelserver.protocol.limits import GrpcLimits
+
+if TYPE_CHECKING:
+    from modelserver.planes.data import InferPlane
+
+# Streams are read on at a drain: what their clients sent before they could know of it.
+_LAST_REQUESTS_S = 0.25
+
+
+class Inference:
+    """ModelInfer and ModelStreamInfer. Event loop thread only."""
+
+    def __init__(self, dataplane: InferPlane, limits: GrpcLimits) -> None:
+        self._dataplane = dataplane
+        self._limits = limits
+        self._decoder = InferDecoder(limits)
+        self._forwards = bool(limits.access.forward_pattern)
+        self._reads_context = limits.access.reads_context
+        self._names_callers = bool(limits.access.callers_by)
+        self._streams: set[InferStream] = set()
+        self._is_draining = False
+
+    @property
+    def methods(self) -> Mapping[str, Method]:
+        return {
+            "ModelInfer": Method(unary=self._model_infer, group=ApiGroup.INFERENCE),
+            "ModelStreamInfer": streamed(self._model_stream_infer).of(ApiGroup.INFERENCE),
+        }
+
+    def drain(self) -> None:
+        """Open streams soon take no more requests, and end when those in flight are answered."""
+        self._is_draining = True
+        for stream in self._streams:
+            self._drain_soon(stream)
+
+    def _drain_soon(self, stream: InferStream) -> None:
+        """What the client sent before it could know is taken."""
+        asyncio.get_running_loop().call_later(_LAST_REQUESTS_S, stream.drain)
+
+    def _model_infer(self, call: UnaryCall) -> None:
+        reply = UnaryReply(call)
+        try:
+            decoded = self._decoder.decode_on_loop(call.message, reply)
+            if isinstance(decoded, codec.Outline):
+                self._dataplane.check_inputs(decoded.request)
+                infer = partial(self._infer_decoded, call, reply)
+                call.on_cancel = long_work().start(self._decoder.element_slices(decoded), infer)
+                return
+        except Exception as error:
+            reply.release()
+            fail(call, error)
+        else:
+            self._infer(call, reply, decoded)
+
+    def _infer_decoded(self, call: UnaryCall, reply: UnaryReply, result: Result[InferRequest]) -> None:
+        try:
+            request = result()
+        except Exception as error:
+            reply.release()
+            fail(call, error)
+        else:
+            self._infer(call, reply, request)
+
+    def _infer(self, call: UnaryCall, reply: UnaryReply, request: InferRequest) -> None:
+        try:
+            if call.deadline_ns is not None:
+                request.deadline_ns = call.deadline_ns
+            if self._forwards and (headers := self._limits.access.forwarded(call.metadata)):
+                forward(request, headers)
+            if self._reads_context and (context := self._limits.access.context(call.metadata)):
+                set_context(request, context)
+            if self._names_callers:
+                request.caller = self._limits.access.caller(call.metadata, call.peer)
+            reply.request = request
+            self._dataplane.infer(request)
+        except Exception as error:
+            reply.release()
+            fail(call, error)
+        else:
+            if not reply.is_answered:
+                call.on_cancel = request.cancel
+
+    async def _model_stream_infer(self, call: StreamCall) -> None:
+        stream = InferStream(call, self._dataplane, self._decoder, self._limits)
+        self._streams.add(stream)
+        if self._is_draining:
+            self._drain_soon(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)

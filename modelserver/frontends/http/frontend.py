@@ -1,0 +1,145 @@
+"""The HTTP frontend of a port: APIs behind one router and one guard. Knows no path of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from modelserver.auth.access import EVERYBODY, Admitted
+from modelserver.auth.api_keys import CALLER
+from modelserver.auth.guard import Guard, Needs, RestrictedError
+from modelserver.errors import ModelAsleepError, NotFoundError, ServerError, UnauthenticatedError
+from modelserver.frontends.http.router import Match, Router, allowed_methods, route_for
+from modelserver.frontends.http.waking import WakingExchanges
+from modelserver.protocol.api import Api, Route
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.response import ErrorWriter
+from modelserver.telemetry.audit import PEER
+
+
+class HttpFrontend(Frontend):
+    """Answers exchanges by the routes of its APIs. Called from the event loop thread.
+
+    The guard admits a call by what its route needs, before the handler is called. Whatever a handler raises is answered
+    in the form of the API. Unknown paths need a key, too, where there are keys, so that nobody can probe for routes.
+    """
+
+    def __init__(self, apis: Sequence[Api], guard: Guard) -> None:
+        """Raises InvalidArgumentError when two of the APIs have the same route."""
+        self._router = Router(apis)
+        self._guard = guard
+        self._is_open = guard.is_idle
+        self._waking = WakingExchanges()
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """All that this frontend serves."""
+        return self._router.routes
+
+    @property
+    def apis(self) -> tuple[Api, ...]:
+        """The APIs, in the order in which they answer for paths that several have."""
+        return self._router.apis
+
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer `exchange`, now or later; never raises."""
+        head = exchange.head
+        try:
+            memo = head.memo
+            if memo is not None:
+                if self._is_open:
+                    memo.recall(exchange, memo)
+                else:
+                    self._call(exchange, memo.needs, memo.recall, memo)
+                return
+            found = self._router.find(head.path)
+            route = None if found is None else route_for(found.routes, head.method)
+            if found is None or route is None:
+                response = self._nothing(head, found)
+            elif self._is_open and not route.needs.is_control:
+                route.call(exchange, **found.arguments)
+                return
+            else:
+                self._call(exchange, route.needs, route.call, **found.arguments)
+                return
+        except ModelAsleepError as asleep:
+            self._waking.retry(exchange, asleep, self.handle, self.errors(head.path))
+            return
+        except Exception as error:
+            response = _failure(error, self.errors(head.path))
+        exchange.respond(response)
+
+    def api(self, path: str) -> Api:
+        """The API that answers for the path, whether it has such a route or not."""
+        return self._router.api(path)
+
+    def errors(self, path: str) -> ErrorWriter:
+        """The form of that API."""
+        return self._router.api(path).errors
+
+    def serves(self, head: HttpHead) -> bool:
+        """Whether there is a route for a request with this head."""
+        return self._router.route(head.method, head.path) is not None
+
+    def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
+        """Refuses a request that `handle` would refuse by its head, or for the model that its path names."""
+        if self._is_open:
+            return EVERYBODY
+        found = self._router.route(head.method, head.path)
+        token = PEER.set(peer)
+        try:
+            if found is None:
+                return self._guard.admission(self._guard.identify(head.headers))
+            route, arguments = found
+            caller = self._guard.admit(route.needs, head.headers, head.method, head.path)
+            # Refusals of control are recorded by the plane, with what was to be done.
+            if caller is not None and route.model in arguments and not route.needs.is_control:
+                caller.check_model(arguments[route.model])
+        except ServerError as error:
+            return _failure(error, self.errors(head.path))
+        finally:
+            PEER.reset(token)
+        return self._guard.admission(caller)
+
+    def _call(
+        self, exchange: HttpExchange, needs: Needs, call: Callable[..., None], *rest: object, **arguments: str
+    ) -> None:
+        """Call the handler of an admitted call. What it starts, Tasks and callbacks, knows the caller, too."""
+        head = exchange.head
+        peer = PEER.set(exchange.peer) if needs.is_control else None
+        try:
+            caller = CALLER.set(self._guard.admit(needs, head.headers, head.method, head.path))
+            try:
+                call(exchange, *rest, **arguments)
+            finally:
+                CALLER.reset(caller)
+        finally:
+            if peer is not None:
+                PEER.reset(peer)
+
+    def _nothing(self, head: HttpHead, found: Match | None) -> HttpResponse:
+        """The answer where no route is: 404 or 405. Raises as `Guard.identify`."""
+        self._guard.identify(head.headers)
+        if found is not None:
+            return _not_allowed(head, found)
+        nearest = self._router.nearest(head.path)
+        starts = ", ".join(self._router.starts(head.path))
+        hint = f"; did you mean {nearest}?" if nearest else f"; paths here begin with {starts}"
+        error = NotFoundError(f"Not Found: there is no path '{head.path:.200}'{hint}")
+        return _failure(error, self.errors(head.path))
+
+
+def _not_allowed(head: HttpHead, found: Match) -> HttpResponse:
+    allowed = ", ".join(allowed_methods(found.routes))
+    message = f"Method Not Allowed: {head.method:.20} on {head.path:.200}, use {allowed}"
+    response = found.api.errors.refused(405, message, "method_not_allowed")
+    response.headers = [*response.headers, ("Allow", allowed)]
+    return response
+
+
+def _failure(error: Exception, errors: ErrorWriter) -> HttpResponse:
+    if isinstance(error, RestrictedError):
+        return errors.restricted(error.header)
+    response = errors.failed(error)
+    if isinstance(error, UnauthenticatedError):
+        response.headers = [*response.headers, ("WWW-Authenticate", "Bearer")]
+    return response

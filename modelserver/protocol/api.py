@@ -1,0 +1,52 @@
+"""A family of HTTP calls as data: its routes, what a caller of each needs, and how its errors look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from modelserver.auth.access import ApiGroup
+from modelserver.auth.api_keys import Scope
+from modelserver.auth.guard import KeyUse, Needs
+from modelserver.protocol.http_status import PLAIN_ERRORS
+from modelserver.protocol.response import ErrorWriter
+
+# A handler is called with the exchange and the values of the pattern's `{name}` segments.
+RouteCall = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One call of an API, such as `Route("GET", "/v2/models/{name}", call, ApiGroup.METADATA, model="name")`.
+
+    `group` is the operator's word for calls that are restricted together. `scope` is what an API key must have; without
+    one, what calls of the group usually need. `key` says whether a key is needed at all. `model` is the segment that
+    names the model; empty where the body names it, or where no model is asked: then the planes check the key's models.
+    """
+
+    method: str
+    pattern: str
+    call: RouteCall
+    group: ApiGroup
+    scope: Scope | None = None
+    key: KeyUse = KeyUse.NEEDED
+    model: str = ""
+    needs: Needs = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", Needs.of(self.group, self.scope, self.key))
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A family of calls: `name`, for messages and flags, its routes, and the form of its errors.
+
+    Unknown paths below one of `beginnings`, such as "/v2", are answered in this API's form; so is a known path that is
+    asked by another method. An API with a `port` is served there, and there alone; port 0 takes a free one.
+    """
+
+    name: str
+    routes: tuple[Route, ...]
+    errors: ErrorWriter = PLAIN_ERRORS
+    port: int | None = None
+    beginnings: tuple[str, ...] = ()
