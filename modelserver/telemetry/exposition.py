@@ -7,6 +7,7 @@ they are of unknown type, so that a scraper that negotiates it finds the same na
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,13 +21,15 @@ from modelserver.core.long_work import Slices, finish
 TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _LAST_LABELS = frozenset({"le", "quantile"})
+_WHOLE_BOUND = re.compile(r'(\ble="\d+)\.0"')
 
 
 class SampleBlock(NamedTuple):
-    """Samples of one family as lines, which are the same in both formats, and the name of the first one."""
+    """Samples of one family as lines of both formats, and the name of the first one."""
 
     sample_name: str
-    lines: str
+    text: str
+    openmetrics: str
 
 
 class RenderedFamily(Metric):
@@ -43,7 +46,8 @@ class RenderedFamily(Metric):
 
 def sample_block(metric: Metric) -> SampleBlock:
     """The samples of a family that has some."""
-    return SampleBlock(metric.samples[0].name, "\n".join(map(_line, metric.samples)))
+    lines = "\n".join(map(_line, metric.samples))
+    return SampleBlock(metric.samples[0].name, text=_with_short_bounds(lines), openmetrics=lines)
 
 
 def render_text(families: Iterable[Metric]) -> bytes:
@@ -60,11 +64,11 @@ def text_slices(families: Iterable[Metric]) -> Slices[bytes]:
         lines.append(f"# HELP {name} {_escape_help(family.documentation)}")
         lines.append(f"# TYPE {name} {kind}")
         if isinstance(family, RenderedFamily):
-            lines += [block.lines for block in family.blocks]
+            lines += [block.text for block in family.blocks]
             yield
         for sample in family.samples:
             if not sample.name.endswith("_created"):
-                lines.append(_line(sample))
+                lines.append(_with_short_bounds(_line(sample)))
                 yield
     return ("\n".join(lines) + "\n").encode()
 
@@ -86,7 +90,7 @@ def openmetrics_slices(families: Iterable[Metric]) -> Slices[bytes]:
         lines.append(f"# HELP {family.name} {_escape_value(family.documentation)}")
         lines.append(f"# TYPE {family.name} {kind}")
         if isinstance(family, RenderedFamily):
-            lines += [block.lines for block in family.blocks]
+            lines += [block.openmetrics for block in family.blocks]
             yield
         for sample in family.samples:
             lines.append(_line(sample))
@@ -122,13 +126,13 @@ def _line(sample: Sample) -> str:
 def _labels(labels: tuple[tuple[str, str], ...]) -> str:
     """In Triton's order: a script that reads lines finds them."""
     ordered = sorted(labels, key=lambda label: _label_rank(label[0]))
-    text = ",".join(f'{name}="{_escape_value(_label(name, value))}"' for name, value in ordered)
+    text = ",".join(f'{name}="{_escape_value(value)}"' for name, value in ordered)
     return f"{{{text}}}" if text else ""
 
 
-def _label(name: str, value: str) -> str:
-    """A bucket's bound is `1`, as in Triton's text, where OpenMetrics demands `1.0`."""
-    return value.removesuffix(".0") if name == "le" else value
+def _with_short_bounds(lines: str) -> str:
+    """A bucket's bound is `1` in Triton's text, where OpenMetrics demands `1.0`."""
+    return _WHOLE_BOUND.sub(r'\1"', lines) if "_bucket{" in lines else lines
 
 
 def _label_rank(name: str) -> tuple[bool, str]:

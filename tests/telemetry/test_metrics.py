@@ -119,6 +119,8 @@ def test_a_model_has_each_number_in_both_formats(
     parse: Callable[[ServerMetrics], dict[Any, float]], name: str, labels: dict[str, str], value: float
 ) -> None:
     model = worked_model()
+    if parse is parse_text and "le" in labels:
+        labels = {"le": labels["le"].removesuffix(".0")}  # as Triton writes it; OpenMetrics demands the fraction
     key = tuple(sorted({"model": model.name, "version": "3", **labels}.items()))
     assert parse(metrics(model))[name, key] == pytest.approx(value)
 
@@ -255,13 +257,13 @@ def test_instances_measure_themselves() -> None:
         ]
 
     model = LoadedModel("llm", 2, measured=[measured(4.0, (1, 2)), measured(5.0, (0, 0))])
-    for found in (parse_text(metrics(model)), parse_openmetrics(metrics(model))):
+    for found, one in ((parse_text(metrics(model)), "1"), (parse_openmetrics(metrics(model)), "1.0")):
         of = {"engine": "0", "model": "llm", "model_name": "llm", "version": "2"}
         assert found["vllm:running", tuple(sorted(of.items()))] == 4.0
         assert found["vllm:running", tuple(sorted({**of, "engine": "1"}.items()))] == 5.0
         assert found["vllm:ended_total", tuple(sorted({**of, "reason": "stop"}.items()))] == 3.0
-        buckets = {le: found["vllm:seconds_bucket", tuple(sorted({**of, "le": le}.items()))] for le in ("1.0", "+Inf")}
-        assert buckets == {"1.0": 1, "+Inf": 3}
+        buckets = {le: found["vllm:seconds_bucket", tuple(sorted({**of, "le": le}.items()))] for le in (one, "+Inf")}
+        assert buckets == {one: 1, "+Inf": 3}
         assert found["vllm:seconds_sum", tuple(sorted(of.items()))] == 2.5
 
 
