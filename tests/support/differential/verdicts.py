@@ -49,14 +49,10 @@ RULES: tuple[Rule, ...] = (
     _better("binary data asked for is binary, empty or not", "no elements (*", "no texts (*", "http: raw and empty"),
     _better("who reads outputs by their place finds them as they were asked for", "outputs in another order (*"),
     _better(
-        "data is nested as the shape says, or flat", "http: nested too deep", "http: half nested", "http: nested texts"
-    ),
-    _better(
         "values that the datatype cannot hold are refused", "http: an integer beyond its type", "http: a huge float"
     ),
     _better("bytes that are no text are not sent as one", "http: bytes that are no text"),
     _better("no body is no request", "http: no body"),
-    _better("a raw text needs a shape of one element, not one that says so", "http: raw text"),
     _better("a body is what its encoding says", "http: gzip that is none"),
     _better("what belongs to no input is refused", "grpc: a raw part too many"),
     _better("a version is a number", "version '1.0' (*"),
