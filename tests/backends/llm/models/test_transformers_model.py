@@ -60,7 +60,7 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     ("model_type", "words"),
     [
         ("diffllama", "attends more than once"),
-        ("gptj", "cannot be exchanged"),
+        ("falcon", "cannot be exchanged"),
         ("bloom", "0 of the 1 layers"),
         ("mpt", "does not run on blocks"),
     ],
