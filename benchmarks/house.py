@@ -87,7 +87,7 @@ class Case:
 
 
 def chat(connection: http.client.HTTPConnection, num_tokens: int) -> None:
-    """One chat, streamed, of so many tokens."""
+    """One streamed chat with this number of tokens."""
     body = {
         "model": "tiny_chat",
         "messages": [{"role": "user", "content": "What is a list?"}],

@@ -154,7 +154,7 @@ class CallEdge:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # A client that leaves ends the task, and the task's end cancels what it asked of models.
-        exchange.on_disconnect = task.cancel  # type: ignore[assignment]  # nobody looks at what it returns
+        exchange.on_disconnect = task.cancel  # type: ignore[assignment]  # its result is ignored
 
     async def _run(self, serve: Serve, exchange: HttpExchange) -> None:
         call: Call | None = None

@@ -1,4 +1,4 @@
-"""The infer requests of one call, sent and cancelled together, and who hears their responses.
+"""The infer requests of one call, sent and cancelled together; a listener hears their responses.
 
 A response is handed on where it is delivered, without a Task, as long as the listener has room. Else it waits for the
 call's own Task, and so does its model: what waits is not read.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Listener(abc.ABC):
-    """Who hears what responses say, in their order."""
+    """Hears the responses of a call, in their order."""
 
     @abc.abstractmethod
     def hear(self, prompt: int, response: InferResponse) -> bool:

@@ -75,7 +75,7 @@ class CompletionWriter(EventWriter):
         echoes: list[str] | None,
         token_ids: list[list[int]] | None,
     ) -> None:
-        """`echoes` and `token_ids` are what is told of each prompt."""
+        """`echoes` and `token_ids` belong to the prompts, in their order."""
         self._options = completion.options
         self._usage = prepared.usage
         self._envelope = envelope
