@@ -47,7 +47,7 @@ class RepeatInstance(BatchInstance):
             values, delays, wait = (request.inputs[name].data for name in ("IN", "DELAY", "WAIT"))
             sender = request.sender
             if len(values) != len(delays):
-                text = f"expected IN and DELAY to have equal shape, got {len(values)} and {len(delays)} elements"
+                text = f"expected IN and DELAY shape to match, got {list(values.shape)} and {list(delays.shape)}"
                 sender.finish(InvalidArgumentError(text))
                 continue
             wake = threading.Event()

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -313,6 +314,13 @@ def test_repeat_answers_each_element(served: RunningServer) -> None:
     document = {"IN": [4, 2, 0, 1], "DELAY": [1, 2, 3, 4], "WAIT": 5}
     said = events(served, "/v2/models/repeat/generate_stream", document)
     assert [(event["IDX"], event["OUT"]) for event in said] == [(0, 4), (1, 2), (2, 0), (3, 1)]
+
+
+def test_repeat_wants_a_delay_for_each_element(served: RunningServer) -> None:
+    document = {"IN": [4], "DELAY": [1, 2], "WAIT": 5}
+    url = f"http://{served.http_url}/v2/models/repeat/generate_stream"
+    answer = httpx.post(url, json=document, timeout=30)
+    assert "expected IN and DELAY shape to match, got [1] and [2]" in answer.text
 
 
 def repeat_inputs(values: list[int], delays: list[int]) -> list[tritonclient.grpc.InferInput]:
