@@ -7,17 +7,17 @@
      ├─ NotFoundError             no such model, version, route or file
      ├─ AlreadyExistsError        a name is taken
      ├─ UnavailableError          not now: not ready, shutting down
-     │   ├─ QueueFullError        ... because as many requests wait as may
-     │   ├─ QueueTimeoutError     ... because its time was over before it was executed
-     │   ├─ QuotaError            ... because the caller has had what it may have for now
-     │   └─ ModelAsleepError      ... because the model is loaded when it is asked for, and nobody has yet
+     │   ├─ QueueFullError        ... because the queue is at its limit
+     │   ├─ QueueTimeoutError     ... because its time ran out before it was executed
+     │   ├─ QuotaError            ... because the caller has used up its quota for now
+     │   └─ ModelAsleepError      ... because the model is loaded on demand and is not in memory
      ├─ UnsupportedError          the request is valid, the model or server cannot do it
      ├─ CancelledError            the caller went away or asked to stop
-     ├─ UnauthenticatedError      the call has no API key, or one that nobody knows
-     ├─ PermissionDeniedError     the API key is known, and not meant for this
+     ├─ UnauthenticatedError      the call has no API key, or an unknown one
+     ├─ PermissionDeniedError     the API key is known but does not allow this
      └─ InternalError             our fault, or a backend's
 
-The frontends map `ErrorCode` to a status in one table each; nothing below them knows a status.
+Each frontend maps `ErrorCode` to a status in one table; the layers below know no statuses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ErrorCode(enum.Enum):
     UNSUPPORTED = "unsupported"
     ALREADY_EXISTS = "already_exists"
     CANCELLED = "cancelled"
-    # What the two errors of queues become with --overload-statuses; UNAVAILABLE without, as Triton's.
+    # The codes of the two queue errors with --overload-statuses; without the flag both are UNAVAILABLE, as in Triton.
     OVERLOADED = "overloaded"
     TIMED_OUT = "timed_out"
     UNAUTHENTICATED = "unauthenticated"
@@ -48,7 +48,7 @@ class ErrorCode(enum.Enum):
 class ServerError(Exception):
     """Base of all errors that are answered to a caller; `message` is safe to show.
 
-    `retry_after_s` is when to come again, where that is known: frontends pass it on.
+    `retry_after_s` says when to try again, if that is known; frontends pass it on.
     """
 
     code = ErrorCode.UNKNOWN
@@ -61,9 +61,9 @@ class ServerError(Exception):
             self.code = code
 
     def name_request(self, model_name: str, request_id: str) -> None:
-        """Say which request of which model this is about, as far as the message does not say so yet.
+        """Add the request and the model that this is about, unless the message names them already.
 
-        What decodes does not know the model and says "for the model", where Triton's sentence has its name.
+        Decoders do not know the model and say "for the model" where Triton's sentence has its name.
         """
         if model_name:
             self.message = self.message.replace(" for the model", f" for model '{model_name:.200}'", 1)
@@ -76,7 +76,7 @@ class ServerError(Exception):
         return self.message
 
     def __reduce__(self) -> tuple[Callable[..., ServerError], tuple[object, ...]]:
-        """Whatever else a subclass is made of: a pool that cannot unpickle an error of its worker waits for ever."""
+        """Make every subclass picklable: a pool that cannot unpickle an error of its worker waits for ever."""
         return _rebuilt, (type(self), self.args, dict(self.__dict__))
 
 
@@ -129,23 +129,23 @@ class UnavailableError(ServerError):
 
 
 class QueueFullError(UnavailableError):
-    """As many requests wait as the queue's policy allows."""
+    """The queue is full: its policy allows no more waiting requests."""
 
 
 class QueueTimeoutError(UnavailableError):
-    """The request's patience in the queue, or its deadline, was over before it was executed, or would have been."""
+    """The request's queue timeout or its deadline expired before it was executed, or would have expired by then."""
 
 
 class QuotaError(UnavailableError):
-    """The caller has used up what it may for now: its requests or tokens per second, or its requests in flight."""
+    """The caller has used up its quota for now: requests or tokens per second, or requests in flight."""
 
     code = ErrorCode.OVERLOADED
 
 
 class ModelAsleepError(UnavailableError):
-    """The model is not in memory, and is loaded on demand: whoever wants it awaits `wake()`, and asks again.
+    """The model is not in memory and is loaded on demand: callers that want it await `wake()` and ask again.
 
-    `wake` returns when the model serves, and raises the ServerError that keeps it from that.
+    `wake` returns when the model serves, and raises the ServerError that prevents the load.
     """
 
     def __init__(self, message: str, wake: Callable[[], Awaitable[None]]) -> None:
@@ -166,13 +166,13 @@ class CancelledError(ServerError):
 
 
 class UnauthenticatedError(ServerError):
-    """The call has no API key, or one that nobody knows."""
+    """The call has no API key, or an unknown one."""
 
     code = ErrorCode.UNAUTHENTICATED
 
 
 class PermissionDeniedError(ServerError):
-    """The API key is known, and not meant for this."""
+    """The API key is known but does not allow this."""
 
     code = ErrorCode.PERMISSION_DENIED
 

@@ -1,9 +1,8 @@
 """The optional part in C (`_accelerator.c`): tensors in JSON, BYTES tensors, HTTP/2's usual frames, gRPC answers, and
-guards of memory that others may take away.
+guards of memory that other processes may truncate.
 
-It is there when a compiler was at the installation, and does nothing that Python would not do: without it, or with
-MODELSERVER_PURE_PYTHON=1 in the environment, the same is done in Python by those who ask for it here. The functions
-are None then.
+It is present if a compiler was available at installation. It does nothing that Python could not do: without it, or with
+MODELSERVER_PURE_PYTHON=1 in the environment, the functions are None and their callers do the same work in Python.
 """
 
 from __future__ import annotations
@@ -19,26 +18,26 @@ from modelserver.core.extension import VARIABLE, is_wanted, load_extension
 _MODULE = "modelserver.core._accelerator"
 _MAX_DIMS = 32
 
-# Of a text and a kind: the elements of the one array that it is, as the bytes of a tensor; None for anything that is
-# not that, or is left to Python.
+# Of a text and a kind: the elements of the text's one array, as the bytes of a tensor; None for any other text, and for
+# one that is left to Python.
 ReadArray = Callable[[object, bytes], bytes | None]
-# Of a body, texts and one kind less: the elements of each array, when the body is the texts with arrays of these kinds
-# between them; None as above.
+# Of a body, texts and kinds, one fewer than texts: the elements of each array, if the body consists of the texts with
+# arrays of these kinds between them; None as above.
 ReadCall = Callable[[bytes, tuple[bytes, ...], tuple[bytes, ...]], tuple[bytes, ...] | None]
 # Of an array: its elements as flat JSON; None for one that is not contiguous, or neither float32 nor integers.
 WriteArray = Callable[[object], bytes | None]
 # Of a stream's id, the parts of a message, and two frames whose own ids do not count: the first frame, the message in a
-# DATA frame, the last frame, all of that stream; None for what is unusual.
+# DATA frame and the last frame, all with the stream's id; None for unusual messages.
 JoinAnswer = Callable[[int, tuple[object, ...], bytes, bytes], bytes | None]
 # Of data, a position in it, where it ends, and the size of the largest DATA: the kind of the frame there, its stream,
-# its payload and where the next one begins; None for one that is not usual, or not whole. The twin is
+# its payload and where the next one begins; None for an unusual or incomplete frame. The twin is
 # `http2/usual_frame.py`.
 ReadFrame = Callable[[bytes | bytearray, int, int, int], tuple[int, int, Any, int] | None]
-# Of a mapped file that others may make smaller: a number for its guard; None when there are too many. From then on
-# bytes that the file has lost read as zeros, which `is_broken` reports, instead of ending the process.
+# Of a mapped file that others may make smaller: a number for its guard; None when there are too many guards. From then
+# on, reading bytes that the file has lost gives zeros, which `is_broken` reports, instead of killing the process.
 Guard = Callable[[object], int | None]
 # Of data, an offset and a count: the BYTES elements there, all or a slice of them, and where they end; None when one is
-# not whole.
+# incomplete.
 SplitElements = Callable[[object, int, int], tuple[list[bytes], int] | None]
 # Of a text and the most levels: a state, and how many values it can have at most.
 MeasureJson = Callable[[object, int], tuple[int, int]]
@@ -47,12 +46,12 @@ MeasureJson = Callable[[object, int], tuple[int, int]]
 CutData = Callable[[object, int, int, int], tuple[int, bytes, bytes]]
 # Of an array and the size of a piece: the array with a space for each bracket, its sizes as int64 (one, of all its
 # elements, when its rows differ), and the pieces' ends, as pairs of a place and the number of elements before it; or
-# the place where it is not an array.
+# the place where the text stops being an array.
 FlatArray = Callable[[object, int], tuple[bytes, bytes, bytes] | int]
-# Of an array or object and the size of a piece: where members end, as int64; None for one that is not whole.
+# Of an array or object and the size of a piece: where members end, as int64; None for an incomplete one.
 CutMembers = Callable[[object, int], bytes | None]
-# Of data and two offsets: the end of the first field of protobuf from the first offset on that ends at the second one
-# or behind it, or of the last; None when one is not whole.
+# Of data and two offsets: the end of the first protobuf field from the first offset on that ends at or after the second
+# offset, or else the end of the last field; None when one is incomplete.
 PassFields = Callable[[object, int, int], int | None]
 # Of a list of BYTES elements: their wire form; None when one is not `bytes`.
 JoinElements = Callable[[list[Any]], bytes | None]
@@ -62,7 +61,7 @@ WHOLE, TOO_DEEP, TOO_MANY, NOT_WHOLE, ESCAPED = range(5)
 
 
 def load(environment: Mapping[str, str]) -> ModuleType | None:
-    """The module in C, ready for use; None where Python does its work."""
+    """The C module, ready for use; None where Python does its work."""
     module = load_extension(_MODULE, environment)
     if module is not None:
         module.set_powers(_powers_of_ten(module.MAX_POWER))
@@ -70,16 +69,16 @@ def load(environment: Mapping[str, str]) -> ModuleType | None:
 
 
 def description() -> str:
-    """What is used, for the log."""
+    """Says for the log whether C or Python is used."""
     if _MODULE_IN_C is not None:
         return "the accelerator in C"
     return f"Python only ({'the accelerator was not built' if is_wanted(os.environ) else f'{VARIABLE} is set'})"
 
 
 def array_kind(letter: str, dims: Sequence[int]) -> bytes | None:
-    """How the functions in C are told what an array is: `struct`'s letter of its elements, and the sizes of its levels.
+    """What the C functions need to know of an array: `struct`'s letter of its elements, and the sizes of its levels.
 
-    None when they do not read such arrays: without elements, or nested too deeply.
+    None for arrays that they do not read: empty or too deeply nested ones.
     """
     if not dims or len(dims) > _MAX_DIMS or min(dims) < 1 or max(dims) >= 1 << 62:
         return None
@@ -87,9 +86,9 @@ def array_kind(letter: str, dims: Sequence[int]) -> bytes | None:
 
 
 def _powers_of_ten(max_power: int) -> bytes:
-    """For each q from -max_power to max_power the first 128 bits of 10^q, as those have them who proved that they do.
+    """For each q from -max_power to max_power the first 128 bits of 10^q, rounded as the published proof requires.
 
-    Rounded down; but up where 5^-q has no more than 64 bits, so that quotients that have an end are found to have it.
+    Rounded down, but rounded up where 5^-q has at most 64 bits, so that finite quotients are recognised as finite.
     """
     table: list[int] = []
     for q in range(-max_power, max_power + 1):

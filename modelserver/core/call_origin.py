@@ -1,4 +1,4 @@
-"""Who waits for the answer to a request that a model made, to see requests that would wait for themselves."""
+"""Which instances wait for the answer to a model's request, to detect requests that would wait for themselves."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class CallOrigin:
 
 
 def check_has_free_instance(model: str, origins: Sequence[CallOrigin]) -> None:
-    """Refuse a call of a model each of whose instances waits for the answer: it would wait for ever.
+    """Refuse a call of a model if all of its instances already wait for the answer: the call would never end.
 
-    `origins`: who waits for it, the first first. Raises UnavailableError.
+    `origins` are the waiting callers, outermost first. Raises UnavailableError.
     """
     waiting = {caller.instance for caller in origins if caller.model == model}
     limits = [caller.num_instances for caller in origins if caller.model == model]

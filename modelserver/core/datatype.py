@@ -33,7 +33,7 @@ class Datatype(enum.Enum):
     itemsize: int | None
     config_name: str
 
-    # There is one object of each: enum's own hash, of the name, is a function in Python, and datatypes are in keys.
+    # Each datatype exists once, so its identity can be its hash; enum's own hash is a Python function, slow in keys.
     __hash__ = object.__hash__
 
     @classmethod

@@ -1,7 +1,7 @@
-"""YAML and JSON that an operator writes: a field that is there twice is an error, never merged or passed over.
+"""YAML and JSON that an operator writes: a repeated field is an error, never merged or ignored.
 
-Readers of both formats keep the last of two equal fields without a word. Where two entries of a file have become one,
-by a line that was removed, that would leave valid what the operator took away.
+Readers of both formats silently keep the last of two equal fields. If a removed line has merged two entries of a file,
+an entry that the operator meant to remove would stay valid.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from modelserver.errors import InvalidArgumentError
 if TYPE_CHECKING:
     import yaml
 
-# A string, or what structures a document; numbers and words between them do not matter.
+# A string or a structural character; numbers and words between them do not matter.
 _PART = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:\n]')
 _MAX_NAME_LEN = 100
 
@@ -43,7 +43,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 
 def check_fields(text: str | bytes, where: str) -> None:
-    """Look for repeated fields in JSON that another reader takes. Raises as `parse_json` does."""
+    """Look for repeated fields in JSON that another reader parses. Raises as `parse_json` does."""
     _parse_json(text, where, str)
 
 
@@ -62,7 +62,7 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Looks at the fields as they are written: those that a merge (`<<`) brings may be replaced."""
+        """Looks at the fields as written: fields that a merge (`<<`) brings may be replaced."""
 
         def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
             node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -70,7 +70,7 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
             return node
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
-            """Leave each field once, the last one: PyYAML 6.0.4 merges the first of two fields with short names."""
+            """Keep each field once, the last one: PyYAML 6.0.4 merges the first of two fields with short names."""
             super().flatten_mapping(node)
             node.value = list({(key.tag, str(key.value)): (key, value) for key, value in node.value}.values())
 
@@ -99,8 +99,8 @@ def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(text: str, where: str) -> RepeatedFieldError:
-    """Find the field that is there twice in a text that is JSON so far."""
-    # Of each level that is open: the lines of an object's fields by name, or None for an array.
+    """Find the repeated field in a text that is valid JSON so far."""
+    # For each open level: the lines of an object's fields by name, or None for an array.
     levels: list[dict[str, int] | None] = []
     last, last_line = "", 0
     for part, line in _parts(text):
@@ -117,7 +117,7 @@ def _repeated(text: str, where: str) -> RepeatedFieldError:
             if name in names:
                 return RepeatedFieldError(where, name, last_line, names[name])
             names[name] = last_line
-    raise AssertionError("a field is there twice")
+    raise AssertionError("a field is repeated")
 
 
 def _parts(text: str) -> Iterator[tuple[str, int]]:

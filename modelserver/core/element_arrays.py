@@ -1,8 +1,8 @@
-"""Arrays of many BYTES elements, made and freed without a long stop of the other threads.
+"""Arrays of many BYTES elements, made and freed without stopping the other threads for long.
 
 NumPy fills a new object array with None in one call, and releases all of its elements in one call, and holds the
-interpreter's lock meanwhile: 100 ms for ten million elements. The arrays of this module lie in memory that the system
-clears page by page, when it is used. When the last view of one is gone, a thread releases the elements in slices.
+interpreter's lock all the while: 100 ms for ten million elements. The arrays of this module lie in memory that the
+system clears page by page, on first use. When the last view of one is gone, a thread releases the elements in slices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def empty_elements(count: int) -> Elements:
 
 
 def empty_array(count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """A flat array of that size, whose content is not defined where it is not of objects."""
+    """A flat array of that size; its content is undefined unless it holds objects."""
     return empty_elements(count) if dtype.hasobject else np.empty(count, dtype)
 
 
@@ -57,7 +57,7 @@ def concatenate(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 class _References:
     """Memory for references to elements; NumPy makes an array of it that keeps it alive. A null pointer reads as None.
 
-    An array does not release the elements of memory that is not its own: that is done here, once no array is left.
+    An array does not release elements in memory that it does not own: this object does, once no array is left.
     """
 
     __slots__ = ("__array_interface__", "_memory")
@@ -77,7 +77,7 @@ class _References:
     def _release(self) -> None:
         array = np.asarray(self)
         for start in range(0, array.size, SLICE_ELEMENTS):
-            # The references to None that stay behind are never released, which is harmless.
+            # The remaining references to None are never released, which is harmless.
             array[start : start + SLICE_ELEMENTS] = None
             num_bytes = min(SLICE_ELEMENTS, array.size - start) * _REFERENCE_BYTES
             with suppress(OSError):

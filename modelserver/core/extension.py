@@ -1,4 +1,4 @@
-"""A part in C that an installation may lack: used where it was built, is wanted, and is of the sources beside it."""
+"""An optional C module: used if it was built, is wanted, and was built from the sources beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-# An environment variable, because children that the server starts are to follow it, and because modules decide this
+# An environment variable, because child processes inherit it, and because modules decide this
 # when they are imported: once, so that no request asks.
 VARIABLE = "MODELSERVER_PURE_PYTHON"
 _OFF = frozenset({"", "0", "false", "no", "off"})
@@ -22,9 +22,9 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
 
 
 def load_extension(name: str, environment: Mapping[str, str]) -> ModuleType | None:
-    """The module in C of that name; None when it was not built, is not wanted, or was built of other sources.
+    """The C module of that name; None if it was not built, is not wanted, or was built from other sources.
 
-    The last happens to checkouts that are brought up to date without installing again, and would fail requests.
+    A stale binary remains when a checkout is updated without installing again; using it would fail requests.
     """
     if not is_wanted(environment):
         return None
@@ -34,8 +34,8 @@ def load_extension(name: str, environment: Mapping[str, str]) -> ModuleType | No
         return None
     if _is_stale(module):
         logger.warning(
-            "%s was built of other sources than those that lie beside it, and is not used: Python does its work, more "
-            "slowly; install again (pip install --editable .)",
+            "%s was built from other sources than those beside it and is ignored: Python does its work, more slowly; "
+            "install again (pip install --editable .)",
             module.__file__,
         )
         return None
@@ -43,14 +43,14 @@ def load_extension(name: str, environment: Mapping[str, str]) -> ModuleType | No
 
 
 def _is_stale(module: ModuleType) -> bool:
-    """Whether its sources are here, and others than it says. Those who build it without setup.py may say nothing."""
+    """Whether its sources are here and it was built from others. A build without setup.py may not record them."""
     built_of = getattr(module, "SOURCE_DIGEST", None)
     here = source_digest(Path(module.__file__ or "").parent)
     return built_of is not None and here is not None and built_of != here
 
 
 def source_digest(directory: Path) -> str | None:
-    """What setup.py gives to the compiler; None where there are no sources, as in an installed wheel."""
+    """The hash that setup.py gives to the compiler; None without sources, as in an installed wheel."""
     sources = sorted(directory.glob("*.[ch]"))
     if not sources:
         return None

@@ -1,9 +1,9 @@
-"""Work that would hold the event loop for long: done in slices, beside the loop, one slice at a time.
+"""Work that would block the event loop for long: done in slices, beside the loop, one slice at a time.
 
 Most of this work holds the interpreter's lock. A thread that computes without a pause gives the lock to the loop only
-every 5 ms, and several such threads take turns. So all long work of a loop shares one thread, which changes
-between the pieces of work about every millisecond and pauses shortly, for the loop to go on. A slice should not take
-longer than that.
+every 5 ms, and several such threads take turns. So all long work of a loop shares one thread, which changes between the
+pieces of work about every millisecond and pauses briefly so that the loop can run. A slice should not take longer than
+that.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def finish(slices: Slices[T]) -> T:
 
 
 def at_once(function: Callable[[], T]) -> Slices[T]:
-    """One slice that is all of the work."""
+    """All of the work as one slice."""
     yield
     return function()
 
@@ -74,7 +74,7 @@ class _Job:
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame: a cycle that would keep what the work was about
+                del error  # its traceback holds this frame: a cycle that would keep the work's data in memory
         return result
 
 
@@ -86,9 +86,9 @@ class LongWork:
         self._is_running = False
 
     def start(self, slices: Slices[T], then: Callable[[Result[T]], None]) -> Callable[[], None]:
-        """Do the work, then call `then` on the event loop, with the context variables that are set now.
+        """Do the work, then call `then` on the event loop, with the current context variables.
 
-        Call what is returned to give the work up: it ends after its slice, and `then` is not called.
+        Returns a function that cancels the work: it ends after its current slice, and `then` is not called.
         """
         job = _Job(slices, then, copy_context())
         self._jobs.append(job)
@@ -100,7 +100,7 @@ class LongWork:
         return give_up
 
     async def run(self, slices: Slices[T]) -> T:
-        """Do the work and wait for its result. When the caller is cancelled, the work is given up."""
+        """Do the work and wait for its result. When the caller is cancelled, so is the work."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def take(result: Result[T]) -> None:
@@ -126,7 +126,7 @@ class LongWork:
 
     def _rest(self, _: asyncio.Future[None]) -> None:
         self._is_running = False
-        self._ensure_running()  # a piece may have come while the thread ended
+        self._ensure_running()  # a piece may have been added while the thread ended
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Give each piece of work a slice, in turns, until none is left. In the thread."""

@@ -1,4 +1,4 @@
-"""An event loop of its own in a thread, for instances that are used without the server's."""
+"""An event loop in a thread of its own, for instances that are used without the server's loop."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 
 class LoopThread:
-    """Runs from its making until `stop`.
+    """Runs from construction until `stop`.
 
-    `on_exit` is called, and the loop goes on, when a task of it wants to end the program; else that ends the loop.
+    `on_exit` is called, and the loop continues, when one of its tasks raises SystemExit or the like; without it, that
+    ends the loop.
     """
 
     def __init__(self, name: str, *, on_exit: Callable[[], object] | None = None) -> None:
@@ -33,7 +34,7 @@ class LoopThread:
             self.loop.close()
 
     def _run_on(self) -> bool:
-        """Run until `stop`; True if a task wanted to end the program before."""
+        """Run until `stop`; True if a task tried to end the program before that."""
         try:
             self.loop.run_forever()
         except (SystemExit, KeyboardInterrupt):

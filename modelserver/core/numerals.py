@@ -1,4 +1,4 @@
-"""Numbers as clients, operators and authors of models write them: ASCII digits, and nothing that only Python reads.
+"""Numbers as clients, operators and authors of models write them: ASCII digits, without Python's extensions.
 
 Python's own `int` and `float` also take `1_000` and the digits of every script, which a proxy, another reader of the
 same text, or a person may take for something else.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-# Responses that were sent and not read before a sender waits.
+# A sender waits when this many responses are sent and unread.
 MAX_UNREAD = 64
 
 
@@ -49,7 +49,7 @@ class Reading:
             callback()
 
     def wait_for_room(self) -> None:
-        """Until there is room, the reader has left, or the request has ended."""
+        """Wait until there is room, the reader has left, or the request has ended."""
         while True:
             with self._lock:
                 if self.has_room:
@@ -60,7 +60,7 @@ class Reading:
             room.wait()
 
     def cancel(self, _request: object = None) -> None:
-        """The reader has left: nobody waits for it any more. Safe to repeat; `InferRequest.on_cancel`."""
+        """The reader has left: senders stop waiting for it. Safe to repeat; `InferRequest.on_cancel`."""
         with self._lock:
             self.is_cancelled = self._is_over = True
             callbacks = (self._on_cancel, self._on_room)
@@ -71,7 +71,7 @@ class Reading:
                 callback()
 
     def end(self) -> None:
-        """The request has ended: nothing waits, and nobody is called back any more."""
+        """The request has ended: senders stop waiting, and callbacks are no longer called."""
         with self._lock:
             self._is_over = True
             self._on_cancel = self._on_room = None

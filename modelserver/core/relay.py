@@ -9,7 +9,7 @@ from modelserver.core.stream import ResponseStream
 
 
 class RelayStream(ResponseStream):
-    """Passes on what `pass_on` makes of each response. Whoever sends may ask it as he would ask the reader."""
+    """Delivers the result of `pass_on` for each response. Senders may query it as they would query the reader."""
 
     __slots__ = ("_reader",)
 
@@ -39,5 +39,5 @@ class RelayStream(ResponseStream):
         self._reader.deliver(self.pass_on(response))
 
     def pass_on(self, response: InferResponse) -> InferResponse:
-        """What the reader gets in place of `response`. Called once for each, on the event loop thread."""
+        """The response that the reader gets in place of `response`. Called once for each, on the event loop thread."""
         return response

@@ -18,10 +18,10 @@ from modelserver.errors import InternalError
 
 
 class RequestForm:
-    """What a model's signature looks at, common to requests that differ in other things only.
+    """The properties that a model's signature checks, shared by requests that differ in other things only.
 
-    A frontend that recognises such requests gives them one form. `signature` is the one that last found nothing
-    wrong with one of them, and `rows` what it counted: the next one needs no such check.
+    A frontend that recognises such requests gives them one form. `signature` is the last one that accepted such a
+    request, and `rows` is its batch size: the next request skips the check.
     """
 
     __slots__ = ("rows", "signature")
@@ -34,10 +34,9 @@ class RequestForm:
 class InferRequest(msgspec.Struct, eq=False):
     """A decoded request. Frontends make it, the data plane checks it, a scheduler owns it from `submit` on.
 
-    `version` is None for "whichever the version policy serves". `outputs` is None for all of them.
-    `timeout_us` is the request's patience in the queue (0: none given), `deadline_ns` the monotonic
-    time after which the answer is useless to the caller (None: never).
-    `sequence_id` 0 or "" means the request belongs to no sequence.
+    `version` is None for "whichever the version policy serves". `outputs` is None for all of them. `timeout_us` is the
+    request's queue timeout (0: none given). `deadline_ns` is the monotonic time after which the answer is useless to
+    the caller (None: never). `sequence_id` 0 or "" means the request belongs to no sequence.
     """
 
     model_name: str
@@ -64,29 +63,29 @@ class InferRequest(msgspec.Struct, eq=False):
     on_cancel: Callable[[InferRequest], None] | None = None
     # Set by the data plane: the model may answer any number of times.
     is_decoupled: bool = False
-    # There while an instance that answers later executes the request; it refers to the request, so not for longer.
+    # Set only while an instance that answers later executes the request, because it refers to the request.
     own_sender: ResponseSender | None = None
-    # The implicit state of its sequence; set by the scheduler of a model that has some.
+    # The implicit state of its sequence; set by the scheduler of a model with implicit state.
     state: SequenceState | None = None
-    # What does not travel in its message; the data plane sees to it.
+    # Tensors that do not travel in its message; the data plane handles them.
     transfer: Transfer | None = None
     # The client of a stream wants an empty last response too. Only the frontend reads this: models never see it.
     wants_empty_final: bool = False
-    # There for the few that are traced, and for steps of ensembles; and the context that the client sent, or of which
-    # models may make requests a part, where anybody wants it.
+    # Set for the few requests that are traced, and for steps of ensembles; then the context that the client sent, or
+    # that models may give their requests as a parent, if it is used.
     trace: ComputeNotes | None = None
     trace_parent: str = ""
-    # Fills the row of an idle slot in a batch of sequences: nobody sent it, and nobody reads its answer.
+    # Fills the row of an idle slot in a batch of sequences: no client sent it, and its answer is not read.
     is_padding: bool = False
-    # Whose it is, where callers share models and have quotas; and the caller's weight among those that wait.
+    # The caller, if callers share models and have quotas, and the caller's weight among those waiting.
     caller: str = ""
     share: float = 1.0
-    # The instances that wait for the answer, the first first: of a model's request, and what an ensemble makes of one.
+    # The instances that wait for the answer, outermost first: for requests of models, and their steps in ensembles.
     call_origins: tuple[CallOrigin, ...] = ()
 
     @property
     def sender(self) -> ResponseSender:
-        """How to answer later, or more than once. To be taken within `execute`, and kept until the end.
+        """How to answer later, or more than once. Take it within `execute`, and keep it until the end.
 
         Raises InternalError outside of it, and where the instance did not declare `answers_later`.
         """
@@ -122,9 +121,9 @@ def set_context(request: InferRequest, trace_parent: str) -> None:
 def forward(request: InferRequest, headers: Mapping[str, str]) -> None:
     """Add forwarded headers to a request's parameters; they win over what the body says, as proxies set them."""
     request.parameters = {**request.parameters, **headers}
-    # What was remembered of like requests has other parameters.
+    # The form remembered for similar requests has other parameters.
     request.form = None
 
 
-# What a worker hands back across the thread boundary: one entry per response, one call per batch.
+# A worker's results cross the thread boundary as this: one entry per response, one call per batch.
 Delivery = tuple[InferRequest, InferResponse]

@@ -1,4 +1,4 @@
-"""What comes back for a request."""
+"""The responses to a request."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class InferResponse(msgspec.Struct, eq=False):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing, but perhaps that it is the last one."""
+        """Whether it has neither outputs nor an error; it may still be the last one."""
         return not self.outputs and not self.parameters and self.error is None
 
 
-# As an entry of what an instance returns: the request is not done and is to be executed once more. Only for models
-# with `iterative_sequence`; compared by identity.
+# As an entry of what an instance returns: the request is not done and must be executed once more. Only for models with
+# `iterative_sequence`; compared by identity.
 RESCHEDULE = InferResponse(is_final=False)

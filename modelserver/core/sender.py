@@ -10,7 +10,7 @@ from modelserver.errors import ServerError
 
 
 class ResponseTarget(Protocol):
-    """What a `ResponseSender` speaks into: the server's end of one request. Called from any thread."""
+    """The server's end of one request, which a `ResponseSender` calls. Called from any thread."""
 
     @property
     def is_cancelled(self) -> bool: ...
@@ -19,16 +19,16 @@ class ResponseTarget(Protocol):
     def has_room(self) -> bool: ...
 
     def send(self, response: InferResponse | ServerError | None, *, is_final: bool, wait: bool) -> None:
-        """Raises InternalError after the final response, and for a response that the model must not send."""
+        """Send a response. Raises InternalError after the final one, and for one that the model must not send."""
 
     def watch(self, *, on_cancel: Callable[[], None] | None, on_room: Callable[[], None] | None) -> None:
-        """Replace what is called back; None leaves it as it is."""
+        """Replace the callbacks; None leaves one as it is."""
 
     def note(self, event: str, time_ns: int) -> None:
         """For the request's trace, if it has one."""
 
     def drop(self) -> None:
-        """Nobody can send any more. Called by the garbage collector: takes no lock and does not raise."""
+        """The sender is gone. Called by the garbage collector: takes no lock and does not raise."""
 
 
 class ResponseSender:
@@ -46,9 +46,9 @@ class ResponseSender:
     def send(self, response: InferResponse | ServerError, *, wait: bool = True) -> None:
         """Send a response after which more may follow; `is_final` of the response does not count.
 
-        The response belongs to the server from here on. When the client does not read as fast as the model
-        sends, this waits until it does, or has left; without `wait` it goes beyond the bound instead (see
-        `has_room`). On the event loop it never waits. What is sent after the client has left is dropped.
+        The response belongs to the server from here on. When the client does not read as fast as the model sends, this
+        waits until it does, or has left; without `wait` it exceeds the bound instead (see `has_room`). On the event
+        loop it never waits. Responses sent after the client has left are dropped.
 
         A model that is not decoupled has one response: the first is the final one. Raises InternalError after
         the final response, also when the server ended the request, and for outputs that are not the model's:
@@ -65,7 +65,7 @@ class ResponseSender:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the client has left, gave up or was told of an error: what is still sent is sent in vain."""
+        """Whether the client has left, gave up or received an error: further responses are dropped."""
         return self._target.is_cancelled
 
     @property
@@ -74,7 +74,7 @@ class ResponseSender:
         return self._target.has_room
 
     def watch(self, *, on_cancel: Callable[[], None] | None = None, on_room: Callable[[], None] | None = None) -> None:
-        """Be called back, from some thread and without delay: callbacks must be short and must not block.
+        """Register callbacks. Any thread may call them, without delay: they must be short and must not block.
 
         `on_cancel` is called once when `is_cancelled` becomes true (at once if it is), `on_room` each time when
         `has_room` becomes true again.
@@ -82,9 +82,9 @@ class ResponseSender:
         self._target.watch(on_cancel=on_cancel, on_room=on_room)
 
     def note(self, event: str, time_ns: int) -> None:
-        """Have the request's trace, if there is one, tell when (monotonic) a phase of its own began or ended.
+        """Record in the request's trace, if there is one, when (monotonic) a phase of the model's own began or ended.
 
-        To be called before the final response. Of `PREFILL_START`, `FIRST_TOKEN` and `LAST_TOKEN` spans are made.
+        Call it before the final response. `PREFILL_START`, `FIRST_TOKEN` and `LAST_TOKEN` become spans.
         """
         self._target.note(event, time_ns)
 

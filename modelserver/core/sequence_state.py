@@ -10,7 +10,7 @@ import numpy as np
 class SequenceState:
     """State tensors by the name of the model's input; none before the first request was executed.
 
-    Belongs to whoever has the sequence's one request in hand: the scheduler, or the thread that executes it.
+    Owned by the current holder of the sequence's one request: the scheduler, or the thread that executes it.
     """
 
     __slots__ = ("arrays",)
@@ -20,5 +20,5 @@ class SequenceState:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of what is kept, in the order of the config; empty at the start of a sequence."""
+        """The shapes of the state tensors, in the order of the config; empty at the start of a sequence."""
         return tuple(array.shape for array in self.arrays.values())

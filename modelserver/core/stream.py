@@ -16,17 +16,17 @@ ResponseCallback = Callable[[InferResponse], None]
 class ResponseStream:
     """The loop's end of a request.
 
-    The scheduler that owns the request calls `deliver` on the event loop thread, the last time with
-    `is_final` set. A reader either calls `subscribe` (no Task, no Future: the infer path), or awaits
-    `only()` or iterates. What arrived before a reader came is kept for it.
+    The scheduler that owns the request calls `deliver` on the event loop thread, the last time with `is_final` set. A
+    reader either calls `subscribe` (no Task, no Future: the infer path), or awaits `only()` or iterates. Responses that
+    arrive before there is a reader are kept for it.
     """
 
     __slots__ = ("_callback", "_pending", "_waiter", "is_finished", "on_read")
 
-    # A reader that may be slower than the model calls `has_read` once for each response that was delivered. For
-    # any other one what is delivered is read.
+    # A reader that may be slower than the model calls `has_read` once for each delivered response. For any other
+    # reader, delivered responses count as read.
     reads_later: ClassVar[bool] = False
-    # What the client speaks, for traces: HTTP or GRPC, or nothing where there is no client.
+    # The client's protocol, for traces: HTTP or GRPC, or empty without a client.
     protocol: ClassVar[str] = ""
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class ResponseStream:
         self._pending: deque[InferResponse] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.is_finished = False
-        # Set by whoever sends, and wants to know when there is room for more.
+        # Set by a sender that wants to know when there is room for more.
         self.on_read: Callable[[], None] | None = None
 
     def deliver(self, response: InferResponse) -> None:
-        """Called from the event loop thread; what comes after the final response is dropped."""
+        """Called from the event loop thread; responses after the final one are dropped."""
         if self.is_finished:
             return
         self.is_finished = response.is_final
@@ -57,7 +57,7 @@ class ResponseStream:
             self.on_read()
 
     def subscribe(self, callback: ResponseCallback) -> None:
-        """Call `callback(response)` for each response, those that already came first."""
+        """Call `callback(response)` for each response, beginning with those that have already arrived."""
         self._callback = callback
         pending, self._pending = self._pending, None
         for response in pending or ():

@@ -1,4 +1,4 @@
-"""Requests that are alike: what was read and checked of one need not be read and checked again in the next."""
+"""Similar requests: what was parsed and checked in one request is reused for the next."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TensorPlace:
 class RequestTemplate(RequestForm):
     """Requests that differ in their ids and in the contents of their tensors only.
 
-    Made of a request that was decoded and found valid. `settings` are the fields of `InferRequest` that its
+    Made from a request that was decoded and found valid. `settings` are the fields of `InferRequest` that its
     parameters have set; `data_len` is the number of bytes from the first tensor to the message's end.
     """
 
@@ -84,7 +84,7 @@ class RequestTemplate(RequestForm):
             start, end = offset + place.start, offset + place.end
             if not place.is_small:
                 data = np.ndarray(place.shape, place.dtype, memoryview(message)[start:end])
-                # A view may start anywhere; kernels expect whole elements on their boundaries.
+                # A view may start at any byte; kernels expect aligned elements.
                 if not data.flags.aligned:
                     data = data.copy()
             elif type(message) is bytes:
@@ -96,12 +96,12 @@ class RequestTemplate(RequestForm):
 
 
 def settings_of(request: InferRequest) -> Mapping[str, Any] | None:
-    """What the parameters of a decoded request have set; None when they have set nothing."""
+    """The settings that the parameters of a decoded request made; None if they made none."""
     return {name: value for name in _SETTINGS if (value := getattr(request, name))} or None
 
 
 def apply_settings(request: InferRequest, settings: Mapping[str, Any]) -> None:
-    """Set what `settings_of` found on a like request."""
+    """Apply the settings that `settings_of` found on a similar request."""
     for name, value in settings.items():
         setattr(request, name, value)
 
@@ -110,7 +110,7 @@ _SETTINGS = ("parameters", "priority", "timeout_us", "sequence_id", "sequence_st
 
 
 class LearnThrottle:
-    """Whether to make a template of a request that was not known: seldom, once many were made in vain.
+    """Whether to make a template of an unknown request: rarely, once many templates were made and not used.
 
     Some clients send nothing twice, and templates would then cost more than they bring.
     """
@@ -118,10 +118,10 @@ class LearnThrottle:
     __slots__ = ("num_in_vain",)
 
     def __init__(self) -> None:
-        # To be set to 0 when a template was of use: not by a method, because that is so with most requests.
+        # Set to 0 when a template was used; a plain attribute, because most requests do this.
         self.num_in_vain = 0
 
     def wants(self) -> bool:
-        """Asked once for each request that was not known."""
+        """Called once for each unknown request."""
         self.num_in_vain += 1
         return self.num_in_vain <= _FRUITLESS or self.num_in_vain % _FRUITLESS == 0

@@ -23,9 +23,9 @@ Buffer = bytes | bytearray | memoryview
 class Tensor(msgspec.Struct, eq=False):
     """One input or output of a request.
 
-    `data` has the tensor's shape and `datatype.numpy` as its dtype. It may be a read-only view of
-    received bytes: whoever wants to write copies first. BYTES elements are `bytes` objects in an
-    object array; BF16 elements are raw bit patterns in a uint16 array.
+    `data` has the tensor's shape and `datatype.numpy` as its dtype. It may be a read-only view of received bytes: copy
+    it before writing. BYTES elements are `bytes` objects in an object array; BF16 elements are raw bit patterns in a
+    uint16 array.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Tensor(msgspec.Struct, eq=False):
 
 
 def is_long(tensors: Iterable[Tensor], *, as_text: bool) -> bool:
-    """Whether it would hold the event loop for long to encode these; numbers are views where they are not text."""
+    """Whether encoding these would block the event loop for long; numbers are views unless they become text."""
     for tensor in tensors:
         if tensor.data.size > SLICE_ELEMENTS and (as_text or tensor.datatype.itemsize is None):
             return True

@@ -1,4 +1,4 @@
-"""What is noted of a request on its way."""
+"""The record of a request's way through the server."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from modelserver.core.tensor import Tensor
 
 
 class ComputeNotes(Protocol):
-    """Who wants to know of a request how long it was computed, and what else is asked for it."""
+    """An observer of how long a request was computed, and of the requests made for it."""
 
     def note_compute(self, start_ns: int, input_end_ns: int, output_start_ns: int, end_ns: int) -> None:
-        """What a worker knows: when it took the request, had its inputs, had its outputs, and was done (monotonic)."""
+        """The times that a worker knows: it took the request, had the inputs, had the outputs, and was done
+        (monotonic).
+        """
 
     def note_durations(self, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """How long it took where there is more to it than one execution; in place of what was noted before."""
+        """How long it took if it needed several executions; replaces the times noted before."""
 
     def note(self, name: str, time_ns: int) -> None:
-        """What the instance says of a phase of its own."""
+        """A phase that the instance reports."""
 
     def follow(self, request: Any) -> None:
         """A request is about to be made for this one (an `InferRequest`, whose type is above this)."""
@@ -30,8 +32,8 @@ class Trace:
 
     Written by the event loop and the worker that executes the request, one after the other. `caller` is the trace of
     the request that this one was made for, if there is one; else `parent_span` is of the client's own trace, if it has
-    sent its context. `trace_id` and `span_id`, of the model's span, are those of W3C Trace Context. `others` is who
-    noted before the trace did.
+    sent its context. `trace_id` and `span_id`, of the model's span, are those of W3C Trace Context. `others` is the
+    observer that was there before the trace.
     """
 
     __slots__ = (
@@ -78,9 +80,9 @@ class Trace:
         self.version = 0
         self.request_id = ""
         self.events: list[tuple[str, int]] = []
-        # What was seen, and where.
+        # The tensors that were noted, and where.
         self.tensors: list[tuple[str, Tensor]] = []
-        # Those that ended before this one did.
+        # Traces that ended before this one.
         self.children: list[Trace] = []
         self.is_over = False
         self.others: ComputeNotes | None = None
@@ -111,6 +113,6 @@ class Trace:
             self.on_follow(self, request)
 
     def note_tensors(self, activity: str, tensors: Iterable[Tensor]) -> None:
-        """Tensors as they are there, such as TENSOR_QUEUE_INPUT."""
+        """Tensors at a point such as TENSOR_QUEUE_INPUT."""
         if self.has_tensors:
             self.tensors += [(activity, tensor) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""What of a request does not travel in its message: tensors in shared memory, and outputs as classes."""
+"""The parts of a request that do not travel in its message: tensors in shared memory, and outputs as classes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class RegionInput:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Inputs that are in regions; outputs that are to go there, by name; and outputs of which the best classes
-    are wanted, and how many. It is never changed: equal requests may share one.
+    """Inputs that are in regions, and outputs that go there, by name; outputs wanted as classes, and how many.
+
+    It is never changed: equal requests may share one.
     """
 
     inputs: tuple[RegionInput, ...] = ()

@@ -36,7 +36,7 @@ def test_a_build_of_other_sources_is_told_of_and_not_used(
     module(tmp_path, monkeypatch, SOURCE_DIGEST=source_digest(tmp_path) or "")
     (tmp_path / "_made.h").write_text("#define NEW")
     assert load_extension("_made", {}) is None
-    assert f"{tmp_path}/_made.abi3.so was built of other sources" in caplog.text
+    assert f"{tmp_path}/_made.abi3.so was built from other sources" in caplog.text
     assert "install again" in caplog.text
 
 
