@@ -20,7 +20,7 @@ import uvloop
 from benchmarks.bare_loop import Slice, bare_call, image, run_loops
 from modelserver.app.server import Server
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.options.server_options import ServerOptions
@@ -60,7 +60,9 @@ class _ClosedLoop:
 
     def _send(self) -> None:
         self._num_inflight += 1
-        request = InferRequest(self._model, None, {"image": Tensor("image", Datatype.FP32, self._image)})
+        request = InFlightRequest(
+            model_name=self._model, version=None, inputs={"image": Tensor("image", Datatype.FP32, self._image)}
+        )
         self._dataplane.infer(request).subscribe(self._answered)
 
     def _answered(self, response: InferResponse) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
@@ -59,7 +59,9 @@ def request_us(repository: ModelRepository, name: str) -> float:
     for _ in range(NUM_ROUNDS):
         start = time.process_time()
         for _ in range(NUM_REQUESTS):
-            request = InferRequest(name, None, {"INPUT0": Tensor("INPUT0", Datatype.FP32, data)})
+            request = InFlightRequest(
+                model_name=name, version=None, inputs={"INPUT0": Tensor("INPUT0", Datatype.FP32, data)}
+            )
             repository.get(name, None).infer(request)
         rounds.append((time.process_time() - start) / NUM_REQUESTS)
     return min(rounds) * 1e6

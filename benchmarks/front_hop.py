@@ -18,7 +18,7 @@ import uvloop
 
 from benchmarks import requests
 from modelserver.app.frontends import grpc_frontend
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.frontends.grpc.frontend import GrpcFrontend
@@ -144,7 +144,7 @@ class NullCall(UnaryCall):
 class Echo:
     """A data plane whose only model answers at once with what it was sent."""
 
-    def infer(self, request: InferRequest) -> None:
+    def infer(self, request: InFlightRequest) -> None:
         request.version = 1
         tensor = request.inputs["INPUT"]
         request.stream.deliver(InferResponse([Tensor("OUTPUT", tensor.datatype, tensor.data)]))

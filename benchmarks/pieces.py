@@ -21,7 +21,7 @@ from benchmarks import requests
 from benchmarks.load import Load
 from modelserver.app.frontends import http_frontend
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -100,7 +100,7 @@ class ConstantDataPlane:
     def __init__(self, response: InferResponse) -> None:
         self._response = response
 
-    def infer(self, request: InferRequest) -> ResponseStream:
+    def infer(self, request: InFlightRequest) -> ResponseStream:
         request.stream.deliver(self._response)
         return request.stream
 

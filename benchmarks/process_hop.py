@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from modelserver.backend import BackendContext, BatchInstance, Datatype, InferRequest, Placement, Tensor
+from modelserver.backend import BackendContext, BatchInstance, Datatype, Placement, Tensor
 from modelserver.backend.discovery import find_backend
 from modelserver.config.pbtxt import parse_pbtxt
+from modelserver.core.request import InFlightRequest
 from modelserver.execution.process.hosting import backend_recipe
 from modelserver.execution.process.instance import ProcessInstance
 
@@ -53,7 +54,9 @@ def echo_instance() -> ProcessInstance:
 
 
 def measure(title: str, instance: ProcessInstance, arrays: dict[str, np.ndarray]) -> None:
-    request = InferRequest("model", 1, {name: Tensor(name, Datatype.FP32, data) for name, data in arrays.items()})
+    request = InFlightRequest(
+        model_name="model", version=1, inputs={name: Tensor(name, Datatype.FP32, data) for name, data in arrays.items()}
+    )
     run(instance, request, 0.3)
     child = psutil.Process(instance.pid)
     wall, server, hosted = time.perf_counter(), time.process_time(), cpu_s(child)
@@ -65,7 +68,7 @@ def measure(title: str, instance: ProcessInstance, arrays: dict[str, np.ndarray]
     )
 
 
-def run(instance: BatchInstance, request: InferRequest, seconds: float) -> int:
+def run(instance: BatchInstance, request: InFlightRequest, seconds: float) -> int:
     count = 0
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:

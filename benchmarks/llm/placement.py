@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from modelserver.backend import BackendContext, InferRequest, ModelConfig, Tensor
+from modelserver.backend import BackendContext, ModelConfig, Tensor
 from modelserver.backend.discovery import find_backend
 from modelserver.core.datatype import Datatype
+from modelserver.core.request import InFlightRequest
 from modelserver.execution.model import Model
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "model_repository" / "tiny_chat"
@@ -32,7 +33,7 @@ async def load(place: str) -> Model:
     return await asyncio.to_thread(lambda: Model.load(llm, context, loop=loop))
 
 
-def request(number: int, num_tokens: int) -> InferRequest:
+def request(number: int, num_tokens: int) -> InFlightRequest:
     def text(name: str, value: bytes) -> Tensor:
         return Tensor(name, Datatype.BYTES, np.array([value], object))
 
@@ -41,7 +42,9 @@ def request(number: int, num_tokens: int) -> InferRequest:
         text("sampling_parameters", PARAMETERS % num_tokens),
         Tensor("stream", Datatype.BOOL, np.array([True])),
     ]
-    return InferRequest("tiny_chat", None, {tensor.name: tensor for tensor in inputs}, is_decoupled=True)
+    return InFlightRequest(
+        model_name="tiny_chat", version=None, inputs={tensor.name: tensor for tensor in inputs}, is_decoupled=True
+    )
 
 
 async def read(model: Model, number: int, num_tokens: int) -> tuple[float, int]:

@@ -14,7 +14,7 @@ from modelserver.auth.access import ApiGroup
 from modelserver.auth.api_keys import Scope
 from modelserver.auth.guard import KeyUse
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import (
@@ -52,7 +52,7 @@ __all__ = [
     "HttpHead",
     "HttpLimits",
     "HttpResponse",
-    "InferRequest",
+    "InFlightRequest",
     "InferResponse",
     "InternalError",
     "InvalidArgumentError",

@@ -14,7 +14,7 @@ import orjson
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import long_work
-from modelserver.core.request import InferRequest, forward, set_context
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import ParameterValue
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer, Tensor
@@ -183,15 +183,17 @@ class Call:
 
     def _request(
         self, model: str, inputs: Arrays, version: int | None, parameters: Mapping[str, ParameterValue] | None
-    ) -> InferRequest:
+    ) -> InFlightRequest:
         """With what the call's headers say: forwarded ones, the trace that it belongs to, its deadline, its caller."""
         tensors = {name: _tensor(name, data) for name, data in inputs.items()}
-        request = InferRequest(model, version, tensors, parameters=parameters or {}, stream=_Stream())
+        request = InFlightRequest(
+            model_name=model, version=version, inputs=tensors, parameters=parameters or {}, stream=_Stream()
+        )
         access, head = self._limits.access, self.head
         if (forwarded := access.forwarded(head.headers, head.names)) is not None:
-            forward(request, forwarded)
+            request.forward(forwarded)
         if context := access.context(head.headers):
-            set_context(request, context)
+            request.join_trace(context)
         if patience := patience_ns(head.headers):
             request.deadline_ns = time.monotonic_ns() + patience
         if access.callers_by:

@@ -8,7 +8,7 @@ from typing import Any
 
 from modelserver.app.load_deadlocks import LoadWaits
 from modelserver.backend import ModelMetrics
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from modelserver.planes.control import ControlParameter, ControlPlane
@@ -45,7 +45,7 @@ class PlaneCalls:
     def metrics(self) -> ModelMetrics:
         return self._metrics
 
-    def infer(self, request: InferRequest) -> ResponseStream:
+    def infer(self, request: InFlightRequest) -> ResponseStream:
         return self._dataplane.infer(request)
 
     async def ask(self, topic: str, arguments: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from modelserver.telemetry.audit import record
 
 if TYPE_CHECKING:
     from modelserver.config.schema import ModelConfig
-    from modelserver.core.request import InferRequest
+    from modelserver.core.request import InFlightRequest
     from modelserver.core.stream import ResponseStream
     from modelserver.execution.model import Model
     from modelserver.planes.control import AnyControlPlane, ControlParameter
@@ -46,14 +46,14 @@ class KeyedInferPlane:
         self._check_inputs = plane.check_inputs
         self._keys = keys
 
-    def infer(self, request: InferRequest) -> ResponseStream:
+    def infer(self, request: InFlightRequest) -> ResponseStream:
         key = _caller()
         self._keys.check_current(key)  # a stream may have begun long ago
         key.check_model(request.model_name)
         request.caller = key.name
         return self._infer(request)
 
-    def check_inputs(self, request: InferRequest) -> None:
+    def check_inputs(self, request: InFlightRequest) -> None:
         _caller().check_model(request.model_name)
         self._check_inputs(request)
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from modelserver.config.completion import FileSignature, check, complete
 from modelserver.config.schema import ModelConfig
 from modelserver.core.numerals import is_digits, parse_float, parse_int
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ConfigError, NotFoundError
 
@@ -67,7 +67,7 @@ class ServerCalls(Protocol):
     @property
     def metrics(self) -> ModelMetrics: ...
 
-    def infer(self, request: InferRequest) -> ResponseStream:
+    def infer(self, request: InFlightRequest) -> ResponseStream:
         """Let another model, or the same, answer a request. Raises ServerError when it is refused at once."""
 
     async def ask(self, topic: str, arguments: Mapping[str, Any]) -> Any:

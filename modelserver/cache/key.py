@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Buffer, Tensor, tensor_to_bytes
 
 # A client that sets this parameter to true gets an answer that is neither taken from a cache nor put in one.
@@ -46,7 +46,7 @@ class RequestKey:
         return self.check == check and self.head == head
 
 
-def make_key(request: InferRequest, generation: bytes) -> RequestKey:
+def make_key(request: InFlightRequest, generation: bytes) -> RequestKey:
     """The key of a checked request to the model that `generation` stands for. From any thread."""
     tensors = [request.inputs[name] for name in sorted(request.inputs)]
     parameters = request.parameters
@@ -59,7 +59,7 @@ def make_key(request: InferRequest, generation: bytes) -> RequestKey:
     return RequestKey(generation, head.encode(), map(tensor_to_bytes, tensors))
 
 
-def input_size(request: InferRequest) -> int:
+def input_size(request: InFlightRequest) -> int:
     """Bytes that have to be looked at to make the key; of BYTES tensors only the references, as they are not joined."""
     return sum(tensor.data.nbytes for tensor in request.inputs.values())
 

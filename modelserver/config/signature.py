@@ -10,7 +10,7 @@ import numpy as np
 
 from modelserver.config.schema import ModelConfig
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
 
@@ -73,7 +73,7 @@ class ModelSignature:
             for name, spec in self.inputs.items()
         }
 
-    def check(self, request: InferRequest) -> None:
+    def check(self, request: InFlightRequest) -> None:
         """Raise InvalidArgumentError for what the model cannot take; set `request.rows`."""
         inputs = request.inputs
         if inputs.keys() != self._required:

@@ -60,7 +60,7 @@ class Reading:
             room.wait()
 
     def cancel(self, _request: object = None) -> None:
-        """The reader has left: senders stop waiting for it. Safe to repeat; `InferRequest.on_cancel`."""
+        """The reader has left: senders stop waiting for it. Safe to repeat; `InFlightRequest.on_cancel`."""
         with self._lock:
             self.is_cancelled = self._is_over = True
             callbacks = (self._on_cancel, self._on_room)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeGuard
 
 import msgspec
 
@@ -32,11 +33,15 @@ class RequestForm:
 
 
 class InferRequest(msgspec.Struct, eq=False):
-    """A decoded request. Frontends make it, the data plane checks it, a scheduler owns it from `submit` on.
+    """One inference request, as an instance sees it. Make it with keywords.
 
-    `version` is None for "whichever the version policy serves". `outputs` is None for all of them. `timeout_us` is the
-    request's queue timeout (0: none given). `deadline_ns` is the monotonic time after which the answer is useless to
-    the caller (None: never). `sequence_id` 0 or "" means the request belongs to no sequence.
+    `version` is None for "whichever the version policy serves". `outputs` is None for all of them.
+    `timeout_us` is the request's queue timeout (0: none given). `deadline_ns` is the monotonic time after which the
+    answer is useless to the caller (None: never).
+    `sequence_id` 0 or "" means the request belongs to no sequence.
+    `rows` is its size along the batch dimension, 1 without batching. `is_decoupled`: it may have many responses.
+    `is_cancelled`: the caller no longer wants the answer. `arrival_ns` is the monotonic time at which it came.
+    `trace_parent` is the context (W3C `traceparent`) of which the model may make requests a part, if there is one.
     """
 
     model_name: str
@@ -51,18 +56,41 @@ class InferRequest(msgspec.Struct, eq=False):
     sequence_id: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
-
-    # Size along the batch dimension; set by the data plane when it checks the request (1 without batching).
     rows: int = 1
+    is_decoupled: bool = False
+    is_cancelled: bool = False
+    arrival_ns: int = 0
+    trace_parent: str = ""
+
+    @property
+    def sender(self) -> ResponseSender:
+        """How to answer later, or more than once. Take it within `execute`, and keep it until the end.
+
+        Raises InternalError outside of it, and where the instance did not declare `answers_later`.
+        """
+        raise InternalError(
+            "a request has a sender only while execute() runs, of an instance with answers_later = True"
+        )
+
+    @property
+    def has_taken_sender(self) -> bool:
+        """Whether the instance has taken `sender`. Known in a child process only; False elsewhere."""
+        return False
+
+
+class InFlightRequest(InferRequest, eq=False):
+    """A request with what the server needs to know of it. Instances get it too, and see an `InferRequest`.
+
+    Frontends make it, the data plane checks it, a scheduler owns it from `submit` on.
+    """
+
     # Where the responses go: a frontend may have put a stream of its own here.
     stream: ResponseStream = msgspec.field(default_factory=ResponseStream)
-    arrival_ns: int = 0
+    # What it has in common with others, as far as a frontend has recognized that. Whatever makes the request differ
+    # from them forgets the form: `forward` and `join_trace` do.
     form: RequestForm | None = None
-    is_cancelled: bool = False
     # Set by the scheduler that owns the request, so that a queued one leaves its queue at once.
-    on_cancel: Callable[[InferRequest], None] | None = None
-    # Set by the data plane: the model may answer any number of times.
-    is_decoupled: bool = False
+    on_cancel: Callable[[InFlightRequest], None] | None = None
     # Set only while an instance that answers later executes the request, because it refers to the request.
     own_sender: ResponseSender | None = None
     # The implicit state of its sequence; set by the scheduler of a model with implicit state.
@@ -71,10 +99,8 @@ class InferRequest(msgspec.Struct, eq=False):
     transfer: Transfer | None = None
     # The client of a stream wants an empty last response too. Only the frontend reads this: models never see it.
     wants_empty_final: bool = False
-    # Set for the few requests that are traced, and for steps of ensembles; then the context that the client sent, or
-    # that models may give their requests as a parent, if it is used.
+    # Set for the few requests that are traced, and for steps of ensembles.
     trace: ComputeNotes | None = None
-    trace_parent: str = ""
     # Fills the row of an idle slot in a batch of sequences: no client sent it, and its answer is not read.
     is_padding: bool = False
     # The caller, if callers share models and have quotas, and the caller's weight among those waiting.
@@ -85,20 +111,7 @@ class InferRequest(msgspec.Struct, eq=False):
 
     @property
     def sender(self) -> ResponseSender:
-        """How to answer later, or more than once. Take it within `execute`, and keep it until the end.
-
-        Raises InternalError outside of it, and where the instance did not declare `answers_later`.
-        """
-        if self.own_sender is None:
-            raise InternalError(
-                "a request has a sender only while execute() runs, of an instance with answers_later = True"
-            )
-        return self.own_sender
-
-    @property
-    def has_taken_sender(self) -> bool:
-        """Whether the instance has taken `sender`. Known in a child process only; False elsewhere."""
-        return False
+        return self.own_sender or super().sender
 
     def cancel(self) -> None:
         """The caller no longer wants the answer. Called from the event loop thread; safe to repeat.
@@ -111,19 +124,21 @@ class InferRequest(msgspec.Struct, eq=False):
         if self.on_cancel is not None:
             self.on_cancel(self)
 
+    def join_trace(self, trace_parent: str) -> None:
+        """Have the request traced as part of the client's own trace (W3C `traceparent`)."""
+        self.trace_parent = trace_parent
+        self.form = None
 
-def set_context(request: InferRequest, trace_parent: str) -> None:
-    """Have the request traced as part of the client's own trace (W3C `traceparent`)."""
-    request.trace_parent = trace_parent
-    request.form = None  # as for forwarded headers
+    def forward(self, headers: Mapping[str, str]) -> None:
+        """Add forwarded headers to the parameters; they win over what the body says, as proxies set them."""
+        self.parameters = {**self.parameters, **headers}
+        self.form = None
 
 
-def forward(request: InferRequest, headers: Mapping[str, str]) -> None:
-    """Add forwarded headers to a request's parameters; they win over what the body says, as proxies set them."""
-    request.parameters = {**request.parameters, **headers}
-    # The form remembered for similar requests has other parameters.
-    request.form = None
+def is_in_flight(requests: Sequence[InferRequest]) -> TypeGuard[Sequence[InFlightRequest]]:
+    """Whether the requests come from the server, as those do that an instance is given by it."""
+    return not requests or isinstance(requests[0], InFlightRequest)
 
 
 # A worker's results cross the thread boundary as this: one entry per response, one call per batch.
-Delivery = tuple[InferRequest, InferResponse]
+Delivery = tuple[InFlightRequest, InferResponse]

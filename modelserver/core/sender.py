@@ -34,7 +34,7 @@ class ResponseTarget(Protocol):
 class ResponseSender:
     """Sends the responses of one request, now or later, from any thread; calls for one request are made in turn.
 
-    Taken from `InferRequest.sender` while `execute` runs. The request is in flight until `finish`; if the last
+    Taken from `InFlightRequest.sender` while `execute` runs. The request is in flight until `finish`; if the last
     reference to the sender goes before, the request fails.
     """
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest, RequestForm
+from modelserver.core.request import InFlightRequest, RequestForm
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer, Tensor
 
@@ -35,7 +35,7 @@ class TensorPlace:
 class RequestTemplate(RequestForm):
     """Requests that differ in their ids and in the contents of their tensors only.
 
-    Made from a request that was decoded and found valid. `settings` are the fields of `InferRequest` that its
+    Made from a request that was decoded and found valid. `settings` are the fields of `InFlightRequest` that its
     parameters have set; `data_len` is the number of bytes from the first tensor to the message's end.
     """
 
@@ -65,7 +65,7 @@ class RequestTemplate(RequestForm):
         message: Buffer,
         offset: int,
         stream: ResponseStream,
-    ) -> InferRequest:
+    ) -> InFlightRequest:
         """The request whose first tensor is at `offset` in `message`; large tensors are views of it."""
         place = self._lone
         if place is not None and type(message) is bytes:
@@ -73,7 +73,15 @@ class RequestTemplate(RequestForm):
             inputs = {place.name: Tensor(place.name, place.datatype, data)}
         else:
             inputs = self._inputs(message, offset)
-        request = InferRequest(model_name, version, inputs, request_id, self.outputs, form=self, stream=stream)
+        request = InFlightRequest(
+            model_name=model_name,
+            version=version,
+            inputs=inputs,
+            id=request_id,
+            outputs=self.outputs,
+            form=self,
+            stream=stream,
+        )
         if self.settings is not None:
             apply_settings(request, self.settings)
         return request
@@ -95,12 +103,12 @@ class RequestTemplate(RequestForm):
         return inputs
 
 
-def settings_of(request: InferRequest) -> Mapping[str, Any] | None:
+def settings_of(request: InFlightRequest) -> Mapping[str, Any] | None:
     """The settings that the parameters of a decoded request made; None if they made none."""
     return {name: value for name in _SETTINGS if (value := getattr(request, name))} or None
 
 
-def apply_settings(request: InferRequest, settings: Mapping[str, Any]) -> None:
+def apply_settings(request: InFlightRequest, settings: Mapping[str, Any]) -> None:
     """Apply the settings that `settings_of` found on a similar request."""
     for name, value in settings.items():
         setattr(request, name, value)

@@ -24,7 +24,7 @@ class ComputeNotes(Protocol):
         """A phase that the instance reports."""
 
     def follow(self, request: Any) -> None:
-        """A request is about to be made for this one (an `InferRequest`, whose type is above this)."""
+        """A request is about to be made for this one (an `InFlightRequest`, whose type is above this)."""
 
 
 class Trace:

@@ -17,7 +17,7 @@ from modelserver.backend import Array
 from modelserver.config.signature import ModelSignature, Reshape, Shape, TensorSpec, reshaper
 from modelserver.core.datatype import Datatype
 from modelserver.core.element_arrays import concatenate
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, ServerError
@@ -59,7 +59,7 @@ class Assembler:
             if spec.reshape is not None
         }
 
-    def gather(self, requests: Sequence[InferRequest]) -> dict[str, Array]:
+    def gather(self, requests: Sequence[InFlightRequest]) -> dict[str, Array]:
         """The inputs of a batch of requests with the same inputs and item shapes, as one array each."""
         if self._sequence is not None:
             self._sequence.inject(requests)
@@ -75,7 +75,7 @@ class Assembler:
                 inputs[name] = reshape(inputs[name])
         return inputs
 
-    def _gather_ragged(self, requests: Sequence[InferRequest], batch_tensors: BatchTensors) -> dict[str, Array]:
+    def _gather_ragged(self, requests: Sequence[InFlightRequest], batch_tensors: BatchTensors) -> dict[str, Array]:
         inputs: dict[str, Array] = {}
         for name in requests[0].inputs:
             if name in batch_tensors.ragged:
@@ -91,7 +91,7 @@ class Assembler:
         batch_tensors.add_inputs(requests, inputs)
         return inputs
 
-    def scatter(self, requests: Sequence[InferRequest], outputs: Mapping[str, Array]) -> list[InferResponse]:
+    def scatter(self, requests: Sequence[InFlightRequest], outputs: Mapping[str, Array]) -> list[InferResponse]:
         """Each request's rows of the outputs that it asked for; an error for those whose output is missing or wrong.
 
         Raises InternalError when `outputs` is not a mapping.
@@ -130,7 +130,7 @@ class Assembler:
 
     def _scatter_ragged(
         self,
-        requests: Sequence[InferRequest],
+        requests: Sequence[InFlightRequest],
         arrays: Mapping[str, Array],
         problems: dict[str, InternalError],
         batch_tensors: BatchTensors,
@@ -150,7 +150,7 @@ class Assembler:
             for place, request in enumerate(requests)
         ]
 
-    def shape_inputs(self, requests: Sequence[InferRequest]) -> Sequence[InferRequest]:
+    def shape_inputs(self, requests: Sequence[InFlightRequest]) -> Sequence[InFlightRequest]:
         """The requests as a BatchInstance sees them: inputs with a `reshape` in the model's shape."""
         if self._sequence is not None:
             self._sequence.inject(requests)
@@ -163,7 +163,7 @@ class Assembler:
                     request.inputs[name] = Tensor(name, tensor.datatype, reshape(tensor.data))
         return requests
 
-    def collect(self, requests: Sequence[InferRequest], entries: object) -> list[InferResponse]:
+    def collect(self, requests: Sequence[InFlightRequest], entries: object) -> list[InferResponse]:
         """The responses of a BatchInstance, each checked and cut down to the outputs that its request asked for.
 
         An entry that is wrong fails its request alone. An output that no request named may be left out,
@@ -182,13 +182,13 @@ class Assembler:
                 return [InferResponse(error=error)]
         return [self._collect_one(request, entry) for request, entry in zip(requests, entries, strict=True)]
 
-    def _collect_one(self, request: InferRequest, entry: object) -> InferResponse:
+    def _collect_one(self, request: InFlightRequest, entry: object) -> InferResponse:
         try:
             return self._checked_response(request, entry)
         except ServerError as error:
             return InferResponse(error=error)
 
-    def collect_later(self, requests: Sequence[InferRequest], entries: object) -> Sequence[object]:
+    def collect_later(self, requests: Sequence[InFlightRequest], entries: object) -> Sequence[object]:
         """The entries of an instance that answers later, one for each request; they are looked at when they are sent.
 
         Raises InternalError when there is not one entry for each request.
@@ -201,7 +201,7 @@ class Assembler:
             raise self._entries_error(f"{len(entries)} responses", len(requests))
         return entries
 
-    def check_sent(self, request: InferRequest, response: InferResponse) -> InferResponse:
+    def check_sent(self, request: InFlightRequest, response: InferResponse) -> InferResponse:
         """The response that a sender was given, cut down to the outputs that its request asked for.
 
         An output that was asked for may be missing: another response may bring it. Raises InternalError for outputs
@@ -235,7 +235,7 @@ class Assembler:
 
     def _respond(
         self,
-        request: InferRequest,
+        request: InFlightRequest,
         arrays: Mapping[str, Array],
         problems: Mapping[str, InternalError],
         rows: slice | None,
@@ -275,7 +275,7 @@ class Assembler:
             )
         return array
 
-    def _checked_response(self, request: InferRequest, entry: object) -> InferResponse:
+    def _checked_response(self, request: InFlightRequest, entry: object) -> InferResponse:
         """Raises the entry's error, or InternalError for what is no proper response."""
         if not isinstance(entry, InferResponse):
             if isinstance(entry, ServerError):

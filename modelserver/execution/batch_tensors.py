@@ -14,7 +14,7 @@ import numpy as np
 
 from modelserver.backend import Array
 from modelserver.config.schema import BatchInputKind, ModelConfig
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import InternalError
 
 Shape = tuple[int, ...]
@@ -48,12 +48,12 @@ class BatchTensors:
     def is_needed(self) -> bool:
         return bool(self.ragged or self.shared or self._inputs or self._outputs)
 
-    def flatten(self, requests: Sequence[InferRequest], name: str) -> Array:
+    def flatten(self, requests: Sequence[InFlightRequest], name: str) -> Array:
         """A ragged input of the batch: the elements of all requests, one after the other."""
         flat = [request.inputs[name].data.reshape(-1) for request in requests]
         return flat[0] if len(flat) == 1 else np.concatenate(flat)
 
-    def add_inputs(self, requests: Sequence[InferRequest], inputs: dict[str, Array]) -> None:
+    def add_inputs(self, requests: Sequence[InFlightRequest], inputs: dict[str, Array]) -> None:
         """Add the batch inputs; those whose source, an optional input, is absent stay absent too."""
         for target, source, numbers, dtype in self._inputs:
             if source in requests[0].inputs:
@@ -64,7 +64,7 @@ class BatchTensors:
         """Whether an output is split by the shapes of an input, and not by rows."""
         return name in self._outputs
 
-    def scatter(self, name: str, array: Array, requests: Sequence[InferRequest]) -> list[Array]:
+    def scatter(self, name: str, array: Array, requests: Sequence[InFlightRequest]) -> list[Array]:
         """Each request's part of an output: as many elements as its shape has, and in that shape.
 
         The shape is the output's dims, with the sizes of the request's input where they are variable. Raises

@@ -11,7 +11,7 @@ import msgspec
 
 from modelserver.backend import AnyInstance, BatchInstance, StepInstance, TensorInstance
 from modelserver.core.clock import Clock
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError, ServerError
 from modelserver.execution.assemble import Assembler
@@ -51,10 +51,10 @@ class Executor:
         self.takes_several_batches = False
         self.now_ns = clock.now_ns
         self._instance_name = instance_name
-        self._prepare: Callable[[Sequence[InferRequest]], Any] = assembler.shape_inputs
+        self._prepare: Callable[[Sequence[InFlightRequest]], Any] = assembler.shape_inputs
         self._call: Callable[[Any], Any]
         self._call_together: Callable[[Any], Sequence[Any]]
-        self._finish: Callable[[Sequence[InferRequest], Any], Any] = assembler.collect
+        self._finish: Callable[[Sequence[InFlightRequest], Any], Any] = assembler.collect
         # The instance, if it can be told to stop.
         self._interruptible: TensorInstance | None = None
         self._interruption: Interruption | None = None
@@ -80,11 +80,11 @@ class Executor:
         if self._interruptible is not None:
             self._interruptible.interrupt(True)
 
-    def prepare(self, requests: Sequence[InferRequest]) -> Any:
+    def prepare(self, requests: Sequence[InFlightRequest]) -> Any:
         """What the instance gets for these requests. Raises ServerError."""
         return self._prepare(requests)
 
-    def run(self, requests: Sequence[InferRequest]) -> Outcome:
+    def run(self, requests: Sequence[InFlightRequest]) -> Outcome:
         """Execute a batch. Never raises: what an instance raises becomes the response of every request."""
         try:
             inputs = self._prepare(requests)
@@ -95,7 +95,7 @@ class Executor:
         except (Exception, SystemExit) as error:  # a model that calls sys.exit() must not end a worker
             return self.failure(requests, error)
 
-    def run_together(self, batches: Sequence[Sequence[InferRequest]]) -> list[Outcome]:
+    def run_together(self, batches: Sequence[Sequence[InFlightRequest]]) -> list[Outcome]:
         """As `run`, for several batches that travel together; each is timed with its share of the whole."""
         try:
             prepared = [self._prepare(requests) for requests in batches]
@@ -106,7 +106,7 @@ class Executor:
         infer_ns = (self.now_ns() - prepared_ns) // len(batches)
         return [self.conclude(requests, result, infer_ns) for requests, result in zip(batches, results, strict=True)]
 
-    def conclude(self, requests: Sequence[InferRequest], result: Any, infer_ns: int) -> Outcome:
+    def conclude(self, requests: Sequence[InFlightRequest], result: Any, infer_ns: int) -> Outcome:
         """The outcome of a batch that the instance has answered with `result`, perhaps an error, after `infer_ns`."""
         called_ns = self.now_ns()
         try:
@@ -116,7 +116,7 @@ class Executor:
         except Exception as error:
             return self.failure(requests, error)
 
-    def failure(self, requests: Sequence[InferRequest], error: BaseException) -> Outcome:
+    def failure(self, requests: Sequence[InFlightRequest], error: BaseException) -> Outcome:
         """The outcome of a batch that failed as a whole. An error that is not the server's own is logged."""
         if not isinstance(error, ServerError):
             logger.error(
@@ -126,7 +126,7 @@ class Executor:
         return Outcome([InferResponse(error=error) for _ in requests], has_failed=True)
 
 
-def _step_to_end(instance: StepInstance, requests: Sequence[InferRequest]) -> None:
+def _step_to_end(instance: StepInstance, requests: Sequence[InFlightRequest]) -> None:
     """Carry requests through on an instance that no worker drives yet: warmup."""
     for request in requests:
         instance.add(request)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from modelserver.backend import Array, TensorInstance
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import CancelledError
 
 
@@ -20,11 +20,11 @@ class Interruption:
         self._instance = instance
         self._lock = threading.Lock()  # guards what follows
         # Requests of the batch in progress whose clients are there; None: there is no batch.
-        self._waiting: set[InferRequest] | None = None
+        self._waiting: set[InFlightRequest] | None = None
         self._is_interrupted = False
-        self._inner: Callable[[InferRequest], None] | None = None
+        self._inner: Callable[[InFlightRequest], None] | None = None
 
-    def run(self, requests: Sequence[InferRequest], inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    def run(self, requests: Sequence[InFlightRequest], inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         """`instance.run`. Raises CancelledError when every request is cancelled before it is done."""
         own = [request for request in requests if not request.is_padding]
         inner = own[0].on_cancel if own else None
@@ -34,7 +34,7 @@ class Interruption:
         finally:
             self._end(own, inner)
 
-    def _begin(self, own: Sequence[InferRequest], inner: Callable[[InferRequest], None] | None) -> None:
+    def _begin(self, own: Sequence[InFlightRequest], inner: Callable[[InFlightRequest], None] | None) -> None:
         with self._lock:
             self._waiting = set(own)
             self._inner = inner
@@ -49,7 +49,7 @@ class Interruption:
                 self._waiting = None
                 raise CancelledError("the requests of the batch were cancelled before it was executed")
 
-    def _end(self, own: Sequence[InferRequest], inner: Callable[[InferRequest], None] | None) -> None:
+    def _end(self, own: Sequence[InFlightRequest], inner: Callable[[InFlightRequest], None] | None) -> None:
         for request in own:
             request.on_cancel = inner
         with self._lock:
@@ -58,8 +58,8 @@ class Interruption:
                 self._is_interrupted = False
                 self._instance.interrupt(False)
 
-    def _note(self, request: InferRequest) -> None:
-        """`InferRequest.on_cancel`. Called from the event loop thread."""
+    def _note(self, request: InFlightRequest) -> None:
+        """`InFlightRequest.on_cancel`. Called from the event loop thread."""
         with self._lock:
             inner = self._inner
             if self._waiting is not None and request in self._waiting:

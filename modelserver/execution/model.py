@@ -19,7 +19,7 @@ from modelserver.config.metric_options import first_response_bounds_ms
 from modelserver.config.schema import ModelConfig, ModelTransactionPolicy
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock, SystemClock
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import UnavailableError
 from modelserver.execution.engine import Engine
@@ -172,7 +172,7 @@ class Model:
         """Requests that no instance has taken yet."""
         return self._engine.scheduler.queue_depth
 
-    def submit(self, request: InferRequest) -> ResponseStream:
+    def submit(self, request: InFlightRequest) -> ResponseStream:
         """Accept a checked request, and answer it exactly once on its stream. Event loop thread.
 
         Raises UnavailableError (stopped, or queue full) or CancelledError: then the caller answers.
@@ -180,7 +180,7 @@ class Model:
         cache = self._cache
         return self._engine.scheduler.submit(request) if cache is None else cache.submit(request)
 
-    def infer(self, request: InferRequest) -> ResponseStream:
+    def infer(self, request: InFlightRequest) -> ResponseStream:
         """Check and submit a request that comes from within the server: an ensemble's step. Raises ServerError."""
         self.signature.check(request)
         request.is_decoupled = self.is_decoupled

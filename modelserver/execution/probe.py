@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.sender import ResponseSender
 from modelserver.errors import InternalError, ServerError
@@ -15,7 +15,7 @@ from modelserver.execution.executor import Executor
 _PATIENCE_S = 300.0
 
 
-def execute_probe(executor: Executor, request: InferRequest) -> int:
+def execute_probe(executor: Executor, request: InFlightRequest) -> int:
     """Execute a request to its end; how long that took, in ns. Blocking. Raises the ServerError of a response."""
     began_ns = executor.now_ns()
     if executor.answers_later:
@@ -27,7 +27,7 @@ def execute_probe(executor: Executor, request: InferRequest) -> int:
     return executor.now_ns() - began_ns
 
 
-def _execute_to_end(executor: Executor, request: InferRequest) -> None:
+def _execute_to_end(executor: Executor, request: InFlightRequest) -> None:
     target = _ProbeTarget(executor, request)
     request.own_sender = ResponseSender(target)
     entry = executor.run([request]).entries[0]
@@ -45,7 +45,7 @@ class _ProbeTarget:
     is_cancelled = False
     has_room = True
 
-    def __init__(self, executor: Executor, request: InferRequest) -> None:
+    def __init__(self, executor: Executor, request: InFlightRequest) -> None:
         self._check = executor.assembler.check_sent
         self._request = request
         self._ended = SimpleQueue[ServerError | None]()  # `put` is safe in the garbage collector's hands

@@ -18,7 +18,7 @@ from modelserver.cache.key import NO_CACHE_PARAMETER, RequestKey, input_size, ma
 from modelserver.cache.store import AnswerStore
 from modelserver.core.clock import Clock
 from modelserver.core.relay import RelayStream
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError, ErrorCode, QueueTimeoutError, ServerError
@@ -33,7 +33,7 @@ _LOOP_BYTES = 128 << 10
 # Requests that may wait for the answers of others; further ones are executed, and so bounded by the queue.
 _MAX_WAITING = 100_000
 
-Submit = Callable[[InferRequest], ResponseStream]
+Submit = Callable[[InFlightRequest], ResponseStream]
 
 
 class _Query:
@@ -41,7 +41,7 @@ class _Query:
 
     __slots__ = ("began_ns", "key", "lookup_ns", "request", "timer")
 
-    def __init__(self, request: InferRequest, key: RequestKey, began_ns: int) -> None:
+    def __init__(self, request: InFlightRequest, key: RequestKey, began_ns: int) -> None:
         self.request = request
         self.key = key
         self.began_ns = began_ns
@@ -114,7 +114,7 @@ class ResponseCache:
         self._is_stopped = False
         self._finish_stop: Callable[[], None] | None = None
 
-    def submit(self, request: InferRequest) -> ResponseStream:
+    def submit(self, request: InFlightRequest) -> ResponseStream:
         """Answer the request from the cache, let it wait for an equal one, or hand it to the scheduler.
 
         Raises as the scheduler's `submit` does; for a request that may be cached that is its response instead.
@@ -157,7 +157,7 @@ class ResponseCache:
             self._generations = {generation}
         return generation
 
-    def _on_key(self, request: InferRequest, began_ns: int, made: asyncio.Future[RequestKey]) -> None:
+    def _on_key(self, request: InFlightRequest, began_ns: int, made: asyncio.Future[RequestKey]) -> None:
         error = made.exception()
         if error is None:
             self._begin(_Query(request, made.result(), began_ns))
@@ -195,7 +195,7 @@ class ResponseCache:
         request.stream = _LeaderStream(request.stream, partial(self._on_landed, query, flight))
         self._hand_on(request)
 
-    def _hand_on(self, request: InferRequest) -> None:
+    def _hand_on(self, request: InFlightRequest) -> None:
         request.on_cancel = None
         try:
             self._submit(request)
@@ -262,7 +262,7 @@ class ResponseCache:
             left_s = max(0, request.deadline_ns - self._now_ns()) / 1e9
             query.timer = self._loop.call_later(left_s, self._on_deadline, query, flight)
 
-    def _on_cancel(self, query: _Query, flight: _Flight, _request: InferRequest) -> None:
+    def _on_cancel(self, query: _Query, flight: _Flight, _request: InFlightRequest) -> None:
         error = CancelledError(f"request to model '{self._model_name}' was cancelled")
         self._give_up(query, flight, FailureReason.CANCELED, error)
 
@@ -305,7 +305,7 @@ class ResponseCache:
             self.on_idle()
 
 
-def _may_be_cached(request: InferRequest) -> bool:
+def _may_be_cached(request: InFlightRequest) -> bool:
     """Whether it has one answer, its client has nothing against it, and nobody may change its inputs meanwhile."""
     transfer = request.transfer
     if request.is_decoupled or (transfer is not None and transfer.inputs):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from modelserver.core.clock import Clock
 from modelserver.core.reading import Reading
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.sender import ResponseSender
 from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
@@ -22,7 +22,7 @@ from modelserver.telemetry.statistics_snapshot import FailureReason
 logger = logging.getLogger(__name__)
 
 # Raises ServerError for a response that its model must not send; else returns what is to be delivered.
-Check = Callable[[InferRequest, InferResponse], InferResponse]
+Check = Callable[[InFlightRequest, InferResponse], InferResponse]
 
 
 class ResponseDispatcher:
@@ -53,7 +53,7 @@ class ResponseDispatcher:
         self._source = source
         self._lock = threading.Lock()
         self._has_closed = threading.Condition(self._lock)
-        self._open: dict[InferRequest, OpenResponse] = {}
+        self._open: dict[InFlightRequest, OpenResponse] = {}
         self._outbox: list[tuple[OpenResponse, InferResponse]] = []
         self._is_held = False
 
@@ -62,7 +62,7 @@ class ResponseDispatcher:
         """Requests that have not ended."""
         return len(self._open)
 
-    def open(self, requests: Sequence[InferRequest], enqueue_ns: Sequence[int], taken_ns: int) -> list[OpenResponse]:
+    def open(self, requests: Sequence[InFlightRequest], enqueue_ns: Sequence[int], taken_ns: int) -> list[OpenResponse]:
         """An open response for each request, which has its sender from here on. Called from the worker's thread."""
         open_responses = [
             OpenResponse(self, request, taken_ns - queued_ns, taken_ns)
@@ -90,7 +90,7 @@ class ResponseDispatcher:
         with self._lock:
             return list(self._open.values())
 
-    def open_response_of(self, request: InferRequest) -> OpenResponse | None:
+    def open_response_of(self, request: InFlightRequest) -> OpenResponse | None:
         """That of a request, unless it has ended. From any thread."""
         with self._lock:
             return self._open.get(request)
@@ -164,7 +164,7 @@ class OpenResponse:
         "request",
     )
 
-    def __init__(self, dispatcher: ResponseDispatcher, request: InferRequest, queue_ns: int, taken_ns: int) -> None:
+    def __init__(self, dispatcher: ResponseDispatcher, request: InFlightRequest, queue_ns: int, taken_ns: int) -> None:
         self.request = request
         self.reading = Reading()
         self._dispatcher = dispatcher
@@ -175,7 +175,7 @@ class OpenResponse:
         self._output_ns = 0
         self._num_sent = 0
         self._error: ServerError | None = None  # the first one that was sent
-        self._on_cancel: Callable[[InferRequest], None] | None = None  # the scheduler's
+        self._on_cancel: Callable[[InFlightRequest], None] | None = None  # the scheduler's
         self._is_abandoned = False
         self._is_ended = False  # the final response is on its way
         self._is_closed = False  # ... and the model has said so, or was told

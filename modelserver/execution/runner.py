@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modelserver.core.clock import Clock
-from modelserver.core.request import Delivery, InferRequest
+from modelserver.core.request import Delivery, InFlightRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.errors import CancelledError
 from modelserver.execution.executor import Executor, Outcome
@@ -78,7 +78,7 @@ class Runner:
                 guard.note(duration_ns)
         return deliveries
 
-    def run_lone(self, request: InferRequest, enqueue_ns: int, taken_ns: int) -> InferResponse:
+    def run_lone(self, request: InFlightRequest, enqueue_ns: int, taken_ns: int) -> InferResponse:
         """As `run`, for one request without a batch, of an instance that answers at once."""
         guard = self._guard
         if guard is not None and guard.is_worried:
@@ -154,7 +154,7 @@ class Runner:
         if not dispatcher.is_stepped:
             self._statistics.record_batch(batch.rows, timing, queue_ns=(), request_ns=())
 
-    def _record_lone(self, request: InferRequest, outcome: Outcome, enqueue_ns: int, taken_ns: int) -> int:
+    def _record_lone(self, request: InFlightRequest, outcome: Outcome, enqueue_ns: int, taken_ns: int) -> int:
         """Record a batch of one request; when it was done."""
         response: InferResponse = outcome.entries[0]
         statistics = self._statistics

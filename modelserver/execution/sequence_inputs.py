@@ -16,7 +16,7 @@ from modelserver.backend import Array
 from modelserver.config.hidden_tensors import control_datatype, control_tensors
 from modelserver.config.schema import ModelConfig, SequenceControl, SequenceControlKind, SequenceState
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor, tensor_from_bytes
 from modelserver.errors import ConfigError, InternalError, InvalidArgumentError
@@ -24,7 +24,7 @@ from modelserver.errors import ConfigError, InternalError, InvalidArgumentError
 _DIRECTORY = "initial_state"
 
 # The tensor of one control for one request.
-Control = Callable[[InferRequest], Tensor]
+Control = Callable[[InFlightRequest], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SequenceInputs:
         self._states = [_state(config.name, state, lead, model_directory) for state in batching.state]
         self._shown = {output.name for output in config.output}
 
-    def inject(self, requests: Sequence[InferRequest]) -> None:
+    def inject(self, requests: Sequence[InFlightRequest]) -> None:
         """Add controls and states to the inputs of each request; padding has states of the shape of the others'."""
         shapes: dict[str, tuple[int, ...]] = {}
         for request in requests:
@@ -67,7 +67,7 @@ class SequenceInputs:
                     zeros = _zeros(shapes[spec.input_name], spec.datatype)
                     request.inputs[spec.input_name] = Tensor(spec.input_name, spec.datatype, zeros)
 
-    def _add_states(self, request: InferRequest, shapes: dict[str, tuple[int, ...]]) -> None:
+    def _add_states(self, request: InFlightRequest, shapes: dict[str, tuple[int, ...]]) -> None:
         state = request.state
         if state is not None and request.sequence_start:
             state.arrays = {}
@@ -77,7 +77,7 @@ class SequenceInputs:
             shapes[spec.input_name] = array.shape
             request.inputs[spec.input_name] = Tensor(spec.input_name, spec.datatype, array)
 
-    def keep_rows(self, requests: Sequence[InferRequest], outputs: Mapping[str, Array]) -> None:
+    def keep_rows(self, requests: Sequence[InFlightRequest], outputs: Mapping[str, Array]) -> None:
         """Keep each request's row of the states among the outputs of a whole batch.
 
         Raises InternalError when one is missing or not as the config says.
@@ -93,7 +93,7 @@ class SequenceInputs:
                     mine = array if len(requests) == 1 else array[row : row + 1].copy()
                     request.state.arrays[spec.input_name] = mine
 
-    def keep_outputs(self, request: InferRequest, response: InferResponse) -> None:
+    def keep_outputs(self, request: InFlightRequest, response: InferResponse) -> None:
         """Keep the states among a response's outputs, and take away those that its client is not to see.
 
         A state that the response does not bring stays as it is. Raises InternalError for one that is not as the

@@ -8,7 +8,7 @@ from collections import deque
 
 from modelserver.backend import StepInstance
 from modelserver.core.clock import Clock
-from modelserver.core.request import Delivery, InferRequest
+from modelserver.core.request import Delivery, InFlightRequest
 from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
 from modelserver.execution.executor import Executor
 from modelserver.execution.response_dispatcher import OpenResponse, ResponseDispatcher
@@ -98,7 +98,7 @@ class StepRunner(Runner):
         for open_response in open_responses:
             open_response.end(error)
 
-    def _add(self, request: InferRequest) -> ServerError | None:
+    def _add(self, request: InFlightRequest) -> ServerError | None:
         """Why the instance does not take the request on; None if it does."""
         if self.is_broken:
             return UnavailableError(f"instance '{self._name}' is out of order, load the model again: {self._fault}")
@@ -120,7 +120,7 @@ class StepRunner(Runner):
         if request.is_cancelled:  # just before
             self._cancelled.append(open_response)
 
-    def _on_cancel(self, request: InferRequest) -> None:
+    def _on_cancel(self, request: InFlightRequest) -> None:
         # Looked for only now: a request that knew its open response, and with it the instance, would keep a model
         # that is unloaded until the garbage collector comes by.
         open_response = self._dispatcher.open_response_of(request)

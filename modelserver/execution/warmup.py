@@ -16,7 +16,7 @@ from modelserver.config.hidden_tensors import hidden_inputs
 from modelserver.config.schema import ModelConfig, ModelWarmup, WarmupInput
 from modelserver.config.signature import ModelSignature
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor, tensor_from_bytes
 from modelserver.errors import InvalidArgumentError, ServerError
 from modelserver.execution.executor import Executor
@@ -68,7 +68,7 @@ def _run(
     logger.info("instance '%s': warmup sample '%s' took %.3f s", instance_name, name, duration_s)
 
 
-def _requests(signature: ModelSignature, inputs: Sequence[Tensor]) -> list[InferRequest]:
+def _requests(signature: ModelSignature, inputs: Sequence[Tensor]) -> list[InFlightRequest]:
     """One request with all rows; for a model with sequences, one with each row, which is a whole sequence."""
     if not signature.has_sequences or not signature.max_batch_size or not inputs:
         return [probe_request(signature, inputs)]
@@ -80,9 +80,11 @@ def _requests(signature: ModelSignature, inputs: Sequence[Tensor]) -> list[Infer
     ]
 
 
-def probe_request(signature: ModelSignature, inputs: Sequence[Tensor]) -> InferRequest:
+def probe_request(signature: ModelSignature, inputs: Sequence[Tensor]) -> InFlightRequest:
     """A checked request that no client sent. Raises InvalidArgumentError when the model cannot take it."""
-    request = InferRequest(signature.model_name, None, {tensor.name: tensor for tensor in inputs})
+    request = InFlightRequest(
+        model_name=signature.model_name, version=None, inputs={tensor.name: tensor for tensor in inputs}
+    )
     request.is_decoupled = signature.is_decoupled
     if signature.has_sequences:
         # A whole sequence of its own.

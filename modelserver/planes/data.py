@@ -10,7 +10,7 @@ from typing import Protocol
 
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import placeholder
 from modelserver.errors import InvalidArgumentError, ModelAsleepError, ServerError, UnavailableError, UnloadedError
@@ -80,9 +80,9 @@ class ModelLoad:
 class InferPlane(Protocol):
     """What inference alone asks of a data plane; the one of a front process does no more."""
 
-    def infer(self, request: InferRequest) -> ResponseStream: ...
+    def infer(self, request: InFlightRequest) -> ResponseStream: ...
 
-    def check_inputs(self, request: InferRequest) -> None: ...
+    def check_inputs(self, request: InFlightRequest) -> None: ...
 
 
 class AnyDataPlane(InferPlane, Protocol):
@@ -169,7 +169,7 @@ class DataPlane:
         self.shared_memory = shared_memory or SharedMemory()
         self.cuda_shared_memory = CudaSharedMemory()
 
-    def infer(self, request: InferRequest) -> ResponseStream:
+    def infer(self, request: InFlightRequest) -> ResponseStream:
         """Check the request and hand it to its model; the stream brings the responses or the error.
 
         Raises ServerError for what is refused at once: unknown or unready model, a request that does
@@ -213,7 +213,7 @@ class DataPlane:
             return model.submit(request)
         return self._submit_observed(model, request, regions, is_split=is_split)
 
-    def check_inputs(self, request: InferRequest) -> None:
+    def check_inputs(self, request: InFlightRequest) -> None:
         """Refuse a request whose elements take long to decode before that is done; the shapes are all that it has.
 
         Raises ServerError as `infer` does, which checks again. What depends on more than the shapes is left to it.
@@ -225,7 +225,11 @@ class DataPlane:
             signature = self._repository.get(name, version).signature
             elsewhere = () if request.transfer is None else request.transfer.inputs
             shapes = {item.name: placeholder(item.name, item.datatype, item.shape) for item in elsewhere}
-            signature.check(InferRequest(name, version, request.inputs | shapes, outputs=request.outputs))
+            signature.check(
+                InFlightRequest(
+                    model_name=name, version=version, inputs=request.inputs | shapes, outputs=request.outputs
+                )
+            )
         except ModelAsleepError:
             return
         except ServerError as error:
@@ -234,12 +238,12 @@ class DataPlane:
                 log_refusal(request, error)
             raise
 
-    def _choose(self, request: InferRequest) -> int | None:
+    def _choose(self, request: InFlightRequest) -> int | None:
         """The version that answers where several share the requests; None: the highest."""
         return self._traffic.choose(request, self._repository.ready_versions(request.model_name))
 
     def _submit_observed(
-        self, model: Model, request: InferRequest, regions: Sequence[Region], *, is_split: bool
+        self, model: Model, request: InFlightRequest, regions: Sequence[Region], *, is_split: bool
     ) -> ResponseStream:
         """As `Model.submit`, with what is to see or change the responses on their way standing before the reader."""
         reader = request.stream
@@ -278,7 +282,7 @@ class DataPlane:
                 self._shadows.copy(request, watched, shadow, tolerance)
         return reader
 
-    def _shadows_of(self, model: Model, request: InferRequest) -> list[tuple[Model, float]]:
+    def _shadows_of(self, model: Model, request: InFlightRequest) -> list[tuple[Model, float]]:
         """The versions that see a copy of the request, and how exactly they are compared.
 
         What a client may change meanwhile, in shared memory, is not copied, nor what is part of a sequence.
@@ -289,7 +293,7 @@ class DataPlane:
         versions = split.shadows(self._repository.ready_versions(model.name), model.version)
         return [(self._repository.get(model.name, version), split.traffic.tolerance) for version in versions]
 
-    def _admit(self, request: InferRequest) -> Callable[[], None]:
+    def _admit(self, request: InFlightRequest) -> Callable[[], None]:
         """As `Callers.admit`; a refusal is counted and logged."""
         assert self._callers is not None, "the caller of this has looked"
         try:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import (
@@ -29,16 +29,16 @@ _MAX_ATTEMPTS = 5
 class WakingRequests:
     """Made by the data plane, whose `infer` gets each request again when its model serves. Event loop thread only."""
 
-    def __init__(self, infer: Callable[[InferRequest], ResponseStream], *, max_waiting: int = 10_000) -> None:
+    def __init__(self, infer: Callable[[InFlightRequest], ResponseStream], *, max_waiting: int = 10_000) -> None:
         self._infer = infer
         self._max_waiting = max_waiting
-        self._tasks: dict[InferRequest, asyncio.Task[ServerError | None]] = {}
+        self._tasks: dict[InFlightRequest, asyncio.Task[ServerError | None]] = {}
 
     @property
     def num_waiting(self) -> int:
         return len(self._tasks)
 
-    def wait(self, request: InferRequest, asleep: ModelAsleepError) -> ResponseStream:
+    def wait(self, request: InFlightRequest, asleep: ModelAsleepError) -> ResponseStream:
         """Have the model loaded, and then the request answered, on its stream.
 
         Raises QueueFullError, and `asleep` for a request that waits already: `_submit` has the model loaded anew.
@@ -61,10 +61,10 @@ class WakingRequests:
         for task in self._tasks.values():
             task.cancel()
 
-    def _cancel(self, request: InferRequest) -> None:
+    def _cancel(self, request: InFlightRequest) -> None:
         self._tasks[request].cancel()
 
-    def _settle(self, request: InferRequest, task: asyncio.Task[ServerError | None]) -> None:
+    def _settle(self, request: InFlightRequest, task: asyncio.Task[ServerError | None]) -> None:
         """The wait is over: answer, unless who has the request does."""
         del self._tasks[request]
         error: ServerError | None
@@ -81,7 +81,7 @@ class WakingRequests:
             request.on_cancel = None  # a client that leaves with its answer leaves nothing behind
             request.stream.deliver(InferResponse(error=error))
 
-    async def _submit(self, request: InferRequest, asleep: ModelAsleepError) -> ServerError | None:
+    async def _submit(self, request: InFlightRequest, asleep: ModelAsleepError) -> ServerError | None:
         """Why the request was not accepted in the end; None: it was, and is answered by who has it."""
         for _ in range(_MAX_ATTEMPTS):
             deadline_ns = request.deadline_ns

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from modelserver.auth.caller_limits import CallerLimits
 from modelserver.core.relay import RelayStream
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import QuotaError
@@ -70,7 +70,7 @@ class Callers:
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
 
-    def admit(self, request: InferRequest) -> Callable[[], None]:
+    def admit(self, request: InFlightRequest) -> Callable[[], None]:
         """Let the request pass, with its caller's weight, or raise QuotaError.
 
         Whoever refuses it after this calls what is returned, which gives back its place among those in flight.

@@ -17,7 +17,7 @@ import numpy as np
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.relay import RelayStream
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -51,27 +51,27 @@ class Shadows:
         self._inflight: Counter[tuple[str, int]] = Counter()
         self._comparisons: set[asyncio.Future[bool]] = set()
 
-    def watch(self, request: InferRequest) -> _GivenStream:
+    def watch(self, request: InFlightRequest) -> _GivenStream:
         """Stand before the reader of a request that is to be copied."""
         stream = _GivenStream(request.stream)
         request.stream = stream
         return stream
 
-    def copy(self, request: InferRequest, given: _GivenStream, model: Model, tolerance: float) -> None:
+    def copy(self, request: InFlightRequest, given: _GivenStream, model: Model, tolerance: float) -> None:
         """Let `model` have a copy of a request that was submitted; `given` hears its answer."""
         key = (model.name, model.version)
         if self._inflight[key] >= _MAX_INFLIGHT:
             self.counts.record(*key, ShadowResult.SKIPPED)
             return
         comparison = _Comparison(self, key, tolerance)
-        copied = InferRequest(
-            request.model_name,
-            model.version,
-            dict(request.inputs),
-            request.id,
-            request.outputs,
-            dict(request.parameters),
-            request.priority,
+        copied = InFlightRequest(
+            model_name=request.model_name,
+            version=model.version,
+            inputs=dict(request.inputs),
+            id=request.id,
+            outputs=request.outputs,
+            parameters=dict(request.parameters),
+            priority=request.priority,
             stream=_ShadowStream(comparison),
             caller=request.caller,
             share=request.share,

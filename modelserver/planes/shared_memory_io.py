@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from modelserver.core.relay import RelayStream
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor, tensor_from_bytes, tensor_to_bytes
 from modelserver.core.transfer import RegionInput, Transfer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def resolve(request: InferRequest, transfer: Transfer, memory: SharedMemory) -> Sequence[Region]:
+def resolve(request: InFlightRequest, transfer: Transfer, memory: SharedMemory) -> Sequence[Region]:
     """Give the request its inputs that are in regions; all regions that it uses.
 
     Raises NotFoundError for an unknown region, InvalidArgumentError for a slice that is not in it or has not the
@@ -67,7 +67,12 @@ class TransferStream(RelayStream):
     __slots__ = ("_memory", "_model", "_regions", "_transfer")
 
     def __init__(
-        self, request: InferRequest, transfer: Transfer, model: Model, regions: Sequence[Region], memory: SharedMemory
+        self,
+        request: InFlightRequest,
+        transfer: Transfer,
+        model: Model,
+        regions: Sequence[Region],
+        memory: SharedMemory,
     ) -> None:
         super().__init__(request.stream)
         self._transfer = transfer

@@ -14,7 +14,7 @@ from math import inf, isfinite, log
 from typing import Any
 
 from modelserver.core.numerals import is_digits
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import InvalidArgumentError
 from modelserver.telemetry.shadow_counts import ShadowCounts
 
@@ -112,7 +112,7 @@ class Split:
         self._credits: dict[int, float] = {}
         self._parts: dict[int, float] = dict.fromkeys(traffic.shadows, 0.0)
 
-    def choose(self, request: InferRequest, ready: Collection[int]) -> int | None:
+    def choose(self, request: InFlightRequest, ready: Collection[int]) -> int | None:
         """The version that answers, of those that are ready; None leaves it to the highest one.
 
         Versions that are not ready have no part in it, and give theirs to the others.
@@ -159,7 +159,7 @@ class Split:
         self._credits[chosen] -= sum(weights.values())
         return chosen
 
-    def _key(self, request: InferRequest) -> bytes | None:
+    def _key(self, request: InFlightRequest) -> bytes | None:
         """What keeps a request with others; None when nothing does."""
         if request.sequence_id:
             return f"sequence {request.sequence_id}".encode(errors="replace")
@@ -224,7 +224,7 @@ class TrafficTable:
         """Of the models whose versions share their requests."""
         return {name: split.traffic.weights for name, split in self.splits.items() if split.traffic.weights}
 
-    def choose(self, request: InferRequest, ready: Iterable[int]) -> int | None:
+    def choose(self, request: InFlightRequest, ready: Iterable[int]) -> int | None:
         """As `Split.choose`, for the request's model."""
         split = self.splits.get(request.model_name)
         return None if split is None else split.choose(request, tuple(ready))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.fair_queue import FairQueue
 from modelserver.scheduling.queue import QueueEntry
 from modelserver.scheduling.sequence import LiveSequence
@@ -26,7 +26,7 @@ class Backlog:
     def __iter__(self) -> Iterator[LiveSequence]:
         return iter(self._sequences)
 
-    def add(self, sequence: LiveSequence, first: InferRequest) -> None:  # noqa: ARG002 - of whose caller
+    def add(self, sequence: LiveSequence, first: InFlightRequest) -> None:  # noqa: ARG002 - of whose caller
         """The sequence, of which `first` is the first request, waits behind those that go before it."""
         self._sequences[sequence] = None
 
@@ -38,11 +38,11 @@ class Backlog:
         """The one that gets the next slot. There must be one."""
         return self._sequences.popitem(last=False)[0]
 
-    def num_before(self, request: InferRequest) -> int:  # noqa: ARG002
+    def num_before(self, request: InFlightRequest) -> int:  # noqa: ARG002
         """The sequences that get a slot before one that this request would begin."""
         return len(self)
 
-    def last_of_hog(self, newcomer: InferRequest) -> LiveSequence | None:  # noqa: ARG002
+    def last_of_hog(self, newcomer: InFlightRequest) -> LiveSequence | None:  # noqa: ARG002
         """The sequence that gives its place to a newcomer where requests are too many; None: the newcomer goes."""
         return None
 
@@ -52,7 +52,7 @@ class _Ticket(QueueEntry):
 
     __slots__ = ("sequence",)
 
-    def __init__(self, sequence: LiveSequence, first: InferRequest) -> None:
+    def __init__(self, sequence: LiveSequence, first: InFlightRequest) -> None:
         super().__init__(first, 1, 0)
         self.sequence = sequence
 
@@ -77,7 +77,7 @@ class FairBacklog(Backlog):
     def __iter__(self) -> Iterator[LiveSequence]:
         return iter(self._tickets)
 
-    def add(self, sequence: LiveSequence, first: InferRequest) -> None:
+    def add(self, sequence: LiveSequence, first: InFlightRequest) -> None:
         ticket = self._tickets[sequence] = _Ticket(sequence, first)
         self._queue.add(ticket)
 
@@ -92,9 +92,9 @@ class FairBacklog(Backlog):
         self.discard(ticket.sequence)
         return ticket.sequence
 
-    def num_before(self, request: InferRequest) -> int:
+    def num_before(self, request: InFlightRequest) -> int:
         return self._queue.num_before(QueueEntry(request, 1, 0))
 
-    def last_of_hog(self, newcomer: InferRequest) -> LiveSequence | None:
+    def last_of_hog(self, newcomer: InFlightRequest) -> LiveSequence | None:
         ticket = self._queue.last_of_hog(QueueEntry(newcomer, 1, 0))
         return ticket.sequence if isinstance(ticket, _Ticket) else None

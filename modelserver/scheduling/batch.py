@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.policy import BatchingRules, BatchPlan, Candidates, plan_batch
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
 
@@ -19,9 +19,9 @@ class Batch:
     # executes the batch adds to `rescheduled` those that are to run again.
     has_slots: ClassVar[bool] = False
     num_padding: int
-    rescheduled: list[InferRequest]
+    rescheduled: list[InFlightRequest]
 
-    def __init__(self, requests: list[InferRequest], enqueue_ns: list[int], rows: int, taken_ns: int) -> None:
+    def __init__(self, requests: list[InFlightRequest], enqueue_ns: list[int], rows: int, taken_ns: int) -> None:
         self.requests = requests
         self.enqueue_ns = enqueue_ns
         self.rows = rows

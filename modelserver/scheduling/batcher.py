@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from modelserver.config.schema import ModelConfig
 from modelserver.core.clock import Clock, SystemClock
-from modelserver.core.request import Delivery, InferRequest
+from modelserver.core.request import Delivery, InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError, QueueFullError, QueueTimeoutError, ServerError
@@ -89,7 +89,7 @@ class Batcher(Scheduler):
         self._is_wake_due = False
         self._alarm = Alarm(loop)
         # One bound method, not one per request; `abort` lets go of it.
-        self._cancel_callback: Callable[[InferRequest], None] | None = self._cancel
+        self._cancel_callback: Callable[[InFlightRequest], None] | None = self._cancel
 
     @property
     def queue_depth(self) -> int:
@@ -104,7 +104,7 @@ class Batcher(Scheduler):
         """No worker waits for particular requests."""
 
     # One function, because this is what a request costs here.
-    def submit(self, request: InferRequest) -> ResponseStream:  # noqa: C901
+    def submit(self, request: InFlightRequest) -> ResponseStream:  # noqa: C901
         """Queue the request. Called from the event loop thread.
 
         When this returns, the batcher answers the request, exactly once, on its stream. When it raises
@@ -329,7 +329,7 @@ class Batcher(Scheduler):
             return False
         return self._queue.level_len(level) >= max_queue_size
 
-    def _rejection(self, request: InferRequest, level: int, policy: QueuePolicy, now_ns: int) -> ServerError:
+    def _rejection(self, request: InFlightRequest, level: int, policy: QueuePolicy, now_ns: int) -> ServerError:
         stopped = refuse(request, self._model_name, self._statistics, now_ns, is_stopped=self._is_stopped)
         if stopped is not None:
             return stopped
@@ -378,8 +378,8 @@ class Batcher(Scheduler):
             queue.remove(dropped)
         return dropped
 
-    def _cancel(self, request: InferRequest) -> None:
-        """`InferRequest.on_cancel`. Called from the event loop thread."""
+    def _cancel(self, request: InFlightRequest) -> None:
+        """`InFlightRequest.on_cancel`. Called from the event loop thread."""
         with self._lock:
             entry = self._queue.find(request)
             if entry is not None:
@@ -405,14 +405,14 @@ class Batcher(Scheduler):
 
     def _answer_expired(self, entries: Sequence[QueueEntry], now_ns: int) -> None:
         self._statistics.record_failures(FailureReason.REJECTED, _ages(entries, now_ns))
-        answers: list[tuple[InferRequest, ServerError]] = []
+        answers: list[tuple[InFlightRequest, ServerError]] = []
         for entry in entries:
             waited_ms = (now_ns - entry.enqueue_ns) / 1e6
             message = f"Request timeout expired after {waited_ms:.3f} ms in the queue of model '{self._model_name}'"
             answers.append((entry.request, QueueTimeoutError(message)))
         self._answer(answers)
 
-    def _answer(self, answers: Iterable[tuple[InferRequest, ServerError]]) -> None:
+    def _answer(self, answers: Iterable[tuple[InFlightRequest, ServerError]]) -> None:
         """Answer requests that were removed from the queue. Called from the event loop thread."""
         for request, error in answers:
             response = InferResponse(error=error)

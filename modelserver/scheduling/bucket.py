@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 
 from modelserver.config.schema import ModelConfig
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 
-BucketKey = Callable[[InferRequest], Hashable]
+BucketKey = Callable[[InFlightRequest], Hashable]
 
 
 def bucket_key(config: ModelConfig) -> BucketKey | None:
@@ -28,7 +28,7 @@ def bucket_key(config: ModelConfig) -> BucketKey | None:
         [only] = variable
         return lambda request: request.inputs[only].data.shape[1:]
 
-    def key(request: InferRequest) -> Hashable:
+    def key(request: InFlightRequest) -> Hashable:
         inputs = request.inputs
         parts: list[Hashable] = [name in inputs for name in optional]
         parts += [inputs[name].data.shape[1:] for name in variable if name in inputs]

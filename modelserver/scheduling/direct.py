@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from modelserver.core.clock import Clock, SystemClock
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError, UnavailableError
@@ -18,7 +18,7 @@ from modelserver.scheduling.scheduler import Scheduler
 from modelserver.telemetry.statistics import ModelStatistics
 
 # Executes a request, given when it was queued and taken (ns): at the same time, here.
-Run = Callable[[InferRequest, int, int], InferResponse]
+Run = Callable[[InFlightRequest, int, int], InferResponse]
 
 
 class DirectScheduler(Scheduler):
@@ -46,7 +46,7 @@ class DirectScheduler(Scheduler):
         """Stop using an instance. Called from the event loop thread, so that no call of it is in progress."""
         self._runs = tuple(attached for attached in self._runs if attached != run)
 
-    def submit(self, request: InferRequest) -> ResponseStream:
+    def submit(self, request: InFlightRequest) -> ResponseStream:
         """Execute the request; its answer is on the stream when this returns.
 
         Raises UnavailableError (stopped) or CancelledError: then the caller answers.

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from modelserver.config.schema import ModelConfig
 from modelserver.core.clock import Clock, SystemClock
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.scheduling.ensemble_attempts import StepCounts
@@ -95,7 +95,7 @@ class EnsembleScheduler(Scheduler):
         if former is not None:
             former.release()
 
-    def submit(self, request: InferRequest) -> ResponseStream:
+    def submit(self, request: InFlightRequest) -> ResponseStream:
         """Start with the first steps; the answer comes on the request's stream, perhaps before this returns.
 
         Raises UnavailableError (stopped, or a model is missing) or CancelledError: then the caller answers.

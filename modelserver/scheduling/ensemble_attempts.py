@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from modelserver.config.ensemble_limits import StepLimits
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import ErrorCode, QueueTimeoutError, ServerError
 from modelserver.scheduling.ensemble_iteration import Iteration, StepCall
 from modelserver.scheduling.ensemble_plan import StepPlan
@@ -45,7 +45,7 @@ class StepCounts:
 class Attempted(Protocol):
     """The run of the request."""
 
-    request: InferRequest
+    request: InFlightRequest
 
     def expire(self, call: StepCall, error: ServerError) -> None:
         """An attempt took too long."""

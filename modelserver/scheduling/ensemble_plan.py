@@ -11,7 +11,7 @@ from modelserver.config.ensemble_limits import StepLimits, step_limits
 from modelserver.config.ensemble_scopes import Scopes, find_scopes
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import ModelSignature, Reshape
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.ensemble_shapes import input_adapters, is_mixed, output_adapters, step_adapters
 from modelserver.telemetry.statistics import ModelStatistics
 
@@ -34,7 +34,7 @@ class StepModel(Protocol):
     @property
     def statistics(self) -> ModelStatistics: ...
 
-    def infer(self, request: InferRequest) -> object:
+    def infer(self, request: InFlightRequest) -> object:
         """Check and submit a request, which is answered on its stream. Raises ServerError: then it is not."""
 
     def hold(self) -> None:

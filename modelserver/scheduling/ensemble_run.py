@@ -13,7 +13,7 @@ from typing import Protocol
 
 from modelserver.config.ensemble_limits import StepLimits
 from modelserver.core.call_origin import check_has_free_instance
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.tensor import Tensor
 from modelserver.errors import CancelledError, InternalError, ServerError
@@ -69,7 +69,7 @@ class EnsembleRun:
     )
 
     def __init__(
-        self, owner: RunOwner, name: str, request: InferRequest, plan: EnsemblePlan, *, is_decoupled: bool
+        self, owner: RunOwner, name: str, request: InFlightRequest, plan: EnsemblePlan, *, is_decoupled: bool
     ) -> None:
         self.is_over = False
         self.request = request
@@ -82,7 +82,7 @@ class EnsembleRun:
         self._is_advancing = False
         self._continues_sequence = bool(request.sequence_id) and not request.sequence_start
         self._ready: deque[tuple[Iteration, int]] = deque()
-        self._calls: dict[StepCall, InferRequest] = {}
+        self._calls: dict[StepCall, InFlightRequest] = {}
         self._root = Iteration(plan.scopes[0], None, None)
         self._answers: list[tuple[Iteration, InferResponse]] = []
         self._num_answers = 0
@@ -195,19 +195,19 @@ class EnsembleRun:
         if timeout_us:
             timeout_us = max(1, timeout_us - (self._owner.now_ns() - whole.arrival_ns) // _NS_PER_US)
         model = self._owner.holder_of(self, step.model) if self._continues_sequence else step.model
-        self._calls[call] = request = InferRequest(
-            step.model_name,
-            model.version,
-            inputs,
-            whole.id,
-            step.requested,
-            whole.parameters,
-            whole.priority,
-            timeout_us,
-            whole.deadline_ns,
-            whole.sequence_id,
-            whole.sequence_start,
-            whole.sequence_end,
+        self._calls[call] = request = InFlightRequest(
+            model_name=step.model_name,
+            version=model.version,
+            inputs=inputs,
+            id=whole.id,
+            outputs=step.requested,
+            parameters=whole.parameters,
+            priority=whole.priority,
+            timeout_us=timeout_us,
+            deadline_ns=whole.deadline_ns,
+            sequence_id=whole.sequence_id,
+            sequence_start=whole.sequence_start,
+            sequence_end=whole.sequence_end,
             stream=call,
             trace=call,
         )
@@ -384,7 +384,7 @@ class EnsembleRun:
         reason = FailureReason.CANCELED if is_cancel else FailureReason.OTHER
         self._end_with(_within(error, f"in ensemble '{self._name}', {step.label}: "), reason)
 
-    def _on_cancel(self, _request: InferRequest) -> None:
+    def _on_cancel(self, _request: InFlightRequest) -> None:
         """The client has left."""
         if not self.is_over:
             error = CancelledError(f"request to model '{self._name}' was cancelled")

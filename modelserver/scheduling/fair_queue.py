@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from operator import attrgetter
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.queue import EntryOrder, Lane, QueueEntry, RequestQueue
 
 # Callers that have nothing queued are remembered up to this number.
@@ -29,7 +29,7 @@ class FairLane:
     __slots__ = ("_by_request", "_sorted")
 
     def __init__(self) -> None:
-        self._by_request: dict[InferRequest, QueueEntry] = {}
+        self._by_request: dict[InFlightRequest, QueueEntry] = {}
         self._sorted: list[QueueEntry] = []
 
     def __len__(self) -> int:
@@ -38,14 +38,14 @@ class FairLane:
     def __contains__(self, request: object) -> bool:
         return request in self._by_request
 
-    def __getitem__(self, request: InferRequest) -> QueueEntry:
+    def __getitem__(self, request: InFlightRequest) -> QueueEntry:
         return self._by_request[request]
 
-    def __setitem__(self, request: InferRequest, entry: QueueEntry) -> None:
+    def __setitem__(self, request: InFlightRequest, entry: QueueEntry) -> None:
         self._by_request[request] = entry
         insort(self._sorted, entry, key=_tag)
 
-    def __delitem__(self, request: InferRequest) -> None:
+    def __delitem__(self, request: InFlightRequest) -> None:
         entry = self._by_request.pop(request)
         position = bisect_left(self._sorted, entry.tag, key=_tag)
         while self._sorted[position] is not entry:  # of equal tags

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from modelserver.core.numerals import is_digits
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.batch import Batch, FormBatch
 from modelserver.scheduling.bucket import BucketKey
 from modelserver.scheduling.instance_slots import InstanceSlots
@@ -73,7 +73,7 @@ class HeldSequenceTable(SequenceTable):
         self._owners = (*self._owners, owner)
         return owner
 
-    def add(self, request: InferRequest, now_ns: int) -> SequenceEntry:
+    def add(self, request: InFlightRequest, now_ns: int) -> SequenceEntry:
         entry = super().add(request, now_ns)
         if not self._is_open:
             self.touched.update(self._owners)  # anyone may be the one who finds that it is enough

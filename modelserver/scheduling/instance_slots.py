@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.drain_rate import DrainRate
 from modelserver.scheduling.fair_queue import FairQueue
 from modelserver.scheduling.parked_workers import WaitingWorker
@@ -44,7 +44,7 @@ class InstanceSlots:
             worker.is_woken = True
             worker.wake()
 
-    def num_before(self, request: InferRequest) -> int:
+    def num_before(self, request: InFlightRequest) -> int:
         """The requests that are executed before this one, if it may be executed now."""
         queue = self.queue
         if isinstance(queue, FairQueue):

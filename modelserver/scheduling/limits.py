@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from modelserver.config.schema import ModelConfig, ModelQueuePolicy, TimeoutAction
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 
 _NS_PER_US = 1000
 
@@ -39,7 +39,7 @@ class QueuePolicy:
         """Whether any request has patience in the queue that could end."""
         return self.allow_timeout_override or self.default_timeout_ns > 0
 
-    def timeout_ns(self, request: InferRequest) -> int:
+    def timeout_ns(self, request: InFlightRequest) -> int:
         """The request's patience in the queue: the shorter of its own and the default, where both are given."""
         asked = request.timeout_us * _NS_PER_US if self.allow_timeout_override else 0
         if asked and self.default_timeout_ns:
@@ -62,7 +62,7 @@ class PriorityLevels:
             if self.num_levels
         }
 
-    def level_of(self, request: InferRequest) -> int:
+    def level_of(self, request: InFlightRequest) -> int:
         """The level that the request asks for; the default level when it asks for none or for one that is not there."""
         return request.priority if 1 <= request.priority <= self.num_levels else self.default_level
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 
 # How many requests that do not fit are passed over in search of ones that do.
 _MAX_LOOKAHEAD = 64
@@ -27,7 +27,7 @@ class QueueEntry:
     __slots__ = ("delays", "enqueue_ns", "is_delayed", "is_queued", "key", "level", "request", "rows", "tag")
 
     def __init__(
-        self, request: InferRequest, level: int, enqueue_ns: int, key: Hashable = None, delays: bool = False
+        self, request: InFlightRequest, level: int, enqueue_ns: int, key: Hashable = None, delays: bool = False
     ) -> None:
         self.request = request
         self.rows = request.rows
@@ -52,11 +52,11 @@ class Lane(Protocol):
 
     def __contains__(self, request: object, /) -> bool: ...
 
-    def __getitem__(self, request: InferRequest, /) -> QueueEntry: ...
+    def __getitem__(self, request: InFlightRequest, /) -> QueueEntry: ...
 
-    def __setitem__(self, request: InferRequest, entry: QueueEntry, /) -> None: ...
+    def __setitem__(self, request: InFlightRequest, entry: QueueEntry, /) -> None: ...
 
-    def __delitem__(self, request: InferRequest, /) -> None: ...
+    def __delitem__(self, request: InFlightRequest, /) -> None: ...
 
     def values(self) -> Iterable[QueueEntry]: ...
 
@@ -105,7 +105,7 @@ class EntryOrder:
         self._ranks.clear()
         self.num_entries = self.rows = 0
 
-    def find(self, request: InferRequest) -> QueueEntry | None:
+    def find(self, request: InFlightRequest) -> QueueEntry | None:
         for lane in self._lanes.values():
             if request in lane:
                 return lane[request]
@@ -164,7 +164,7 @@ class RequestQueue:
     def level_len(self, level: int) -> int:
         return self._all.level_len(level)
 
-    def find(self, request: InferRequest) -> QueueEntry | None:
+    def find(self, request: InFlightRequest) -> QueueEntry | None:
         return self._all.find(request)
 
     def first(self) -> QueueEntry | None:

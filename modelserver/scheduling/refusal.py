@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import CancelledError, QueueTimeoutError, ServerError, UnavailableError
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import FailureReason
 
 
 def refuse(
-    request: InferRequest, model_name: str, statistics: ModelStatistics, now_ns: int, *, is_stopped: bool
+    request: InFlightRequest, model_name: str, statistics: ModelStatistics, now_ns: int, *, is_stopped: bool
 ) -> ServerError | None:
     """Why the request cannot be accepted, recorded as a failure; None when it can."""
     error: ServerError

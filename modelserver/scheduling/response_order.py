@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from modelserver.core.request import Delivery, InferRequest
+from modelserver.core.request import Delivery, InFlightRequest
 from modelserver.core.response import InferResponse
 
 
@@ -13,16 +13,16 @@ class ResponseOrder:
     """Holds back responses until every request accepted before has its final one. Event loop thread only."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[InferRequest, list[InferResponse]] = OrderedDict()
+        self._held: OrderedDict[InFlightRequest, list[InferResponse]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def expect(self, request: InferRequest) -> None:
+    def expect(self, request: InFlightRequest) -> None:
         """The request was accepted: what comes after waits for it."""
         self._held[request] = []
 
-    def forget(self, request: InferRequest) -> list[Delivery]:
+    def forget(self, request: InFlightRequest) -> list[Delivery]:
         """The request is answered elsewhere, out of order; what only waited for it may go."""
         self._held.pop(request, None)
         return self._release()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from modelserver.config.schema import ModelConfig
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError
 from modelserver.scheduling.sequence import EndHook
@@ -46,7 +46,7 @@ class Scheduler(abc.ABC):
         return False
 
     @abc.abstractmethod
-    def submit(self, request: InferRequest) -> ResponseStream:
+    def submit(self, request: InFlightRequest) -> ResponseStream:
         """Accept the request, and answer it on its stream, perhaps before this returns.
 
         Raises UnavailableError (stopped, or the queue is full), CancelledError, or another ServerError of a request

@@ -6,7 +6,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Hashable
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.sequence_state import SequenceState
 from modelserver.scheduling.queue import QueueEntry
 
@@ -30,7 +30,7 @@ class SequenceEntry(QueueEntry):
 
     __slots__ = ("sequence",)
 
-    def __init__(self, request: InferRequest, enqueue_ns: int, sequence: LiveSequence) -> None:
+    def __init__(self, request: InFlightRequest, enqueue_ns: int, sequence: LiveSequence) -> None:
         super().__init__(request, 1, enqueue_ns)
         self.sequence = sequence
 

@@ -5,7 +5,7 @@ Every call but `check` is made under the batcher's lock.
 
 from __future__ import annotations
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import InvalidArgumentError, QueueFullError
 from modelserver.scheduling.drain_rate import DrainRate, expected_ns
 from modelserver.scheduling.sequence_rules import SequenceRules
@@ -25,7 +25,7 @@ class SequenceAdmission:
         self._max_queue_size = max_queue_size
         self._rate = DrainRate()  # of slots that become free
 
-    def check(self, request: InferRequest) -> None:
+    def check(self, request: InFlightRequest) -> None:
         """Raise InvalidArgumentError for what no sequence could take."""
         what = f"inference request to model '{self._model_name}'"
         if request.rows > 1:
@@ -49,7 +49,7 @@ class SequenceAdmission:
         error.retry_after_s = self._rate.retry_after_s(len(self._table.places.backlog), now_ns)
         return error
 
-    def check_in_time(self, request: InferRequest, now_ns: int) -> None:
+    def check_in_time(self, request: InFlightRequest, now_ns: int) -> None:
         """Raise QueueFullError for a request that would get a slot, or be answered, when it is too late.
 
         Called for those that have a deadline or a timeout: a timeout is about the backlog, a deadline about the answer.

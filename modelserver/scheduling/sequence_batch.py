@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.sequence import SequenceEntry
 
@@ -15,10 +15,10 @@ class SequenceBatch(Batch):
     has_slots = True
     __slots__ = ("num_padding", "rescheduled")
 
-    def __init__(self, requests: list[InferRequest], enqueue_ns: list[int], taken_ns: int, num_padding: int) -> None:
+    def __init__(self, requests: list[InFlightRequest], enqueue_ns: list[int], taken_ns: int, num_padding: int) -> None:
         super().__init__(requests, enqueue_ns, len(requests), taken_ns)
         self.num_padding = num_padding
-        self.rescheduled: list[InferRequest] = []
+        self.rescheduled: list[InFlightRequest] = []
 
     @classmethod
     def packed(cls, entries: Sequence[SequenceEntry], taken_ns: int) -> SequenceBatch:
@@ -41,6 +41,8 @@ class SequenceBatch(Batch):
         return cls(requests, enqueue_ns, taken_ns, num_rows - len(entries))
 
 
-def _padding(like: InferRequest) -> InferRequest:
+def _padding(like: InFlightRequest) -> InFlightRequest:
     """A request with inputs of the same shapes, whose values mean nothing: the model is told that it is not ready."""
-    return InferRequest(like.model_name, like.version, dict(like.inputs), rows=like.rows, is_padding=True)
+    return InFlightRequest(
+        model_name=like.model_name, version=like.version, inputs=dict(like.inputs), rows=like.rows, is_padding=True
+    )

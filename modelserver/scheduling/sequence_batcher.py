@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import (
     InvalidArgumentError,
@@ -36,7 +36,7 @@ class SequenceBatcher(SequenceQueue):
             self.wake_touched()
         return InstanceSource(self, slots, on_end)
 
-    def submit(self, request: InferRequest) -> ResponseStream:
+    def submit(self, request: InFlightRequest) -> ResponseStream:
         """Queue the request in its sequence. Called from the event loop thread; answers and raises as `Batcher`.
 
         Raises InvalidArgumentError too: no correlation id, more than one row, or a sequence that nobody began; and
@@ -100,7 +100,7 @@ class SequenceBatcher(SequenceQueue):
             self.table.reconfigure_delays()
             self.wake_touched()
 
-    def _check(self, request: InferRequest, now_ns: int) -> None:
+    def _check(self, request: InFlightRequest, now_ns: int) -> None:
         """Raise for what no sequence could take."""
         is_new = request.sequence_start or not request.sequence_id
         is_stopped = self.is_stopped and (is_new or not self.has_sequence(request.sequence_id))
@@ -115,7 +115,7 @@ class SequenceBatcher(SequenceQueue):
         if self.rules.is_iterative and not request.sequence_id:
             request.sequence_start = True
 
-    def _record(self, problem: ServerError, request: InferRequest, now_ns: int) -> None:
+    def _record(self, problem: ServerError, request: InFlightRequest, now_ns: int) -> None:
         """The request is refused."""
         reason = FailureReason.REJECTED if isinstance(problem, QueueFullError) else FailureReason.OTHER
         self._statistics.record_failures(reason, (now_ns - request.arrival_ns,))

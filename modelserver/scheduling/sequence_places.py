@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.backlog import Backlog, FairBacklog
 from modelserver.scheduling.instance_slots import InstanceSlots
 from modelserver.scheduling.sequence import LiveSequence, SequenceSlot
@@ -21,7 +21,7 @@ class SequencePlaces:
         self.num_released = 0
         self._free: list[tuple[int, int, SequenceSlot]] = []
 
-    def place(self, sequence: LiveSequence, first: InferRequest) -> None:
+    def place(self, sequence: LiveSequence, first: InFlightRequest) -> None:
         """Give a new sequence the free slot with the lowest index, or a place in the backlog."""
         slot = self.free_slot()
         if slot is None:

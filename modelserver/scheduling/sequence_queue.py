@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from modelserver.config.schema import ModelConfig
 from modelserver.core.clock import Clock, SystemClock
-from modelserver.core.request import Delivery, InferRequest
+from modelserver.core.request import Delivery, InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import (
     CancelledError,
@@ -79,7 +79,7 @@ class SequenceQueue(Scheduler):
         self._expiry = ExpiryTimes()
         self._alarm = Alarm(loop)
         # One bound method, not one per request; `abort` lets go of it.
-        self.cancel_callback: Callable[[InferRequest], None] | None = self._cancel
+        self.cancel_callback: Callable[[InFlightRequest], None] | None = self._cancel
 
     @property
     def queue_depth(self) -> int:
@@ -158,15 +158,15 @@ class SequenceQueue(Scheduler):
                     slots.wake()
             touched.clear()
 
-    def answer_given_up(self, requests: Iterable[InferRequest]) -> None:
+    def answer_given_up(self, requests: Iterable[InFlightRequest]) -> None:
         """These would have been executed once more, but were cancelled. Called from the event loop thread."""
         requests = list(requests)
         now_ns = self.now_ns()
         self._statistics.record_failures(FailureReason.CANCELED, [now_ns - request.arrival_ns for request in requests])
         self._answer([(request, self._cancelled()) for request in requests])
 
-    def _cancel(self, request: InferRequest) -> None:
-        """`InferRequest.on_cancel`: the whole sequence is given up. Called from the event loop thread."""
+    def _cancel(self, request: InFlightRequest) -> None:
+        """`InFlightRequest.on_cancel`: the whole sequence is given up. Called from the event loop thread."""
         now_ns = self.now_ns()
         with self.lock:
             entry = self.table.find(request)
@@ -199,7 +199,7 @@ class SequenceQueue(Scheduler):
             expired += [(dropped, QueueTimeoutError(text)) for dropped in self.table.end_early(entry, now_ns)]
         return expired
 
-    def _answer(self, answers: Iterable[tuple[InferRequest, ServerError]]) -> None:
+    def _answer(self, answers: Iterable[tuple[InFlightRequest, ServerError]]) -> None:
         """Answer requests that were removed from the queue. Called from the event loop thread."""
         self.deliver([(request, InferResponse(error=error)) for request, error in answers])
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import InvalidArgumentError
 from modelserver.scheduling.batch import form_batch
 from modelserver.scheduling.bucket import BucketKey
@@ -66,7 +66,7 @@ class SequenceTable:
         self._is_fair = is_fair
         self._backlog = self.places.backlog
         self._idle: OrderedDict[LiveSequence, None] = OrderedDict()  # longest idle first
-        self._entries: dict[InferRequest, SequenceEntry] = {}  # those that wait or are taken
+        self._entries: dict[InFlightRequest, SequenceEntry] = {}  # those that wait or are taken
         self._numbers = count(1)  # of instances
         self._iterations = count(1)
 
@@ -96,7 +96,7 @@ class SequenceTable:
         """It gets no further sequence; those that it has go on to their end."""
         owner.is_closed = True
 
-    def add(self, request: InferRequest, now_ns: int) -> SequenceEntry:
+    def add(self, request: InFlightRequest, now_ns: int) -> SequenceEntry:
         """Queue a request in its sequence. Raises InvalidArgumentError, with nothing changed, if it fits none."""
         key: Hashable = request.sequence_id
         if self._rules.is_iterative:
@@ -121,12 +121,12 @@ class SequenceTable:
             self._make_ready(sequence)
         return entry
 
-    def check(self, request: InferRequest) -> None:
+    def check(self, request: InFlightRequest) -> None:
         """Raise InvalidArgumentError for a request that `add` would not take."""
         if not self._rules.is_iterative:
             self._check_begun(request, self._live.get(request.sequence_id))
 
-    def _check_begun(self, request: InferRequest, sequence: LiveSequence | None) -> None:
+    def _check_begun(self, request: InFlightRequest, sequence: LiveSequence | None) -> None:
         if not request.sequence_start and (sequence is None or not sequence.is_open):
             raise InvalidArgumentError(
                 f"inference request for sequence {request.sequence_id} to model '{self._model_name}' must specify "
@@ -154,12 +154,14 @@ class SequenceTable:
         owner.taken = entries
         return entries, wait_until_ns
 
-    def finish(self, owner: InstanceSlots, rescheduled: Collection[InferRequest], now_ns: int) -> list[InferRequest]:
+    def finish(
+        self, owner: InstanceSlots, rescheduled: Collection[InFlightRequest], now_ns: int
+    ) -> list[InFlightRequest]:
         """The worker is done with what it took: the sequences go on, or end.
 
         `rescheduled` are to run once more; those of them that are not, because they were given up, are returned.
         """
-        given_up: list[InferRequest] = []
+        given_up: list[InFlightRequest] = []
         taken, owner.taken = owner.taken, []
         for entry in taken:
             request, sequence = entry.request, entry.sequence
@@ -183,14 +185,14 @@ class SequenceTable:
                 self._go_on(sequence, now_ns)
         return given_up
 
-    def find(self, request: InferRequest) -> SequenceEntry | None:
+    def find(self, request: InFlightRequest) -> SequenceEntry | None:
         """The entry of a request that waits or is being executed."""
         return self._entries.get(request)
 
     def is_backlogged(self, sequence: LiveSequence) -> bool:
         return sequence in self._backlog
 
-    def ahead_of(self, request: InferRequest) -> Ahead:
+    def ahead_of(self, request: InFlightRequest) -> Ahead:
         """What goes before a request that comes now, as far as that is known."""
         sequence = None if self._rules.is_iterative else self._live.get(request.sequence_id)
         slot = sequence.slot if sequence is not None else self.places.free_slot()
@@ -199,7 +201,7 @@ class SequenceTable:
         owner = owner_of(slot)
         return Ahead(0, owner.num_before(request), len(owner.taken), owner.rate)
 
-    def make_room(self, newcomer: InferRequest, now_ns: int) -> list[SequenceEntry]:
+    def make_room(self, newcomer: InFlightRequest, now_ns: int) -> list[SequenceEntry]:
         """End the last waiting sequence of who has more in the backlog than the newcomer's caller, by weight.
 
         Its waiting requests, which the caller of this answers; none where nobody has more.

@@ -9,7 +9,7 @@ there, are called with what the one before has returned:
     fini(batch)                               when the batch is complete
     model_fini(batcher)                       when the model is unloaded
 
-The first request of a batch is part of it, whatever `include_request` says of it. Its `InferRequest` must not be
+The first request of a batch is part of it, whatever `include_request` says of it. Its `InFlightRequest` must not be
 changed or kept. All this happens under the scheduler's lock, so it has to be quick.
 """
 

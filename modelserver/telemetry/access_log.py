@@ -11,7 +11,7 @@ import time
 from contextvars import ContextVar
 from typing import Any, Final
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Buffer
 
 ACCESS_LOGGER: Final = "modelserver.auth.access"
@@ -64,7 +64,7 @@ class AccessEntry:
         # The name of the API key.
         self.key = ""
 
-    def note(self, request: InferRequest) -> None:
+    def note(self, request: InFlightRequest) -> None:
         """The call has an inference request."""
         self.num_requests += 1
         self.model = request.model_name
@@ -107,7 +107,7 @@ def write_access(fields: dict[str, Any]) -> None:
     _logger.info("%s", text, extra={"fields": fields})
 
 
-def note_request(request: InferRequest) -> None:
+def note_request(request: InFlightRequest) -> None:
     """Tell the call that is being answered of an inference request of its own."""
     entry = ACCESS.get()
     if entry is not None:

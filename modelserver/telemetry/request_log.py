@@ -6,7 +6,7 @@ import logging
 import time
 
 from modelserver.core.relay import RelayStream
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError
 from modelserver.telemetry.access_log import trace_id
@@ -25,7 +25,7 @@ class LoggedStream(RelayStream):
 
     __slots__ = ("_arrival_ns", "_fields", "_head")
 
-    def __init__(self, request: InferRequest) -> None:
+    def __init__(self, request: InFlightRequest) -> None:
         super().__init__(request.stream)
         self._head = _head(request)
         self._fields = _fields(request)
@@ -42,17 +42,17 @@ class LoggedStream(RelayStream):
             logger.debug("%s: %s, %.3f ms", self._head, outcome, duration_ms, extra={"fields": self._fields})
 
 
-def log_refusal(request: InferRequest, error: ServerError) -> None:
+def log_refusal(request: InFlightRequest, error: ServerError) -> None:
     """The line of a request that no model accepted."""
     logger.debug("%s: refused, %s", _head(request), _failure(error), extra={"fields": _fields(request)})
 
 
-def _head(request: InferRequest) -> str:
+def _head(request: InFlightRequest) -> str:
     version = "" if request.version is None else f" version {request.version}"
     return f"infer {_quoted(request.model_name)}{version} id {_quoted(request.id)} rows {request.rows}"
 
 
-def _fields(request: InferRequest) -> dict[str, str]:
+def _fields(request: InFlightRequest) -> dict[str, str]:
     """What other lines, and traces, about the same request have too."""
     fields = {"model": request.model_name, "request_id": request.id, "trace_id": trace_id(request.trace_parent)}
     return {key: value[:_LONGEST_TEXT] for key, value in fields.items() if value}

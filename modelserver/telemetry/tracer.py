@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from modelserver.core.relay import RelayStream
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.trace import Trace
 from modelserver.telemetry.trace_file import TraceFile
@@ -124,7 +124,7 @@ class Tracer:
         has_tensors = TENSORS in levels
         return self._add(Trace(next(self._numbers), has_times=has_times, has_tensors=has_tensors, context=context))
 
-    def follow(self, caller: Trace, request: InferRequest) -> None:
+    def follow(self, caller: Trace, request: InFlightRequest) -> None:
         """Trace a request that is about to be made for another one, which is traced."""
         request.arrival_ns = time.monotonic_ns()
         request.stream = TracedStream(request, self._add(self._child(caller)), self, None)
@@ -225,7 +225,7 @@ class TracedStream(RelayStream):
 
     __slots__ = ("_protocol", "_trace", "_tracer")
 
-    def __init__(self, request: InferRequest, trace: Trace, tracer: Tracer, protocol: str | None) -> None:
+    def __init__(self, request: InFlightRequest, trace: Trace, tracer: Tracer, protocol: str | None) -> None:
         """`protocol` is that of the reader behind all others, "" in another process; None: it was made for another."""
         super().__init__(request.stream)
         self._trace: Trace | None = trace

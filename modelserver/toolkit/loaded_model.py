@@ -15,7 +15,7 @@ import numpy as np
 
 from modelserver.config.schema import ModelConfig
 from modelserver.core.loop_thread import LoopThread
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError
 from modelserver.execution.model import Model
@@ -76,7 +76,7 @@ class LoadedModel:
             if datatype is None:
                 raise InvalidArgumentError(f"model '{self.name}' has no input '{name}' (it has {', '.join(specs)})")
             tensors[name] = Tensor(name, datatype, np.ascontiguousarray(array, dtype=datatype.numpy))
-        request = InferRequest(self.name, None, tensors)
+        request = InFlightRequest(model_name=self.name, version=None, inputs=tensors)
         future = asyncio.run_coroutine_threadsafe(self._ask(request), self._thread.loop)
         try:
             return future.result(INFER_TIMEOUT_S)
@@ -84,7 +84,7 @@ class LoadedModel:
             future.cancel()
             raise ServerError(f"model '{self.name}' did not answer within {INFER_TIMEOUT_S:g} s") from None
 
-    async def _ask(self, request: InferRequest) -> dict[str, Array]:
+    async def _ask(self, request: InFlightRequest) -> dict[str, Array]:
         response = await self._model.infer(request).only()
         return {tensor.name: tensor.data for tensor in response.outputs}
 

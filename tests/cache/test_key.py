@@ -7,19 +7,19 @@ import pytest
 
 from modelserver.cache.key import RequestKey, input_size, make_key
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
 
 
-def request(*arrays: np.ndarray[Any, Any], names: str = "AB", **fields: Any) -> InferRequest:
+def request(*arrays: np.ndarray[Any, Any], names: str = "AB", **fields: Any) -> InFlightRequest:
     tensors = [
         Tensor(name, Datatype.BYTES if array.dtype == object else Datatype.from_numpy(array.dtype), array)
         for name, array in zip(names, arrays, strict=False)
     ]
-    return InferRequest("m", None, {tensor.name: tensor for tensor in tensors}, **fields)
+    return InFlightRequest(model_name="m", version=None, inputs={tensor.name: tensor for tensor in tensors}, **fields)
 
 
-def digest(sent: InferRequest, generation: bytes = b"g") -> bytes:
+def digest(sent: InFlightRequest, generation: bytes = b"g") -> bytes:
     return make_key(sent, generation).digest
 
 
@@ -33,7 +33,7 @@ def test_what_no_answer_depends_on_is_not_in_the_key() -> None:
 
 def test_inputs_may_come_in_any_order() -> None:
     sent = request(ONES, ONES * 2)
-    turned = InferRequest("m", None, dict(reversed(sent.inputs.items())))
+    turned = InFlightRequest(model_name="m", version=None, inputs=dict(reversed(sent.inputs.items())))
     assert digest(sent) == digest(turned)
 
 
@@ -60,7 +60,7 @@ def test_arrays_that_are_not_contiguous_are_read_in_their_order() -> None:
     ],
     ids=["shape", "datatype", "name", "bytes", "outputs", "int", "bool", "float", "text", "sequence", "start"],
 )
-def test_all_else_is(other: InferRequest) -> None:
+def test_all_else_is(other: InFlightRequest) -> None:
     assert digest(request(ONES)) != digest(other)
 
 

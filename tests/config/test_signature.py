@@ -4,7 +4,7 @@ import pytest
 from modelserver.config.schema import ModelConfig, ModelInput, ModelOutput, ModelTensorReshape
 from modelserver.config.signature import ModelSignature
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
 
@@ -26,13 +26,13 @@ def signature(max_batch_size: int = 8) -> ModelSignature:
     return ModelSignature(config)
 
 
-def request(outputs: tuple[str, ...] | None = None, **shapes: tuple[int, ...]) -> InferRequest:
+def request(outputs: tuple[str, ...] | None = None, **shapes: tuple[int, ...]) -> InFlightRequest:
     kinds = {"A": Datatype.FP32, "B": Datatype.INT32, "C": Datatype.BYTES}
     inputs = {
         name: Tensor(name, kinds.get(name, Datatype.FP32), np.zeros(shape, kinds.get(name, Datatype.FP32).numpy))
         for name, shape in shapes.items()
     }
-    return InferRequest("simple", None, inputs, outputs=outputs)
+    return InFlightRequest(model_name="simple", version=None, inputs=inputs, outputs=outputs)
 
 
 def test_a_fitting_request_learns_its_rows() -> None:

@@ -10,7 +10,7 @@ from support.batching import batching_config, tensor
 from modelserver.config.schema import ModelConfig, ModelInput, ModelOutput, ModelTensorReshape
 from modelserver.config.signature import ModelSignature
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, InvalidArgumentError
@@ -23,10 +23,10 @@ def assembler(config: ModelConfig | None = None, **fields: Any) -> Assembler:
     return Assembler(ModelSignature(config or batching_config(**fields)))
 
 
-def sent(outputs: tuple[str, ...] | None = None, **inputs: Any) -> InferRequest:
+def sent(outputs: tuple[str, ...] | None = None, **inputs: Any) -> InFlightRequest:
     tensors = {name: tensor(name, data) for name, data in inputs.items()}
     rows = next(iter(tensors.values())).data.shape[0]
-    return InferRequest("m", None, tensors, rows=rows, outputs=outputs)
+    return InFlightRequest(model_name="m", version=None, inputs=tensors, rows=rows, outputs=outputs)
 
 
 def f32(*values: Any) -> np.ndarray:
@@ -163,7 +163,7 @@ def test_reshape_both_ways(dims: Any, reshape: Any, client_shape: Any, model_sha
 
 def test_reshape_without_batching() -> None:
     config = batching_config(0, input=(ModelInput("IN", FP32, dims=(4,), reshape=_reshape(2, 2)),))
-    request = InferRequest("m", None, {"IN": tensor("IN", f32(1, 2, 3, 4))})
+    request = InFlightRequest(model_name="m", version=None, inputs={"IN": tensor("IN", f32(1, 2, 3, 4))})
     assert assembler(config).gather([request])["IN"].shape == (2, 2)
 
 

@@ -9,7 +9,7 @@ from support.batching import batching_config, tensor
 from modelserver.config.schema import BatchInput, BatchInputKind, BatchOutput, ModelConfig, ModelInput, ModelOutput
 from modelserver.config.signature import ModelSignature
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.execution.assemble import Assembler
 from modelserver.execution.batch_tensors import BatchTensors
 
@@ -25,9 +25,11 @@ def assembler_of(config: ModelConfig) -> Assembler:
     return Assembler(ModelSignature(config), batch_tensors=BatchTensors(config))
 
 
-def sent(*shape: int, outputs: tuple[str, ...] | None = None) -> InferRequest:
+def sent(*shape: int, outputs: tuple[str, ...] | None = None) -> InFlightRequest:
     data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    return InferRequest("m", None, {"IN": tensor("IN", data)}, rows=shape[0], outputs=outputs)
+    return InFlightRequest(
+        model_name="m", version=None, inputs={"IN": tensor("IN", data)}, rows=shape[0], outputs=outputs
+    )
 
 
 @pytest.mark.parametrize(

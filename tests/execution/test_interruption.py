@@ -12,11 +12,12 @@ from support.batching import batching_config, load_model
 from support.batching import request as batching_request
 from support.instances import backend_of
 
-from modelserver.backend import Array, Datatype, InferRequest, Tensor, TensorInstance
+from modelserver.backend import Array, Datatype, Tensor, TensorInstance
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.config.schema import ModelDynamicBatching
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import SystemClock
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import CancelledError
 from modelserver.execution.assemble import Assembler
 from modelserver.execution.executor import Executor
@@ -52,11 +53,13 @@ class Waiting(TensorInstance):
             self.may_end.set()
 
 
-def request() -> InferRequest:
-    return InferRequest("m", None, {"x": Tensor("x", Datatype.FP32, np.ones((1, 1), np.float32))})
+def request() -> InFlightRequest:
+    return InFlightRequest(
+        model_name="m", version=None, inputs={"x": Tensor("x", Datatype.FP32, np.ones((1, 1), np.float32))}
+    )
 
 
-def executed(instance: Waiting, requests: list[InferRequest], statistics: ModelStatistics) -> threading.Thread:
+def executed(instance: Waiting, requests: list[InFlightRequest], statistics: ModelStatistics) -> threading.Thread:
     assembler = Assembler(ModelSignature(parse_pbtxt(CONFIG, "config.pbtxt").config))
     executor = Executor(instance, assembler, instance_name="m_0", clock=SystemClock())
     runner = Runner(executor, statistics, SystemClock())
@@ -76,7 +79,7 @@ def executed(instance: Waiting, requests: list[InferRequest], statistics: ModelS
 def test_a_batch_ends_when_its_last_client_has_left(num_requests: int) -> None:
     instance, statistics = Waiting(), ModelStatistics()
     requests = [request() for _ in range(num_requests)]
-    told: list[InferRequest] = []
+    told: list[InFlightRequest] = []
     for one in requests:
         one.on_cancel = told.append
     thread = executed(instance, requests, statistics)
@@ -154,7 +157,7 @@ async def test_a_client_that_leaves_and_an_unload_that_has_waited_end_a_run() ->
 
 @pytest.mark.parametrize("num_requests", [1, 3])
 def test_on_the_event_loop_nobody_can_leave_meanwhile_and_nobody_is_watched(num_requests: int) -> None:
-    told: list[InferRequest] = []
+    told: list[InFlightRequest] = []
     requests = [request() for _ in range(num_requests)]
     for one in requests:
         one.on_cancel = told.append

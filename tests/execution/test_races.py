@@ -15,7 +15,7 @@ from support.instances import Choosy, backend_of
 from support.leaks import no_leaks
 
 from modelserver.config.schema import ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import ErrorCode, ServerError
 from modelserver.execution.model import Model
@@ -46,7 +46,7 @@ class Erratic(Choosy):
         super().__init__(placement)
         self.random = random.Random(placement.index)
 
-    def execute(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServerError]:
+    def execute(self, requests: Sequence[InFlightRequest]) -> list[InferResponse | ServerError]:
         if self.random.random() < 0.3:
             threading.Event().wait(self.random.random() / 2000)
         if self.random.random() < 0.05:
@@ -61,7 +61,7 @@ class Crowd:
         self.model = model
         self.random = random.Random(seed)
         self.num_refused = 0
-        self.answers: dict[InferRequest, list[InferResponse]] = {}
+        self.answers: dict[InFlightRequest, list[InferResponse]] = {}
 
     async def send(self, num_requests: int) -> None:
         for _ in range(num_requests):
@@ -78,7 +78,7 @@ class Crowd:
             if self.random.random() < 0.3:
                 await asyncio.sleep(self.random.random() / 2000)
 
-    def _make(self) -> InferRequest:
+    def _make(self) -> InFlightRequest:
         chance = self.random.random
         sent = request(
             self.random.randint(1, 4),

@@ -16,7 +16,7 @@ from modelserver.cache.answer import CachedAnswer
 from modelserver.cache.key import NO_CACHE_PARAMETER, RequestKey
 from modelserver.cache.local import LocalStore
 from modelserver.core.clock import SystemClock
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -33,7 +33,7 @@ class Desk:
     def __init__(self, store: LocalStore | None = None) -> None:
         self.store = store or LocalStore(1 << 24)
         self.statistics = ModelStatistics()
-        self.taken: list[InferRequest] = []
+        self.taken: list[InFlightRequest] = []
         self.refusal: ServerError | None = None
         self.generation = b"1"
         self.cache = ResponseCache(
@@ -46,7 +46,7 @@ class Desk:
             clock=SystemClock(),
         )
 
-    def _submit(self, sent: InferRequest) -> ResponseStream:
+    def _submit(self, sent: InFlightRequest) -> ResponseStream:
         if self.refusal is not None:
             raise self.refusal
         if sent.is_cancelled:

@@ -16,7 +16,7 @@ from modelserver.config.schema import (
     SequenceState,
 )
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.sequence_state import SequenceState as KeptState
 from modelserver.errors import ConfigError, InternalError
@@ -30,7 +30,7 @@ def made(directory: Path = Path(), *, max_batch_size: int = 4, **batching: Any) 
     return SequenceInputs(config, directory)
 
 
-def injected(inputs: SequenceInputs, *requests: InferRequest) -> list[list[Any]]:
+def injected(inputs: SequenceInputs, *requests: InFlightRequest) -> list[list[Any]]:
     """The values of `C` in each request."""
     inputs.inject(requests)
     return [sent.inputs["C"].data.tolist() for sent in requests]
@@ -93,7 +93,7 @@ def test_a_text_is_a_number_of_its_own_where_the_model_wants_numbers() -> None:
 STATE = SequenceState("S_IN", "S_OUT", Datatype.INT32, (2,))
 
 
-def sequence_request(**fields: Any) -> InferRequest:
+def sequence_request(**fields: Any) -> InFlightRequest:
     return request(state=KeptState(), **fields)
 
 

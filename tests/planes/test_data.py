@@ -10,7 +10,7 @@ import pytest
 from support.echo import EchoModel, echo_dataplane
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest, RequestForm
+from modelserver.core.request import InFlightRequest, RequestForm
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -19,12 +19,14 @@ from modelserver.planes.data import DataPlane
 from modelserver.telemetry.refusals import RefusalReason
 
 
-def request_for(name: str, datatype: Datatype = Datatype.FP32, version: int | None = None) -> InferRequest:
+def request_for(name: str, datatype: Datatype = Datatype.FP32, version: int | None = None) -> InFlightRequest:
     data = np.ones(2, datatype.numpy)
-    return InferRequest(name, version, {"INPUT": Tensor("INPUT", datatype, data)}, id="r\n1")
+    return InFlightRequest(
+        model_name=name, version=version, inputs={"INPUT": Tensor("INPUT", datatype, data)}, id="r\n1"
+    )
 
 
-def refused(dataplane: DataPlane, request: InferRequest) -> dict[str, int]:
+def refused(dataplane: DataPlane, request: InFlightRequest) -> dict[str, int]:
     """What was counted in all, after a request that must be refused."""
     with pytest.raises(ServerError):
         dataplane.infer(request)
@@ -86,8 +88,13 @@ async def test_requests_of_one_form_are_checked_once_for_each_signature() -> Non
     dataplane = echo_dataplane(model)
     form = RequestForm()
 
-    def request(shape: tuple[int, ...]) -> InferRequest:
-        return InferRequest("echo", None, {"INPUT": Tensor("INPUT", Datatype.FP32, np.ones(shape, "f4"))}, form=form)
+    def request(shape: tuple[int, ...]) -> InFlightRequest:
+        return InFlightRequest(
+            model_name="echo",
+            version=None,
+            inputs={"INPUT": Tensor("INPUT", Datatype.FP32, np.ones(shape, "f4"))},
+            form=form,
+        )
 
     for _ in range(2):
         sent = request((3, 2))

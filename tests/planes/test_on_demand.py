@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from support.gate import until
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import (
@@ -33,7 +33,7 @@ class Bed:
         self.num_wakes = 0
         self.waking = WakingRequests(self.infer, max_waiting=max_waiting)
 
-    def infer(self, request: InferRequest) -> ResponseStream:
+    def infer(self, request: InFlightRequest) -> ResponseStream:
         if self.errors:
             raise self.errors.pop(0)
         request.stream.deliver(InferResponse())
@@ -48,8 +48,8 @@ class Bed:
 
     def send(
         self, *, deadline_ms: int | None = None, wake: Callable[[], Awaitable[None]] | None = None
-    ) -> InferRequest:
-        request = InferRequest("m", None, {})
+    ) -> InFlightRequest:
+        request = InFlightRequest(model_name="m", version=None, inputs={})
         if deadline_ms is not None:
             request.deadline_ns = time.monotonic_ns() + deadline_ms * 1_000_000
         self.waking.wait(request, self.asleep(wake))
@@ -129,7 +129,7 @@ async def test_who_asks_again_for_it_does_not_wait_twice() -> None:
     bed.wakes.set()
     is_awake = False
 
-    def infer(request: InferRequest) -> ResponseStream:
+    def infer(request: InFlightRequest) -> ResponseStream:
         nonlocal is_awake
         if not is_awake:
             is_awake = bed.num_wakes == 2

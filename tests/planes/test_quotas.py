@@ -4,7 +4,7 @@ import pytest
 from modelserver.auth.access import Access, parse_callers_by
 from modelserver.auth.caller_limits import NO_LIMITS, CallerLimits, parse_limits, parse_limits_flag
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ErrorCode, InvalidArgumentError, QuotaError
@@ -19,8 +19,8 @@ class Desk:
         self.now_s = 100.0
         self.callers = Callers(lambda _: self.limits, clock=lambda: self.now_s)
 
-    def admit(self, caller: str = "a") -> InferRequest:
-        request = InferRequest("m", None, {}, caller=caller)
+    def admit(self, caller: str = "a") -> InFlightRequest:
+        request = InFlightRequest(model_name="m", version=None, inputs={}, caller=caller)
         self.callers.admit(request)
         return request
 
@@ -39,7 +39,7 @@ def texts(*values: bytes) -> Tensor:
     return Tensor("text_output", Datatype.BYTES, np.array(values, object))
 
 
-def finish(request: InferRequest, *outputs: Tensor, is_final: bool = True) -> None:
+def finish(request: InFlightRequest, *outputs: Tensor, is_final: bool = True) -> None:
     request.stream.deliver(InferResponse(list(outputs), is_final=is_final))
 
 
@@ -81,7 +81,7 @@ def test_requests_at_a_time() -> None:
 
 def test_a_request_that_is_refused_later_gives_its_place_back() -> None:
     desk = Desk(concurrent=1)
-    request = InferRequest("m", None, {}, caller="a")
+    request = InFlightRequest(model_name="m", version=None, inputs={}, caller="a")
     give_back = desk.callers.admit(request)
     give_back()
     finish(request)  # and not twice

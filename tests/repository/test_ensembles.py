@@ -16,7 +16,7 @@ from support.repositories import IDENTITY_CONFIG, GatedLoader, open_repository, 
 from support.sequences import write_sequence_model
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ConfigError, InvalidArgumentError, ServerError, UnavailableError, UnloadedError
@@ -54,9 +54,9 @@ ensemble_scheduling {{ step [ {steps} ] }}
     return write_model(root, name, config=config, extra=extra)
 
 
-def request(name: str, value: int = 1) -> InferRequest:
+def request(name: str, value: int = 1) -> InFlightRequest:
     data = np.full((1, 2), value, dtype=np.int32)
-    return InferRequest(name, None, {"IN": Tensor("IN", Datatype.INT32, data)})
+    return InFlightRequest(model_name=name, version=None, inputs={"IN": Tensor("IN", Datatype.INT32, data)})
 
 
 async def ask(repository: ModelRepository, name: str, value: int = 1) -> InferResponse:
@@ -307,7 +307,7 @@ ensemble_scheduling { step [ { model_name: "many" model_version: -1
             "DELAY": Tensor("DELAY", Datatype.UINT32, np.zeros(3, np.uint32)),
             "WAIT": Tensor("WAIT", Datatype.UINT32, np.zeros(1, np.uint32)),
         }
-        stream = model.infer(InferRequest("e", None, inputs))
+        stream = model.infer(InFlightRequest(model_name="e", version=None, inputs=inputs))
         responses = [response async for response in stream]
         values = [[output.data.tolist() for output in response.outputs] for response in responses]
         assert values == [[[4]], [[5]], [[6]], []]
@@ -350,10 +350,10 @@ ensemble_scheduling { step [ { model_name: "sums" model_version: -1
 
     async def add(repository: ModelRepository, number: int, flags: str) -> int:
         data = np.array([[number]], np.int32)
-        asked = InferRequest(
-            "e",
-            None,
-            {"IN": Tensor("IN", Datatype.INT32, data)},
+        asked = InFlightRequest(
+            model_name="e",
+            version=None,
+            inputs={"IN": Tensor("IN", Datatype.INT32, data)},
             sequence_id=7,
             sequence_start="+" in flags,
             sequence_end="-" in flags,
@@ -477,7 +477,7 @@ async def test_an_ensemble_and_its_models_may_change_in_one_moment(pair: Path) -
 
         await until(lambda: datatype() is Datatype.INT64, "the new ensemble serves")
         data = np.full((1, 2), 5, dtype=np.int64)
-        asked = InferRequest("e", None, {"IN": Tensor("IN", Datatype.INT64, data)})
+        asked = InFlightRequest(model_name="e", version=None, inputs={"IN": Tensor("IN", Datatype.INT64, data)})
         assert (await repository.get("e", None).infer(asked).only()).outputs[0].data.tolist() == [[5, 5]]
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from support.repositories import identity_request, open_repository, write_model
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.repository.traffic import Split, Traffic, parse_traffic
 from modelserver.repository.traffic_control import TrafficStore
 
 
-def ask(**fields: Any) -> InferRequest:
-    return InferRequest("m", None, {}, **fields)
+def ask(**fields: Any) -> InFlightRequest:
+    return InFlightRequest(model_name="m", version=None, inputs={}, **fields)
 
 
 def chosen(split: Split, number: int, ready: tuple[int, ...] = (1, 2, 3)) -> Counter[int | None]:

@@ -8,7 +8,7 @@ from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
 from modelserver.core.clock import ManualClock
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import QueueFullError
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.parked_workers import WaitingThread
@@ -34,7 +34,7 @@ class Model:
         )
         self.worker = WaitingThread()
 
-    def submit(self, *, deadline_ms: int | None = None, caller: str = "") -> InferRequest:
+    def submit(self, *, deadline_ms: int | None = None, caller: str = "") -> InFlightRequest:
         made = request()
         made.caller = caller
         if deadline_ms is not None:

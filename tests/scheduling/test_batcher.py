@@ -8,7 +8,7 @@ from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelDynamicBatching
 from modelserver.core.clock import ManualClock
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import CancelledError, UnavailableError
 from modelserver.scheduling.batcher import Batcher
@@ -32,7 +32,7 @@ class Scene:
         for worker in self.workers:
             self.take(worker)
 
-    def submit(self, num_requests: int = 1) -> list[InferRequest]:
+    def submit(self, num_requests: int = 1) -> list[InFlightRequest]:
         requests = [request() for _ in range(num_requests)]
         for each in requests:
             self.batcher.submit(each)

@@ -6,14 +6,18 @@ from support.batching import batching_config, tensor
 
 from modelserver.config.schema import ModelInput
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.bucket import BucketKey, bucket_key
 
 FP32 = Datatype.FP32
 
 
-def sent(**shapes: tuple[int, ...]) -> InferRequest:
-    return InferRequest("m", None, {name: tensor(name, np.zeros(shape, np.float32)) for name, shape in shapes.items()})
+def sent(**shapes: tuple[int, ...]) -> InFlightRequest:
+    return InFlightRequest(
+        model_name="m",
+        version=None,
+        inputs={name: tensor(name, np.zeros(shape, np.float32)) for name, shape in shapes.items()},
+    )
 
 
 def key_of(*inputs: ModelInput) -> BucketKey | None:
@@ -33,7 +37,7 @@ def test_fixed_inputs_all_fit_together() -> None:
         (ModelInput("A", FP32, dims=(-1,), optional=True), sent(), sent(), True),
     ],
 )
-def test_key(spec: ModelInput, one: InferRequest, other: InferRequest, are_together: bool) -> None:
+def test_key(spec: ModelInput, one: InFlightRequest, other: InFlightRequest, are_together: bool) -> None:
     key = key_of(spec)
     assert key is not None
     assert (key(one) == key(other)) is are_together

@@ -5,13 +5,13 @@ from collections import Counter
 
 import pytest
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.fair_queue import FairQueue
 from modelserver.scheduling.queue import QueueEntry
 
 
 def entry(caller: str, *, share: float = 1.0, rows: int = 1, level: int = 1, key: object = None) -> QueueEntry:
-    request = InferRequest("m", None, {}, rows=rows, caller=caller, share=share)
+    request = InFlightRequest(model_name="m", version=None, inputs={}, rows=rows, caller=caller, share=share)
     return QueueEntry(request, level, 0, key)
 
 

@@ -10,7 +10,7 @@ from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
 from modelserver.core.clock import ManualClock
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import UnavailableError
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.parked_workers import WaitingThread
@@ -35,16 +35,16 @@ class Scene:
         for worker in self.workers:
             self.take(worker)
 
-    def submit(self, *requests: InferRequest) -> None:
+    def submit(self, *requests: InFlightRequest) -> None:
         for each in requests:
             self.batcher.submit(each)
 
-    def take(self, worker: WaitingThread) -> tuple[list[InferRequest], int | None]:
+    def take(self, worker: WaitingThread) -> tuple[list[InFlightRequest], int | None]:
         batch, wait_until_ns = self.batcher.try_take(worker)
         self.batcher.check_integrity()
         return (list(batch.requests) if batch is not None else []), wait_until_ns
 
-    def take_woken(self) -> tuple[list[InferRequest], int | None]:
+    def take_woken(self) -> tuple[list[InFlightRequest], int | None]:
         """What the one worker that is awake gets."""
         (worker,) = (worker for worker in self.workers if worker.is_woken)
         return self.take(worker)

@@ -15,7 +15,7 @@ from modelserver.config.schema import (
     SequenceStrategyOldest,
 )
 from modelserver.core.clock import ManualClock
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import QueueFullError, ServerError, UnavailableError
 from modelserver.scheduling.parked_workers import WaitingThread
@@ -74,7 +74,7 @@ class SequenceLives(RuleBasedStateMachine):
             is_adaptive=is_fair,
         )
         self.lives: dict[tuple[Instance, int | str], int] = {}
-        self.open: dict[InferRequest, int] = {}
+        self.open: dict[InFlightRequest, int] = {}
         self.executed: dict[int, list[int]] = {}
         self.num_sent = 0
         self.is_stopped = False

@@ -16,7 +16,7 @@ from modelserver.config.schema import (
     SequenceStrategyOldest,
 )
 from modelserver.core.clock import ManualClock
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.scheduling.hold import Hold
@@ -43,7 +43,7 @@ class Trace:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.loop = ManualLoop(self.clock)
-        self.requests: dict[str, InferRequest] = {}
+        self.requests: dict[str, InFlightRequest] = {}
         self.lines: list[str] = []
         self.instances: list[tuple[InstanceSource, WaitingThread]] = []
         self.batches: dict[int, SequenceBatch] = {}

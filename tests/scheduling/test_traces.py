@@ -10,7 +10,7 @@ from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
 from modelserver.core.clock import ManualClock
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError
 from modelserver.scheduling.batcher import Batcher
@@ -27,7 +27,7 @@ class Trace:
         self.clock = ManualClock()
         self.loop = ManualLoop(self.clock)
         self.worker = WaitingThread()
-        self.requests: dict[str, InferRequest] = {}
+        self.requests: dict[str, InFlightRequest] = {}
         self.lines: list[str] = []
 
     def run(self, command: str) -> str:

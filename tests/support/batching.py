@@ -17,7 +17,7 @@ from modelserver.config.schema import (
     ModelOutput,
 )
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
 from modelserver.execution.model import Model
 
@@ -49,9 +49,9 @@ def tensor(name: str, data: Any) -> Tensor:
     return Tensor(name, Datatype.from_numpy(array.dtype), array)
 
 
-def request(rows: int = 1, width: int = 1, *, value: float = 0.0, **fields: Any) -> InferRequest:
+def request(rows: int = 1, width: int = 1, *, value: float = 0.0, **fields: Any) -> InFlightRequest:
     data = np.full((rows, width), value, np.float32)
-    return InferRequest("m", None, {"IN": tensor("IN", data)}, rows=rows, **fields)
+    return InFlightRequest(model_name="m", version=None, inputs={"IN": tensor("IN", data)}, rows=rows, **fields)
 
 
 def load_model(

@@ -11,7 +11,7 @@ from modelserver.backend import Backend, BackendContext, Datatype, Instance, Mod
 from modelserver.backend.discovery import find_backend
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.config.schema import ModelInput, ModelOutput
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
 
 
@@ -56,7 +56,7 @@ def tensors(kind: type[ModelInput] | type[ModelOutput], **described: tuple[Datat
     return tuple(kind(name=name, data_type=datatype, dims=dims) for name, (datatype, dims) in described.items())
 
 
-def request_of(**arrays: Any) -> InferRequest:
+def request_of(**arrays: Any) -> InFlightRequest:
     """A request whose datatypes are those of its arrays."""
     inputs = {name: Tensor(name, Datatype.from_numpy(array.dtype), array) for name, array in arrays.items()}
-    return InferRequest("model", None, inputs)
+    return InFlightRequest(model_name="model", version=None, inputs=inputs)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from modelserver.config import schema
 from modelserver.config.signature import ModelSignature
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -48,17 +48,17 @@ class EchoModel:
         self.signature = ModelSignature(self.config)
         self.statistics = ModelStatistics()
         self.holds = holds
-        self.held: list[InferRequest] = []
-        self.cancelled: list[InferRequest] = []
+        self.held: list[InFlightRequest] = []
+        self.cancelled: list[InFlightRequest] = []
         self.ready = True
         self.is_decoupled = False
         self.refuses: Exception | None = None
-        self.respond: Callable[[InferRequest], Iterable[InferResponse]] = self._echo
+        self.respond: Callable[[InFlightRequest], Iterable[InferResponse]] = self._echo
 
     def memory_usage(self) -> tuple[MemoryUsage, ...]:
         return (MemoryUsage("CPU", 0, 12345),)
 
-    def submit(self, request: InferRequest) -> ResponseStream:
+    def submit(self, request: InFlightRequest) -> ResponseStream:
         if self.refuses is not None:
             raise self.refuses
         request.on_cancel = self._cancel
@@ -68,7 +68,7 @@ class EchoModel:
             asyncio.get_running_loop().call_soon(self._answer, request)
         return request.stream
 
-    def release(self, request: InferRequest) -> None:
+    def release(self, request: InFlightRequest) -> None:
         """Answer a held request."""
         self.held.remove(request)
         self._answer(request)
@@ -76,15 +76,15 @@ class EchoModel:
     def is_ready(self) -> bool:
         return self.ready
 
-    def _answer(self, request: InferRequest) -> None:
+    def _answer(self, request: InFlightRequest) -> None:
         for response in self.respond(request):
             request.stream.deliver(response)
 
-    def _echo(self, request: InferRequest) -> Iterable[InferResponse]:
+    def _echo(self, request: InFlightRequest) -> Iterable[InferResponse]:
         tensor = request.inputs["INPUT"]
         return [InferResponse([Tensor("OUTPUT", tensor.datatype, tensor.data)])]
 
-    def _cancel(self, request: InferRequest) -> None:
+    def _cancel(self, request: InFlightRequest) -> None:
         self.cancelled.append(request)
         if request in self.held:
             self.held.remove(request)

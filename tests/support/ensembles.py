@@ -21,7 +21,7 @@ from modelserver.config.schema import (
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import ManualClock
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -112,11 +112,11 @@ class StepDouble:
         self.signature = ModelSignature(config)
         self.function = function
         self.refusal: ServerError | None = None
-        self.requests: list[InferRequest] = []
-        self.waiting: list[InferRequest] = []
+        self.requests: list[InFlightRequest] = []
+        self.waiting: list[InFlightRequest] = []
         self.num_holders = 0
 
-    def infer(self, request: InferRequest) -> None:
+    def infer(self, request: InFlightRequest) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.signature.check(request)
@@ -175,11 +175,11 @@ class Ensemble:
         self.binding = Binding(config, self.models)
         self.scheduler.bind(self.binding)
 
-    def request(self, *, stream: ResponseStream | None = None, **fields: Any) -> InferRequest:
+    def request(self, *, stream: ResponseStream | None = None, **fields: Any) -> InFlightRequest:
         """A request; keywords in capitals are inputs, the others fields."""
         inputs = {name: tensor(name, value) for name, value in fields.items() if name.isupper() and value is not None}
         others = {name: value for name, value in fields.items() if not name.isupper()}
-        return InferRequest("e", 1, inputs, stream=stream or ResponseStream(), **others)
+        return InFlightRequest(model_name="e", version=1, inputs=inputs, stream=stream or ResponseStream(), **others)
 
     def submit(self, **fields: Any) -> Collected:
         """Submit a request; what arrives for it."""
@@ -201,7 +201,7 @@ class Ensemble:
 class Collected:
     """The responses of one request."""
 
-    def __init__(self, request: InferRequest) -> None:
+    def __init__(self, request: InFlightRequest) -> None:
         self.request = request
         self.responses: list[InferResponse] = []
         request.stream.subscribe(self.responses.append)

@@ -13,7 +13,7 @@ import numpy as np
 
 from modelserver.backend import Backend, BackendContext
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError
@@ -45,9 +45,9 @@ def write_model(
     return directory
 
 
-def identity_request(name: str, value: int = 1, *, version: int | None = None) -> InferRequest:
+def identity_request(name: str, value: int = 1, *, version: int | None = None) -> InFlightRequest:
     data = np.full((1, 2), value, dtype=np.int32)
-    return InferRequest(name, version, {"INPUT0": Tensor("INPUT0", Datatype.INT32, data)})
+    return InFlightRequest(model_name=name, version=version, inputs={"INPUT0": Tensor("INPUT0", Datatype.INT32, data)})
 
 
 async def infer(repository: ModelRepository, name: str, value: int = 1, *, version: int | None = None) -> InferResponse:

@@ -7,7 +7,8 @@ import contextlib
 from collections import deque
 from typing import Any
 
-from modelserver.backend import InferRequest, InferResponse, ServerError, UnsupportedError
+from modelserver.backend import InferResponse, ServerError, UnsupportedError
+from modelserver.core.request import InferRequest
 from modelserver.errors import CancelledError
 from modelserver.execution.process.messages import (
     Ask,

@@ -16,7 +16,8 @@ from typing import Protocol
 
 import msgspec
 
-from modelserver.backend import InferRequest, InferResponse, ResponseSender, ServerError
+from modelserver.backend import InferResponse, ResponseSender, ServerError
+from modelserver.core.request import InFlightRequest
 from modelserver.execution.process.channel import PeerGoneError
 from modelserver.execution.process.child_process import ChildProcess
 from modelserver.execution.process.in_flight_batch import InFlightBatch
@@ -152,7 +153,7 @@ class ChildConnection:
         self._is_reading = True
         self._is_writing = False
         # One bound method, not one per request; `end` lets go of it.
-        self._on_cancel: Callable[[InferRequest], None] | None = self._on_request_cancelled
+        self._on_cancel: Callable[[InFlightRequest], None] | None = self._on_request_cancelled
         loop.add_reader(self._fd, self.read)
 
     @property
@@ -160,7 +161,7 @@ class ChildConnection:
         """Batches that were sent and not answered."""
         return len(self._in_flight)
 
-    def request(self, number: int) -> InferRequest | None:
+    def request(self, number: int) -> InFlightRequest | None:
         """The request of this number, if it belongs to a batch that is being executed."""
         for batch in self._in_flight.values():
             if number in batch.numbers:
@@ -296,8 +297,8 @@ class ChildConnection:
             for number in batch.numbers:
                 self._senders.pop(number, None)
 
-    def _on_request_cancelled(self, request: InferRequest) -> None:
-        """`InferRequest.on_cancel`: rare, so the number is looked for only now."""
+    def _on_request_cancelled(self, request: InFlightRequest) -> None:
+        """`InFlightRequest.on_cancel`: rare, so the number is looked for only now."""
         for batch in self._in_flight.values():
             for position, sent in enumerate(batch.sent()):
                 if sent is request:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from modelserver.backend import InferRequest, InferResponse, InternalError, ResponseSender, ResponseStream, ServerError
+from modelserver.backend import InferResponse, InternalError, ResponseSender, ResponseStream, ServerError
+from modelserver.core.request import InFlightRequest
 from modelserver.execution.process.messages import RequestRecord, Sent
 from modelserver.execution.process.packing import Payload, response_record, unpack
 from modelserver.execution.process.server_connection import ServerConnection
@@ -88,7 +89,7 @@ class HostedResponses:
 _NO_STREAM = ResponseStream()
 
 
-class HostedRequest(InferRequest, kw_only=True, eq=False):
+class HostedRequest(InFlightRequest, kw_only=True, eq=False):
     """A request in a child process; whether it is cancelled is asked of the server, where the caller is known."""
 
     number: int
@@ -124,23 +125,23 @@ class HostedRequest(InferRequest, kw_only=True, eq=False):
 def hosted_request(connection: ServerConnection, record: RequestRecord, payload: bytearray | ByteView) -> HostedRequest:
     """The request that was sent. Streams are the server's: all have the same one, which nobody uses."""
     return HostedRequest(
-        record.model_name,
-        record.version,
-        {tensor.name: unpack(tensor, payload) for tensor in record.inputs},
-        record.id,
-        record.outputs,
-        record.parameters,
-        record.priority,
-        record.timeout_us,
-        record.deadline_ns,
-        record.sequence_id,
-        record.sequence_start,
-        record.sequence_end,
-        record.rows,
-        _NO_STREAM,
+        model_name=record.model_name,
+        version=record.version,
+        inputs={tensor.name: unpack(tensor, payload) for tensor in record.inputs},
+        id=record.id,
+        outputs=record.outputs,
+        parameters=record.parameters,
+        priority=record.priority,
+        timeout_us=record.timeout_us,
+        deadline_ns=record.deadline_ns,
+        sequence_id=record.sequence_id,
+        sequence_start=record.sequence_start,
+        sequence_end=record.sequence_end,
+        rows=record.rows,
         is_decoupled=record.is_decoupled,
-        trace_parent=record.trace_parent,
         arrival_ns=record.arrival_ns,
+        trace_parent=record.trace_parent,
+        stream=_NO_STREAM,
         number=record.number,
         connection=connection,
     )

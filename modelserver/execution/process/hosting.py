@@ -16,7 +16,6 @@ from modelserver.backend import (
     BackendContext,
     BatchInstance,
     DeviceKind,
-    InferRequest,
     ModelConfig,
     Placement,
     StepInstance,
@@ -27,6 +26,7 @@ from modelserver.backend.source_module import EXTERNAL_PREFIX, import_source
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.config.schema import ModelInput, ModelOutput
 from modelserver.config.signature import ModelSignature
+from modelserver.core.request import InferRequest, is_in_flight
 from modelserver.execution.assemble import Assembler
 from modelserver.execution.batch_tensors import BatchTensors
 from modelserver.execution.process.child_calls import server_connection
@@ -120,6 +120,7 @@ class HostedInstance(BatchInstance):
         self._assembler = Assembler(signature, batch_tensors=BatchTensors(config))
 
     def execute(self, requests: Sequence[InferRequest]) -> Answers:
+        assert is_in_flight(requests), "the server calls this"
         if isinstance(self._instance, BatchInstance):
             return self._instance.execute(requests)
         outputs = self._instance.run(self._assembler.gather(requests))

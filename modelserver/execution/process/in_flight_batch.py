@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from modelserver.backend import InferRequest, InferResponse, ServerError
+from modelserver.backend import InferResponse, ServerError
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import CancelledError, QueueTimeoutError
 from modelserver.execution.process.messages import RequestRecord
 from modelserver.execution.process.packing import Payload, request_record
@@ -31,7 +32,7 @@ class InFlightBatch:
 
     __slots__ = ("_on_done", "_refused", "is_lost", "is_suspect", "numbers", "requests", "since_s")
 
-    def __init__(self, requests: Sequence[InferRequest], on_done: OnDone) -> None:
+    def __init__(self, requests: Sequence[InFlightRequest], on_done: OnDone) -> None:
         self.requests = requests
         self.numbers = range(0)
         self.since_s = 0.0  # when it began to wait for a child
@@ -52,7 +53,7 @@ class InFlightBatch:
         self.numbers = range(first_number, first_number + len(records))
         return records
 
-    def sent(self) -> Sequence[InferRequest]:
+    def sent(self) -> Sequence[InFlightRequest]:
         """The requests of `numbers`, in order."""
         if not self._refused:
             return self.requests
@@ -160,7 +161,7 @@ class _Trial:
             self._batch.finish(self._entries, self._duration_ns)
 
 
-def _refusal(request: InferRequest, now_ns: int) -> ServerError | None:
+def _refusal(request: InFlightRequest, now_ns: int) -> ServerError | None:
     if request.is_cancelled:
         return CancelledError(f"request to model '{request.model_name}' was cancelled")
     if request.deadline_ns is not None and request.deadline_ns <= now_ns:

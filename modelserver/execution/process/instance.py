@@ -13,7 +13,6 @@ from typing import Any
 from modelserver.backend import (
     BackendContext,
     BatchInstance,
-    InferRequest,
     InferResponse,
     InternalError,
     Measurement,
@@ -24,6 +23,7 @@ from modelserver.backend import (
 )
 from modelserver.core.call_origin import CallOrigin
 from modelserver.core.loop_thread import LoopThread
+from modelserver.core.request import InferRequest, InFlightRequest, is_in_flight
 from modelserver.execution.process.channel import PeerGoneError
 from modelserver.execution.process.child_connection import ChildConnection, ReadinessProbe, Remains
 from modelserver.execution.process.child_process import ChildProcess
@@ -140,7 +140,7 @@ class ProcessInstance(BatchInstance):
 
     takes_several_batches = True
 
-    def begin(self, requests: Sequence[InferRequest], on_done: OnDone) -> None:
+    def begin(self, requests: Sequence[InFlightRequest], on_done: OnDone) -> None:
         """Queue a batch for the child, which `flush` sends; `on_done` gets its result. Loop thread only.
 
         The result is an error when the child dies while it executes the batch, is not there for too long, or raises.
@@ -189,6 +189,7 @@ class ProcessInstance(BatchInstance):
 
         def send() -> None:
             for index, requests in enumerate(batches):
+                assert is_in_flight(requests), "the server calls this"
                 self.begin(requests, lambda result, _ns, index=index: on_done(index, result))  # type: ignore[misc]
             self.flush()
 

@@ -52,7 +52,7 @@ class ErrorRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RequestRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The part of an InferRequest that an instance may see."""
+    """The part of an InFlightRequest that an instance may see."""
 
     model_name: str
     version: int | None

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from modelserver.backend import InferRequest, InferResponse, InternalError, ServerCalls, ServerError, UnavailableError
+from modelserver.backend import InferResponse, InternalError, ServerCalls, ServerError, UnavailableError
 from modelserver.core.call_origin import CallOrigin, check_has_free_instance
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ErrorCode
 from modelserver.execution.process.messages import (
@@ -36,11 +37,11 @@ class Caller(Protocol):
 
     def send(self, message: Message, payload: Payload | None = None) -> None: ...
 
-    def request(self, number: int) -> InferRequest | None:
+    def request(self, number: int) -> InFlightRequest | None:
         """The request of this number that it executes."""
 
 
-class CalledRequest(InferRequest, eq=False):
+class CalledRequest(InFlightRequest, eq=False):
     """A request that a model made."""
 
 
@@ -56,7 +57,7 @@ class _CallStream(ResponseStream):
 class _OpenCall:
     """`parents` are the requests that it may have been made for, as far as their callers wait."""
 
-    request: InferRequest
+    request: InFlightRequest
     parents: set[int]
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from modelserver.backend import InferRequest, InferResponse, ServerError
+from modelserver.backend import InferResponse, ServerError
 from modelserver.core.datatype import Datatype
 from modelserver.core.element_arrays import SLICE_ELEMENTS, empty_elements
 from modelserver.core.long_work import Slices, finish
+from modelserver.core.request import InferRequest
 from modelserver.core.response import RESCHEDULE, ParameterValue
 from modelserver.core.tensor import Tensor, placeholder
 from modelserver.errors import InvalidArgumentError

@@ -17,14 +17,8 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
-from modelserver.backend import (
-    Backend,
-    BatchInstance,
-    InferRequest,
-    InternalError,
-    ServerError,
-    StepInstance,
-)
+from modelserver.backend import Backend, BatchInstance, InternalError, ServerError, StepInstance
+from modelserver.core.request import InferRequest, InFlightRequest
 from modelserver.errors import CancelledError
 from modelserver.execution.process.channel import PeerGoneError
 from modelserver.execution.process.hosted_request import HostedRequest
@@ -149,7 +143,7 @@ class StepHost(BatchInstance):
                 self._end(request, refusal)
         self._has_taken.set()
 
-    def _add(self, request: InferRequest) -> ServerError | None:
+    def _add(self, request: InFlightRequest) -> ServerError | None:
         try:
             self._instance.add(request)
         except ServerError as error:

@@ -1,4 +1,4 @@
-"""ModelInferRequest bytes -> InferRequest, InferResponse -> ModelInferResponse bytes.
+"""ModelInferRequest bytes -> InFlightRequest, InferResponse -> ModelInferResponse bytes.
 
 Below here nobody sees protobuf. `envelope` takes a request apart, so that tensors stay views of the
 received bytes; `head` reads what comes before them.
@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from modelserver.core.long_work import Slices, finish
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.template import VIEW_BYTES
 from modelserver.core.tensor import (
@@ -57,20 +57,20 @@ Learn = Callable[[Buffer, bytes, RequestHead], None]
 class Outline:
     """A request whose elements take long to decode. The inputs of `request` have their shapes and no content."""
 
-    request: InferRequest
+    request: InFlightRequest
     head: RequestHead
     raws: Sequence[Buffer]
     # Of each input that has some.
     contents: Sequence[Sequence[memoryview]] = ()
 
 
-def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> InferRequest:
+def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> InFlightRequest:
     """The request in a serialized ModelInferRequest. Raises ServerError for everything that is wrong with it."""
     decoded = decode_on_loop(message, limits)
     return finish(element_slices(decoded)) if isinstance(decoded, Outline) else decoded
 
 
-def decode_on_loop(message: Buffer, limits: GrpcLimits, *, learn: Learn | None = None) -> InferRequest | Outline:
+def decode_on_loop(message: Buffer, limits: GrpcLimits, *, learn: Learn | None = None) -> InFlightRequest | Outline:
     """As `decode_infer_request`; where the elements would hold the event loop for long, the request's outline.
 
     `element_slices` does the rest then. `learn` is called with a request that a client may repeat with other contents.
@@ -94,7 +94,9 @@ def decode_on_loop(message: Buffer, limits: GrpcLimits, *, learn: Learn | None =
         inputs = {item.name: placeholder(item.name, item.datatype, item.shape) for item in head.inputs}
     else:
         inputs = _raw_inputs(head, raws) if raws else _typed_inputs(head)
-    request = InferRequest(head.model_name, head.version, inputs, _decode_id(split.id), head.outputs)
+    request = InFlightRequest(
+        model_name=head.model_name, version=head.version, inputs=inputs, id=_decode_id(split.id), outputs=head.outputs
+    )
     request.transfer = head.transfer
     if split.num_parameters:
         apply_parameters(request, head.parameters)
@@ -116,7 +118,9 @@ def _outline_of_contents(split: envelope.SplitRequest, limits: GrpcLimits) -> Ou
     head = read_head(serialized)
     _check_tensors(head, limits)
     inputs = {item.name: placeholder(item.name, item.datatype, item.shape) for item in head.inputs}
-    request = InferRequest(head.model_name, head.version, inputs, _decode_id(split.id), head.outputs)
+    request = InFlightRequest(
+        model_name=head.model_name, version=head.version, inputs=inputs, id=_decode_id(split.id), outputs=head.outputs
+    )
     request.transfer = head.transfer
     if split.num_parameters:
         apply_parameters(request, head.parameters)
@@ -128,7 +132,7 @@ def _check_tensors(head: RequestHead, limits: GrpcLimits) -> None:
         raise _too_many(head, limits)
 
 
-def element_slices(outline: Outline) -> Slices[InferRequest]:
+def element_slices(outline: Outline) -> Slices[InFlightRequest]:
     """The whole request, in slices. Raises as `decode_infer_request`."""
     request, head, raws = outline.request, outline.head, outline.raws
     if outline.contents:
@@ -186,7 +190,7 @@ def request_names(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> 
         return "", ""
 
 
-def encode_infer_response(request: InferRequest, response: InferResponse) -> Sequence[Buffer]:
+def encode_infer_response(request: InFlightRequest, response: InferResponse) -> Sequence[Buffer]:
     """A serialized ModelInferResponse in parts, tensors as raw_output_contents. The response must not be an error."""
     if _is_lone(request, response):
         output = response.outputs[0]
@@ -198,7 +202,7 @@ def encode_infer_response(request: InferRequest, response: InferResponse) -> Seq
     return _response_parts(request, response.outputs, response.parameters)
 
 
-def encode_stream_response(request: InferRequest, response: InferResponse) -> Sequence[Buffer]:
+def encode_stream_response(request: InFlightRequest, response: InferResponse) -> Sequence[Buffer]:
     """A serialized ModelStreamInferResponse in parts, with the parameter that tells whether more will follow."""
     if _is_lone(request, response):
         return _lone_stream_parts(request, response.outputs[0], is_final=response.is_final)
@@ -306,12 +310,12 @@ def _too_many(head: RequestHead, limits: GrpcLimits) -> ServerError:
     )
 
 
-def _is_lone(request: InferRequest, response: InferResponse) -> bool:
+def _is_lone(request: InFlightRequest, response: InferResponse) -> bool:
     """Whether this is the usual response, and the hot one, of which all but the data is known bytes."""
     return len(response.outputs) == 1 and not request.id and not response.parameters and request.transfer is None
 
 
-def _lone_stream_parts(request: InferRequest, output: Tensor, *, is_final: bool) -> Sequence[Buffer]:
+def _lone_stream_parts(request: InFlightRequest, output: Tensor, *, is_final: bool) -> Sequence[Buffer]:
     raw = _raw_bytes(output)
     size = len(raw)
     fields = envelope.lone_output_fields(
@@ -329,7 +333,7 @@ def _raw_bytes(output: Tensor) -> Buffer:
 
 
 def _response_parts(
-    request: InferRequest, outputs: Sequence[Tensor], parameters: Mapping[str, ParameterValue] | None
+    request: InFlightRequest, outputs: Sequence[Tensor], parameters: Mapping[str, ParameterValue] | None
 ) -> list[Buffer]:
     """The fields of a ModelInferResponse, in the order of their numbers; large tensors are views."""
     version = "" if request.version is None else str(request.version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelserver.core.long_work import Slices, finish
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
@@ -19,12 +19,12 @@ class InferDecoder:
         self._limits = limits
         self._templates = Templates()
 
-    def decode(self, message: Buffer, stream: ResponseStream) -> InferRequest:
+    def decode(self, message: Buffer, stream: ResponseStream) -> InFlightRequest:
         """The request, whose responses go to `stream`. Raises ServerError for everything that is wrong with it."""
         decoded = self.decode_on_loop(message, stream)
         return finish(self.element_slices(decoded)) if isinstance(decoded, Outline) else decoded
 
-    def decode_on_loop(self, message: Buffer, stream: ResponseStream) -> InferRequest | Outline:
+    def decode_on_loop(self, message: Buffer, stream: ResponseStream) -> InFlightRequest | Outline:
         """As `decode`. Where that takes long, the request's outline: `element_slices` does the rest beside the loop."""
         request = self._templates.find(message, stream)
         if request is not None:
@@ -38,7 +38,7 @@ class InferDecoder:
         request.stream = stream
         return decoded
 
-    def element_slices(self, outline: Outline) -> Slices[InferRequest]:
+    def element_slices(self, outline: Outline) -> Slices[InFlightRequest]:
         """The rest of a request, in slices. Raises as `decode`."""
         try:
             return (yield from element_slices(outline))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from modelserver.auth.access import ApiGroup
 from modelserver.core.long_work import Result, long_work
-from modelserver.core.request import InferRequest, forward, set_context
+from modelserver.core.request import InFlightRequest
 from modelserver.frontends.grpc import codec
 from modelserver.frontends.grpc.decoder import InferDecoder
 from modelserver.frontends.grpc.edge import fail, streamed
@@ -70,7 +70,7 @@ class Inference:
         else:
             self._infer(call, reply, decoded)
 
-    def _infer_decoded(self, call: UnaryCall, reply: UnaryReply, result: Result[InferRequest]) -> None:
+    def _infer_decoded(self, call: UnaryCall, reply: UnaryReply, result: Result[InFlightRequest]) -> None:
         try:
             request = result()
         except Exception as error:
@@ -79,14 +79,14 @@ class Inference:
         else:
             self._infer(call, reply, request)
 
-    def _infer(self, call: UnaryCall, reply: UnaryReply, request: InferRequest) -> None:
+    def _infer(self, call: UnaryCall, reply: UnaryReply, request: InFlightRequest) -> None:
         try:
             if call.deadline_ns is not None:
                 request.deadline_ns = call.deadline_ns
             if self._forwards and (headers := self._limits.access.forwarded(call.metadata)):
-                forward(request, headers)
+                request.forward(headers)
             if self._reads_context and (context := self._limits.access.context(call.metadata)):
-                set_context(request, context)
+                request.join_trace(context)
             if self._names_callers:
                 request.caller = self._limits.access.caller(call.metadata, call.peer)
             reply.request = request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import ParameterValue
 from modelserver.core.transfer import RegionSlice
 from modelserver.errors import InvalidArgumentError
@@ -15,7 +15,7 @@ EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 
 _MAX_UINT64 = (1 << 64) - 1
 _UNSIGNED = ("int64_param", "uint64_param")
-# Reserved key -> attribute of InferRequest and the kinds of value that it may have.
+# Reserved key -> attribute of InFlightRequest and the kinds of value that it may have.
 _RESERVED: dict[str, tuple[str, tuple[str, ...]]] = {
     "sequence_id": ("sequence_id", ("int64_param", "uint64_param", "string_param")),
     "sequence_start": ("sequence_start", ("bool_param",)),
@@ -30,7 +30,7 @@ REGION = "shared_memory_region"
 CLASSIFICATION = "classification"
 
 
-def apply_parameters(request: InferRequest, parameters: Mapping[str, pb.InferParameter]) -> None:
+def apply_parameters(request: InFlightRequest, parameters: Mapping[str, pb.InferParameter]) -> None:
     """Set the attributes that reserved keys stand for; all other parameters go to the model.
 
     Raises InvalidArgumentError for a parameter without a value, a reserved key with the wrong kind

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from modelserver.core.long_work import at_once, long_work
-from modelserver.core.request import InferRequest, forward, set_context
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer, is_long
@@ -39,7 +39,7 @@ class _Slot(ResponseStream):
     def __init__(self, owner: InferStream) -> None:
         super().__init__()
         self._owner = owner
-        self.request: InferRequest | None = None
+        self.request: InFlightRequest | None = None
         self.request_id = ""
         self.held: list[InferResponse] | None = None
         self.is_free = False  # responses are sent as they come
@@ -130,9 +130,9 @@ class InferStream:
             slot.request_id = request.id
             request.deadline_ns = self._call.deadline_ns
             if self._headers is not None:
-                forward(request, self._headers)
+                request.forward(self._headers)
             if self._context:
-                set_context(request, self._context)
+                request.join_trace(self._context)
             request.caller = self._caller
             self._dataplane.infer(request)
             slot.is_free = request.is_decoupled

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.template import LearnThrottle, RequestTemplate, TensorPlace
 from modelserver.core.tensor import Buffer
@@ -53,7 +53,7 @@ class Templates:
         self._data_lens: dict[int, tuple[int, ...]] = {}
         self._learn_throttle = LearnThrottle()
 
-    def find(self, message: Buffer, stream: ResponseStream) -> InferRequest | None:
+    def find(self, message: Buffer, stream: ResponseStream) -> InFlightRequest | None:
         """The request in `message`, if it is known."""
         size = len(message)
         for data_len in self._data_lens.get(size, ()):
@@ -64,7 +64,7 @@ class Templates:
                 return template.fill(template.model_name, template.version, "", message, offset, stream)
         return self._find_with_id(message, stream) if self._with_id else None
 
-    def _find_with_id(self, message: Buffer, stream: ResponseStream) -> InferRequest | None:
+    def _find_with_id(self, message: Buffer, stream: ResponseStream) -> InFlightRequest | None:
         size = len(message)
         start, end = _id_field(message)
         for data_len in self._data_lens.get(size - (end - start), ()) if end else ():

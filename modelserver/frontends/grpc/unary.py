@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from modelserver.core.long_work import Result, at_once, long_work
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import is_long
@@ -27,7 +27,7 @@ class UnaryReply(ResponseStream):
 
     protocol = "GRPC"
 
-    request: InferRequest
+    request: InFlightRequest
 
     def __init__(self, call: UnaryCall) -> None:
         self.on_read = None  # what else a stream has is for its readers, and this one reads itself
@@ -87,7 +87,7 @@ def _reply(call: UnaryCall, encoded: Result[Parts]) -> None:
         call.reply(parts)
 
 
-def _only(request: InferRequest, held: InferResponse | None, last: InferResponse) -> InferResponse:
+def _only(request: InFlightRequest, held: InferResponse | None, last: InferResponse) -> InferResponse:
     """The one response among an earlier one, if there was any, and the last.
 
     Raises UnsupportedError, and cancels the request, if there was another number of them.

@@ -1,4 +1,4 @@
-"""The infer call: an HTTP body -> `InferRequest`, `InferResponse` -> an HTTP body; JSON and binary tensors.
+"""The infer call: an HTTP body -> `InFlightRequest`, `InferResponse` -> an HTTP body; JSON and binary tensors.
 
 A binary body is a JSON header followed by the tensors' raw bytes, in the order of the inputs that carry
 `binary_data_size`. Tensors are views of the body; an answer is a list of buffers that nobody joins here.
@@ -16,7 +16,7 @@ import orjson
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import Slices
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.template import VIEW_BYTES
 from modelserver.core.tensor import (
@@ -46,7 +46,7 @@ class OutputForm(msgspec.Struct):
 
 def decode_infer(
     model_name: str, version: int | None, body: Buffer, head: RequestHead, head_len: int
-) -> tuple[InferRequest, OutputForm]:
+) -> tuple[InFlightRequest, OutputForm]:
     """Decode an infer call, of which `head` is the JSON and `head_len` its size.
 
     The tensors of the request are views of `body`. Raises InvalidArgumentError or UnsupportedError.
@@ -64,7 +64,7 @@ def decode_infer(
     return _request(model_name, version, head, inputs)
 
 
-def outline_infer(model_name: str, version: int | None, head: RequestHead) -> tuple[InferRequest, OutputForm]:
+def outline_infer(model_name: str, version: int | None, head: RequestHead) -> tuple[InFlightRequest, OutputForm]:
     """As `decode_infer`, without the elements: the inputs have their shapes, and no content."""
     for item in head.inputs:
         if item.num_bytes is None:
@@ -99,8 +99,8 @@ def element_slices(model_name: str, body: Buffer, head: RequestHead, head_len: i
 
 def _request(
     model_name: str, version: int | None, head: RequestHead, inputs: dict[str, Tensor]
-) -> tuple[InferRequest, OutputForm]:
-    request = InferRequest(model_name, version, inputs, head.id, head.outputs)
+) -> tuple[InFlightRequest, OutputForm]:
+    request = InFlightRequest(model_name=model_name, version=version, inputs=inputs, id=head.id, outputs=head.outputs)
     request.transfer = head.transfer
     is_binary = apply_parameters(request, head.parameters) if head.parameters else False
     return request, OutputForm(is_binary, head.listed)
@@ -112,7 +112,7 @@ def _unexpected_data(model_name: str, num_bytes: int) -> InvalidArgumentError:
     )
 
 
-def encode_infer(request: InferRequest, response: InferResponse, form: OutputForm) -> HttpResponse:
+def encode_infer(request: InFlightRequest, response: InferResponse, form: OutputForm) -> HttpResponse:
     """The answer for a response without error; outputs in the order in which they were requested.
 
     Raises InvalidArgumentError for an output that has no JSON form and was requested as JSON.
@@ -135,7 +135,7 @@ def encode_infer(request: InferRequest, response: InferResponse, form: OutputFor
     return _encode(request, outputs, response.parameters, form)
 
 
-def encode_infer_event(request: InferRequest, response: InferResponse) -> bytes:
+def encode_infer_event(request: InFlightRequest, response: InferResponse) -> bytes:
     """One of many responses as one line of JSON; its parameters tell whether more will follow, as over gRPC.
 
     Raises InvalidArgumentError for an output that has no JSON form.
@@ -145,7 +145,7 @@ def encode_infer_event(request: InferRequest, response: InferResponse) -> bytes:
 
 
 def _encode(
-    request: InferRequest,
+    request: InFlightRequest,
     outputs: Sequence[Tensor],
     parameters: Mapping[str, ParameterValue] | None,
     form: OutputForm,
@@ -183,7 +183,7 @@ def _encode(
     return HttpResponse(200, _binary_headers(len(header)), (header, *blobs))
 
 
-def _encode_lone(request: InferRequest, output: Tensor, *, is_binary: bool) -> HttpResponse:
+def _encode_lone(request: InFlightRequest, output: Tensor, *, is_binary: bool) -> HttpResponse:
     """The answer with one output and no parameters."""
     data = output.data
     if is_binary:
@@ -202,7 +202,7 @@ def _encode_lone(request: InferRequest, output: Tensor, *, is_binary: bool) -> H
     return HttpResponse(200, headers, (header, blob) if is_binary else (header, blob, b"}]}"))
 
 
-def _encode_all_binary(request: InferRequest, outputs: Sequence[Tensor]) -> HttpResponse:
+def _encode_all_binary(request: InFlightRequest, outputs: Sequence[Tensor]) -> HttpResponse:
     """The answer with several outputs, all binary, and no parameters."""
     blobs: list[Buffer] = []
     rows: list[tuple[str, Datatype, tuple[int, ...], int]] = []
@@ -216,7 +216,7 @@ def _encode_all_binary(request: InferRequest, outputs: Sequence[Tensor]) -> Http
     return HttpResponse(200, _binary_headers(len(header)), (header, *blobs))
 
 
-def _encode_all_json(request: InferRequest, outputs: Sequence[Tensor]) -> HttpResponse:
+def _encode_all_json(request: InFlightRequest, outputs: Sequence[Tensor]) -> HttpResponse:
     """The answer with several outputs, all as JSON, and no parameters."""
     body: list[Buffer] = [_start_of(request), b',"outputs":[']
     for output in outputs:
@@ -225,7 +225,7 @@ def _encode_all_json(request: InferRequest, outputs: Sequence[Tensor]) -> HttpRe
     return HttpResponse(200, JSON_HEADERS, tuple(body))
 
 
-def _start_of(request: InferRequest) -> bytes:
+def _start_of(request: InFlightRequest) -> bytes:
     """The JSON of an answer up to and including the request's id."""
     start = _model_start(request.model_name, request.version)
     return b'%b,"id":%b' % (start, orjson.dumps(request.id)) if request.id else start

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from modelserver.core.long_work import Slices, finish
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
@@ -30,7 +30,7 @@ _MAX_ELEMENT_BYTES_ON_LOOP = 128 * 1024
 class Outline:
     """A call without its elements. The inputs of `request` have their shapes and no content."""
 
-    request: InferRequest
+    request: InFlightRequest
     form: OutputForm
     head: RequestHead
     head_len: int

@@ -10,7 +10,7 @@ from functools import partial
 import orjson
 
 from modelserver.core.long_work import at_once, long_work
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import is_long
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _NAMED_END = b"event: done\n" + SSE_DONE.end
 
 # A response without an error as one line of JSON. Raises what becomes an error event.
-EncodeEvent = Callable[[InferRequest, InferResponse], bytes]
+EncodeEvent = Callable[[InFlightRequest, InferResponse], bytes]
 
 
 class EventStream(ResponseStream):
@@ -51,7 +51,7 @@ class EventStream(ResponseStream):
         self._is_writing = False
         self._task: asyncio.Task[None] | None = None  # kept, because the event loop does not
         # Set before the request is submitted.
-        self.request: InferRequest
+        self.request: InFlightRequest
 
     def deliver(self, response: InferResponse) -> None:
         if self.is_finished:

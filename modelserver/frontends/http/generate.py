@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from modelserver.core.long_work import long_work
-from modelserver.core.request import InferRequest, forward, set_context
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
@@ -79,14 +79,14 @@ class Generate:
             exchange.on_disconnect = long_work().start(slices, partial(answer_errors, exchange, infer))
 
     def _infer(
-        self, exchange: HttpExchange, make_reply: Callable[[], _OnlyReply | EventStream], request: InferRequest
+        self, exchange: HttpExchange, make_reply: Callable[[], _OnlyReply | EventStream], request: InFlightRequest
     ) -> None:
         forwarded = self._limits.access.forwarded(exchange.head.headers, exchange.head.names)
         if forwarded is not None:
-            forward(request, forwarded)
+            request.forward(forwarded)
         context = self._limits.access.context(exchange.head.headers)
         if context:
-            set_context(request, context)
+            request.join_trace(context)
         if self._limits.access.callers_by:
             request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
         if patience := patience_ns(exchange.head.headers):
@@ -116,7 +116,7 @@ class _OnlyReply(ResponseStream):
         self._encoding = encoding
         self._held: InferResponse | None = None
         # Set before the request is submitted.
-        self.request: InferRequest
+        self.request: InFlightRequest
 
     def deliver(self, response: InferResponse) -> None:
         exchange = self._exchange
@@ -141,7 +141,9 @@ class _OnlyReply(ResponseStream):
         self.request = None  # type: ignore[assignment]  # nobody asks any more
 
 
-def _answer(request: InferRequest, held: InferResponse | None, last: InferResponse, form: AnswerForm) -> HttpResponse:
+def _answer(
+    request: InFlightRequest, held: InferResponse | None, last: InferResponse, form: AnswerForm
+) -> HttpResponse:
     """The answer, given what came before and a response that is final, an error, or one too many."""
     if last.error is not None:
         raise last.error

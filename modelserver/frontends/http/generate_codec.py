@@ -1,4 +1,4 @@
-"""The generate extension: a flat JSON object -> `InferRequest`, `InferResponse` -> a flat JSON object.
+"""The generate extension: a flat JSON object -> `InFlightRequest`, `InferResponse` -> a flat JSON object.
 
 Keys with the name of an input are its elements, all others are parameters. The object `parameters` is read by the same
 rule. Shapes are not said but found: by the number of elements, or by how their arrays nest.
@@ -18,7 +18,7 @@ from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core import accelerator
 from modelserver.core.element_arrays import SLICE_ELEMENTS
 from modelserver.core.long_work import Slices, finish
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
@@ -40,7 +40,7 @@ _ID = "id"
 
 def decode_generate(
     name: str, version: int | None, config: ModelConfig, body: Buffer, limits: HttpLimits
-) -> InferRequest:
+) -> InFlightRequest:
     """The request in a generate call's body. Raises InvalidArgumentError or PayloadTooLargeError."""
     document: Mapping[str, Any] = {}
     try:
@@ -55,7 +55,7 @@ def decode_generate(
 
 def generate_slices(
     name: str, version: int | None, config: ModelConfig, body: Buffer, limits: HttpLimits
-) -> Slices[InferRequest]:
+) -> Slices[InFlightRequest]:
     """As `decode_generate`, in slices, of a long body."""
     if accelerator.cut_members is None:
         yield
@@ -77,7 +77,7 @@ def _id_of(document: Mapping[str, Any]) -> str:
 
 def _request_slices(
     name: str, version: int | None, config: ModelConfig, document: Mapping[str, Any], limits: HttpLimits
-) -> Slices[InferRequest]:
+) -> Slices[InFlightRequest]:
     specs = {spec.name: spec for spec in config.input}
     is_batched = config.max_batch_size > 0
     inputs: dict[str, Tensor] = {}
@@ -99,13 +99,13 @@ def _request_slices(
             parameters[key] = value
     if len(parameters) > limits.max_parameters:
         raise InvalidArgumentError(f"the request has more than {limits.max_parameters} parameters")
-    request = InferRequest(name, version, inputs, request_id)
+    request = InFlightRequest(model_name=name, version=version, inputs=inputs, id=request_id)
     if parameters:
         apply_parameters(request, parameters)
     return request
 
 
-def encode_generate(request: InferRequest, response: InferResponse, *, is_nested: bool = False) -> bytes:
+def encode_generate(request: InFlightRequest, response: InferResponse, *, is_nested: bool = False) -> bytes:
     """The answer for a response without error: outputs and parameters by name, next to who answered.
 
     An output with one element is a value, any other a flat array; unless they are to be nested as their shapes say.

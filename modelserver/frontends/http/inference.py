@@ -11,7 +11,7 @@ from modelserver.auth.access import Access, ApiGroup
 from modelserver.auth.guard import Needs
 from modelserver.core.long_work import Slices, at_once, long_work
 from modelserver.core.numerals import is_digits
-from modelserver.core.request import InferRequest, forward, set_context
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer, is_long
@@ -213,11 +213,11 @@ class Inference:
             reply = _Reply(exchange, head.answer_encoding)
             reply.form = form
             if head.trace_parent:
-                set_context(request, head.trace_parent)
+                request.join_trace(head.trace_parent)
         request.stream = reply
         reply.request = request
         if head.forwarded is not None:
-            forward(request, head.forwarded)
+            request.forward(head.forwarded)
         if self._names_callers:
             request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
         if head.patience_ns:
@@ -233,7 +233,7 @@ class Inference:
         """Whether the answer is a stream of events: of a decoupled model, or for a client that takes nothing else."""
         return not head.accepts_json or self._knowing.model_config(head.name, head.version).is_decoupled
 
-    def _decode_raw(self, head: InferHead, body: Buffer) -> InferRequest:
+    def _decode_raw(self, head: InferHead, body: Buffer) -> InFlightRequest:
         config = self._knowing.model_config(head.name, head.version)
         metadata = self._knowing.model_metadata(head.name, head.version)
         return decode_raw(metadata, head.version, body, is_batched=config.max_batch_size > 0)
@@ -274,7 +274,7 @@ class _Reply(ResponseStream):
         self._encoding = encoding
         self._held: InferResponse | None = None
         # Set before the request is submitted.
-        self.request: InferRequest
+        self.request: InFlightRequest
         self.form: OutputForm
 
     def deliver(self, response: InferResponse) -> None:
@@ -316,7 +316,7 @@ class _Reply(ResponseStream):
         self._exchange = None
         self.request = self.form = None  # type: ignore[assignment]  # nobody asks any more
 
-    def _answer(self, request: InferRequest, form: OutputForm, response: InferResponse) -> HttpResponse:
+    def _answer(self, request: InFlightRequest, form: OutputForm, response: InferResponse) -> HttpResponse:
         """The answer, given a response that is final, an error, or one too many."""
         if response.error is not None:
             return error_response(response.error)

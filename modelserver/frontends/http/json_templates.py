@@ -16,7 +16,7 @@ import numpy as np
 
 from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest, RequestForm
+from modelserver.core.request import InFlightRequest, RequestForm
 from modelserver.core.stream import ResponseStream
 from modelserver.core.template import LearnThrottle, apply_settings, settings_of
 from modelserver.core.tensor import Tensor
@@ -87,7 +87,7 @@ class _JsonTemplate(RequestForm):
     )
 
     def __init__(
-        self, texts: Sequence[bytes], elements: Sequence[_Elements], request: InferRequest, form: OutputForm
+        self, texts: Sequence[bytes], elements: Sequence[_Elements], request: InFlightRequest, form: OutputForm
     ) -> None:
         super().__init__()
         self.first, self.last = texts[0], texts[-1]
@@ -151,13 +151,21 @@ class JsonTemplates:
             if inputs is None:
                 continue
             self._learn_throttle.num_in_vain = 0
-            request = InferRequest(name, version, inputs, template.id, template.outputs, form=template, stream=stream)
+            request = InFlightRequest(
+                model_name=name,
+                version=version,
+                inputs=inputs,
+                id=template.id,
+                outputs=template.outputs,
+                form=template,
+                stream=stream,
+            )
             if template.settings is not None:
                 apply_settings(request, template.settings)
             return request, template.form
         return None
 
-    def learn(self, request: InferRequest, form: OutputForm, head: RequestHead, body: bytes) -> None:
+    def learn(self, request: InFlightRequest, form: OutputForm, head: RequestHead, body: bytes) -> None:
         """Remember a call that was not known and has been decoded, if that is of use."""
         if not head.inputs or not self._learn_throttle.wants():
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from modelserver.planes.data import ModelMetadata, TensorMetadata
 
 
-def decode_raw(metadata: ModelMetadata, version: int | None, body: Buffer, *, is_batched: bool) -> InferRequest:
+def decode_raw(metadata: ModelMetadata, version: int | None, body: Buffer, *, is_batched: bool) -> InFlightRequest:
     """A request of batch size 1 whose only input is `body`; one variable dimension follows from its size.
 
     A BYTES input gets the body as its only element. Raises InvalidArgumentError when the model's inputs
@@ -31,12 +31,16 @@ def decode_raw(metadata: ModelMetadata, version: int | None, body: Buffer, *, is
     dims = (1, *spec.shape[1:]) if is_batched else spec.shape
     datatype = Datatype(spec.datatype)
     if datatype is Datatype.BYTES:
-        return InferRequest(metadata.name, version, {spec.name: _bytes_tensor(spec, dims, body)})
+        return InFlightRequest(
+            model_name=metadata.name, version=version, inputs={spec.name: _bytes_tensor(spec, dims, body)}
+        )
     shape = _resolve(spec, dims, datatype, len(body))
     data = np.frombuffer(body, datatype.numpy)
     if not data.flags.aligned:
         data = data.copy()
-    return InferRequest(metadata.name, version, {spec.name: Tensor(spec.name, datatype, data.reshape(shape))})
+    return InFlightRequest(
+        model_name=metadata.name, version=version, inputs={spec.name: Tensor(spec.name, datatype, data.reshape(shape))}
+    )
 
 
 def _bytes_tensor(spec: TensorMetadata, dims: tuple[int, ...], body: Buffer) -> Tensor:

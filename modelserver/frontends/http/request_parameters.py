@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import ParameterValue
 from modelserver.errors import InvalidArgumentError
 
@@ -13,7 +13,7 @@ _MAX_UINT64 = 2**64 - 1
 _MIN_INT64 = -(2**63)
 
 
-def apply_parameters(request: InferRequest, parameters: Mapping[str, Any]) -> bool:
+def apply_parameters(request: InFlightRequest, parameters: Mapping[str, Any]) -> bool:
     """Set the request's fields from its JSON `parameters`; whether outputs are binary unless listed otherwise.
 
     Raises InvalidArgumentError for a value of the wrong type and for names that Triton reserves.

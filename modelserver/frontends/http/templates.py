@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.template import LearnThrottle, RequestTemplate, TensorPlace, settings_of
 from modelserver.core.tensor import Buffer
@@ -26,7 +26,7 @@ _OTHER_ID = re.compile(rb'"id"|\\')
 _Key = tuple[str, int | None, bytes]
 # A template, the outputs' form, and the id where it is part of the key.
 _Remembered = tuple[RequestTemplate, OutputForm, str]
-Known = tuple[InferRequest, OutputForm]
+Known = tuple[InFlightRequest, OutputForm]
 
 
 class RecentCall:
@@ -82,7 +82,7 @@ class BinaryTemplates:
             recent.template, recent.form, recent.id = template, form, request_id
         return template.fill(name, version, request_id, body, head_len, stream), form
 
-    def learn(self, request: InferRequest, form: OutputForm, head: RequestHead, text: bytes) -> None:
+    def learn(self, request: InFlightRequest, form: OutputForm, head: RequestHead, text: bytes) -> None:
         """Remember a call that was not known and has been decoded, if that is of use; `text` is its JSON."""
         if len(text) > _MAX_HEAD_BYTES or not self._learn_throttle.wants():
             return

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError
 from modelserver.frontends.llm.call import GenerateCall, Prompt, common_inputs
@@ -41,7 +41,7 @@ class Prepared:
 
     call: GenerateCall
     model: LanguageModel
-    requests: list[InferRequest]
+    requests: list[InFlightRequest]
     choices: list[list[Choice]]
     reasoning: ReasoningFormat | None
     usage: Usage

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from modelserver.core.long_work import long_work
-from modelserver.core.request import InferRequest, forward, set_context
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ModelAsleepError, UnsupportedError
 from modelserver.frontends.http.body import check_size
@@ -76,14 +76,14 @@ class Call:
             return prefix + given
         return prefix + secrets.token_hex(16)
 
-    def adopt(self, request: InferRequest) -> InferRequest:
+    def adopt(self, request: InFlightRequest) -> InFlightRequest:
         """Pass on what the call's headers say: forwarded ones, and the trace that it is a part of."""
         forwarded = self._access.forwarded(self._exchange.head.headers, self._exchange.head.names)
         if forwarded is not None:
-            forward(request, forwarded)
+            request.forward(forwarded)
         context = self._access.context(self._exchange.head.headers)
         if context:
-            set_context(request, context)
+            request.join_trace(context)
         if patience := patience_ns(self._exchange.head.headers):
             request.deadline_ns = time.monotonic_ns() + patience
         if self._access.callers_by:

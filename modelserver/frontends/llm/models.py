@@ -13,7 +13,7 @@ import orjson
 
 from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError, ModelAsleepError, NotFoundError, ServerError, UnloadedError
 from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownModelError
@@ -135,7 +135,7 @@ class LanguageModel:
         text = self.parameters.get("max_model_len", "")
         return int(text) if text.isascii() and text.isdigit() else None
 
-    def request(self, needed: Mapping[str, Any], wanted: Mapping[str, Any]) -> InferRequest:
+    def request(self, needed: Mapping[str, Any], wanted: Mapping[str, Any]) -> InFlightRequest:
         """A request with the inputs `needed`, and those of `wanted` that the model has.
 
         `sampling_parameters` become a tensor each where the model has no such object. Flags that the model must be
@@ -157,7 +157,7 @@ class LanguageModel:
                 )
         inputs = {name: self._tensor(name, value) for name, value in (flags | dict(needed)).items()}
         inputs |= {name: self._tensor(name, value) for name, value in wanted.items() if name in self.inputs}
-        return InferRequest(self.name, None, inputs)
+        return InFlightRequest(model_name=self.name, version=None, inputs=inputs)
 
     def _with_sampling_tensors(
         self, needed: Mapping[str, Any], wanted: Mapping[str, Any]

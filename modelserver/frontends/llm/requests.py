@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError
@@ -35,7 +35,7 @@ class Listener(abc.ABC):
 class Requests:
     """A context manager: at its end nothing of it goes on, whatever the reason. Event loop thread only."""
 
-    def __init__(self, dataplane: AnyDataPlane, requests: Sequence[InferRequest], listener: Listener) -> None:
+    def __init__(self, dataplane: AnyDataPlane, requests: Sequence[InFlightRequest], listener: Listener) -> None:
         self._dataplane = dataplane
         self._requests = requests
         self._listener = listener
@@ -163,7 +163,7 @@ class _Collector(Listener):
         return True
 
 
-async def responses_of(dataplane: AnyDataPlane, requests: Sequence[InferRequest]) -> list[InferResponse | None]:
+async def responses_of(dataplane: AnyDataPlane, requests: Sequence[InFlightRequest]) -> list[InferResponse | None]:
     """The response with outputs of each request, which are sent together; None where there is none.
 
     Raises the first error.
@@ -174,7 +174,7 @@ async def responses_of(dataplane: AnyDataPlane, requests: Sequence[InferRequest]
     return [collector.found.get(index) for index in range(len(requests))]
 
 
-async def only_responses(dataplane: AnyDataPlane, requests: Sequence[InferRequest]) -> list[InferResponse]:
+async def only_responses(dataplane: AnyDataPlane, requests: Sequence[InFlightRequest]) -> list[InferResponse]:
     """The same of requests that must have an answer each. Raises CancelledError for one without."""
     found = []
     for request, response in zip(requests, await responses_of(dataplane, requests), strict=True):

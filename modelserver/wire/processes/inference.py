@@ -12,7 +12,7 @@ import msgspec
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import Result, Slices, at_once, long_work
-from modelserver.core.request import InferRequest, RequestForm
+from modelserver.core.request import InFlightRequest, RequestForm
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor, is_long
@@ -48,7 +48,7 @@ class RemoteRequests:
         self._dataplane = dataplane
         self._link = link
         self._send = link.send
-        self._requests: dict[int, InferRequest] = {}
+        self._requests: dict[int, InFlightRequest] = {}
         self._heads: dict[bytes, Head] = {}
         # While a response is packed beside the event loop: those of the same call that come after it.
         self._waiting: dict[int, deque[InferResponse]] = {}
@@ -161,7 +161,7 @@ class RemoteRequests:
         self._send(Inferred(call, request.version, head, response.is_final, content, request.is_decoupled))
 
     @staticmethod
-    def _placed(request: InferRequest) -> Collection[str]:
+    def _placed(request: InFlightRequest) -> Collection[str]:
         """The outputs that the client finds in shared memory."""
         return () if request.transfer is None else request.transfer.placed
 
@@ -179,20 +179,20 @@ class RemoteRequests:
 
     def _request(
         self, message: Infer, record: RequestRecord, form: RequestForm | None, inputs: dict[str, Tensor]
-    ) -> InferRequest:
-        return InferRequest(
-            record.model_name,
-            record.version,
-            inputs,
-            message.id.decode("utf-8", "surrogatepass") if message.id else "",
-            record.outputs,
-            record.parameters,
-            record.priority,
-            record.timeout_us,
-            message.deadline_ns,
-            record.sequence_id,
-            record.sequence_start,
-            record.sequence_end,
+    ) -> InFlightRequest:
+        return InFlightRequest(
+            model_name=record.model_name,
+            version=record.version,
+            inputs=inputs,
+            id=message.id.decode("utf-8", "surrogatepass") if message.id else "",
+            outputs=record.outputs,
+            parameters=record.parameters,
+            priority=record.priority,
+            timeout_us=record.timeout_us,
+            deadline_ns=message.deadline_ns,
+            sequence_id=record.sequence_id,
+            sequence_start=record.sequence_start,
+            sequence_end=record.sequence_end,
             stream=(_PacedAnswerStream if message.is_paced else _AnswerStream)(self, message.call),
             form=form,
             transfer=record.transfer,

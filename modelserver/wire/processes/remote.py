@@ -14,7 +14,7 @@ import numpy as np
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import Result, Slices, at_once, long_work
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor, is_long
@@ -85,7 +85,7 @@ class RemoteDataPlane:
         self._send = link.send
         self._next_number = numbers.__next__
         self._on_cancel = self._cancel
-        self._requests: dict[int, InferRequest] = {}
+        self._requests: dict[int, InFlightRequest] = {}
         self._heads: dict[bytes, Head] = {}
         # While a response is unpacked beside the event loop: what comes after it for the same call.
         self._waiting: dict[int, deque[Inferred | Failed]] = {}
@@ -95,7 +95,7 @@ class RemoteDataPlane:
         """Requests that the core has not answered."""
         return len(self._requests)
 
-    def infer(self, request: InferRequest) -> ResponseStream:
+    def infer(self, request: InFlightRequest) -> ResponseStream:
         """Send the request to the core; its stream brings the responses or the error.
 
         Raises InvalidArgumentError for what cannot travel; all other errors come by the stream.
@@ -114,7 +114,7 @@ class RemoteDataPlane:
         self._send_request(call, request, head, content)
         return stream
 
-    def _infer_packed(self, call: int, request: InferRequest, packed: Result[Packed]) -> None:
+    def _infer_packed(self, call: int, request: InFlightRequest, packed: Result[Packed]) -> None:
         """Send a request that was packed beside the event loop."""
         try:
             if request.is_cancelled:
@@ -129,7 +129,7 @@ class RemoteDataPlane:
             return
         self._send_request(call, request, head, self._link.tensors(payload))
 
-    def _send_request(self, call: int, request: InferRequest, head: bytes, content: Content) -> None:
+    def _send_request(self, call: int, request: InFlightRequest, head: bytes, content: Content) -> None:
         request_id = request.id
         encoded_id = request_id.encode("utf-8", "surrogatepass") if request_id else b""
         stream = request.stream
@@ -137,7 +137,7 @@ class RemoteDataPlane:
             stream.on_read = partial(self._has_read, call)
         self._send(Infer(call, head, encoded_id, request.deadline_ns, content, stream.reads_later, request.caller))
 
-    def check_inputs(self, request: InferRequest) -> None:
+    def check_inputs(self, request: InFlightRequest) -> None:
         """As that of the data plane; the core, which knows the models, checks in `infer`."""
 
     def on_inferred(self, message: Inferred) -> None:
@@ -188,7 +188,7 @@ class RemoteDataPlane:
         error.retry_after_s = message.retry_after_s or None
         request.stream.deliver(InferResponse(error=error, is_final=message.is_final))
 
-    def _packed(self, request: InferRequest) -> tuple[bytes, Content]:
+    def _packed(self, request: InFlightRequest) -> tuple[bytes, Content]:
         """What is the same in equal requests, and the tensors."""
         form = request.form
         inputs = request.inputs
@@ -221,7 +221,7 @@ class RemoteDataPlane:
         if call in self._requests:
             self._send(Credit(call, 1))
 
-    def _cancel(self, request: InferRequest) -> None:
+    def _cancel(self, request: InFlightRequest) -> None:
         # Requests are seldom cancelled, so none pays for being found fast.
         for call, each in self._requests.items():
             if each is request:
@@ -229,7 +229,7 @@ class RemoteDataPlane:
                 return
 
 
-def _pack(request: InferRequest) -> Packed:
+def _pack(request: InFlightRequest) -> Packed:
     payload = Payload()
     record = request_record(request, payload)
     try:

@@ -18,7 +18,7 @@ from support.python_models import write_model
 from support.waiting import until_true
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ConfigError, ErrorCode, InternalError, ServerError
@@ -174,7 +174,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., ProcessInstance]]:
         instance.close()
 
 
-def request(do: str = "echo", **fields: Any) -> InferRequest:
+def request(do: str = "echo", **fields: Any) -> InFlightRequest:
     made = request_of(X=np.array([1, 2], np.float32))
     made.parameters = {"do": do}
     for name, value in fields.items():
@@ -310,7 +310,7 @@ def test_every_datatype_makes_the_round_trip(start: Callable[..., ProcessInstanc
     for datatype in Datatype:
         raw: list[Any] = [b"", b"b\0"] if datatype is Datatype.BYTES else [0, 1]
         inputs[datatype.value] = Tensor(datatype.value, datatype, np.array(raw, datatype.numpy))
-    (entry,) = start(source, config).execute([InferRequest("m", 1, inputs)])
+    (entry,) = start(source, config).execute([InFlightRequest(model_name="m", version=1, inputs=inputs)])
     answer = {tensor.name: tensor for tensor in response(entry).outputs}
     for name, sent in inputs.items():
         assert answer[name].datatype is sent.datatype

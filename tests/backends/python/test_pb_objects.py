@@ -9,14 +9,14 @@ import pytest
 from modelserver_backends.python import triton_python_backend_utils as pb_utils
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor as CoreTensor
 from modelserver.errors import ErrorCode
 
-SERVER_REQUEST = InferRequest(
-    "m",
-    2,
-    {"x": CoreTensor("x", Datatype.FP32, np.zeros(2, np.float32))},
+SERVER_REQUEST = InFlightRequest(
+    model_name="m",
+    version=2,
+    inputs={"x": CoreTensor("x", Datatype.FP32, np.zeros(2, np.float32))},
     id="r-1",
     parameters={"a": 1, "b": "two", "c": 0.5, "d": True},
     timeout_us=99,

@@ -13,7 +13,7 @@ from support.torch_models import write_script
 from torch import nn
 
 from modelserver.config.pbtxt import parse_pbtxt
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 
 CONFIG = """
 name: "sums" backend: "pytorch" max_batch_size: 4
@@ -43,7 +43,9 @@ async def test_states_and_controls_reach_the_file(tmp_path: Path) -> None:
         sums = []
         for sequence_id, value, is_start in ((1, 1, True), (2, 2, True), (1, 10, False), (2, 20, False)):
             inputs = {"x": tensor("x", np.full((1, 1), value, np.float32))}
-            request = InferRequest("sums", None, inputs, sequence_id=sequence_id, sequence_start=is_start)
+            request = InFlightRequest(
+                model_name="sums", version=None, inputs=inputs, sequence_id=sequence_id, sequence_start=is_start
+            )
             response = await model.submit(request).only()
             assert [output.name for output in response.outputs] == ["total"]
             sums.append(response.outputs[0].data.item())

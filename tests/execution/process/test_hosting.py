@@ -8,7 +8,7 @@ import pytest
 from modelserver.backend import BackendContext, Placement
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.execution.process.hosting import backend_recipe, without_reshapes
@@ -32,7 +32,10 @@ def test_a_backend_of_either_kind_runs_in_a_child(
     instance = ProcessInstance("m_0", backend_recipe(backend, context, Placement("m_0")))
     try:
         rows = [np.full((count, 2), count, np.float32) for count in (1, 3)]
-        requests = [InferRequest("m", 1, {"IN": Tensor("IN", Datatype.FP32, data)}, rows=len(data)) for data in rows]
+        requests = [
+            InFlightRequest(model_name="m", version=1, inputs={"IN": Tensor("IN", Datatype.FP32, data)}, rows=len(data))
+            for data in rows
+        ]
         for data, entry in zip(rows, instance.execute(requests), strict=True):
             assert isinstance(entry, InferResponse)
             np.testing.assert_array_equal(entry.outputs[0].data, data * factor)
@@ -58,10 +61,10 @@ sequence_batching { state { input_name: "SUM" output_name: "SUM" data_type: TYPE
     instance = ProcessInstance("m_0", backend_recipe("support.hosted:SummingBackend", context, Placement("m_0")))
     try:
         requests = [
-            InferRequest(
-                "m",
-                1,
-                {
+            InFlightRequest(
+                model_name="m",
+                version=1,
+                inputs={
                     "IN": Tensor("IN", Datatype.FP32, np.ones((1, size), np.float32)),
                     "SUM": Tensor("SUM", Datatype.FP32, np.full((1, 1), 10, np.float32)),
                 },

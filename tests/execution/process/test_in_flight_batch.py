@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import CancelledError, InternalError, QueueTimeoutError
 from modelserver.execution.process.in_flight_batch import InFlightBatch, InFlightQueue
 from modelserver.execution.process.packing import Payload
 
 
-def request(**fields: Any) -> InferRequest:
-    return InferRequest("m", 1, {}, **fields)
+def request(**fields: Any) -> InFlightRequest:
+    return InFlightRequest(model_name="m", version=1, inputs={}, **fields)
 
 
-def in_flight(*requests: InferRequest) -> tuple[InFlightBatch, list[Any]]:
+def in_flight(*requests: InFlightRequest) -> tuple[InFlightBatch, list[Any]]:
     """A batch that was sent, and the list that gets its result."""
     results: list[Any] = []
     made = InFlightBatch(requests, lambda result, duration_ns: results.append((result, duration_ns)))

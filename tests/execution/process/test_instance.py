@@ -21,7 +21,7 @@ import pytest
 from support.waiting import PATIENCE_S, until_true
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ErrorCode, InternalError, InvalidArgumentError, ServerError, UnavailableError
@@ -40,9 +40,11 @@ def recipe(function: str, **arguments: Any) -> Recipe:
     return Recipe(f"support.hosted:{function}", arguments, TESTS)
 
 
-def request(*, data: object = (1.0, 2.0), cancelled: bool = False, **parameters: Any) -> InferRequest:
+def request(*, data: object = (1.0, 2.0), cancelled: bool = False, **parameters: Any) -> InFlightRequest:
     array = np.asarray(data, np.float32)
-    made = InferRequest("m", 1, {"x": Tensor("x", Datatype.FP32, array)}, parameters=parameters)
+    made = InFlightRequest(
+        model_name="m", version=1, inputs={"x": Tensor("x", Datatype.FP32, array)}, parameters=parameters
+    )
     made.is_cancelled = cancelled
     return made
 
@@ -88,7 +90,7 @@ def start() -> Iterator[Callable[..., ProcessInstance]]:
 def test_every_datatype_makes_the_round_trip(echo: ProcessInstance, datatype: Datatype) -> None:
     raw: list[Any] = [b"", b"ab\0", b"c" * 300] if datatype is Datatype.BYTES else [0, 1, 1]
     data = np.array(raw, datatype.numpy).reshape(3, 1)
-    (entry,) = echo.execute([InferRequest("m", 1, {"x": Tensor("x", datatype, data)})])
+    (entry,) = echo.execute([InFlightRequest(model_name="m", version=1, inputs={"x": Tensor("x", datatype, data)})])
     assert isinstance(entry, InferResponse)
     assert entry.outputs[0].datatype is datatype
     np.testing.assert_array_equal(entry.outputs[0].data, data)
@@ -133,7 +135,9 @@ def test_the_fields_of_a_request_arrive(echo: ProcessInstance) -> None:
 
 
 def test_one_refused_request_leaves_its_batchmates(echo: ProcessInstance) -> None:
-    bad = InferRequest("m", 1, {"x": Tensor("x", Datatype.BYTES, np.array([1], dtype=object))})
+    bad = InFlightRequest(
+        model_name="m", version=1, inputs={"x": Tensor("x", Datatype.BYTES, np.array([1], dtype=object))}
+    )
     entries = echo.execute([request(), request(do="refuse not you"), bad, request(huge=1 << 70), request()])
     assert isinstance(entries[1], ServerError)
     assert (entries[1].code, entries[1].message) == (ErrorCode.INVALID_ARGUMENT, "not you")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor, encode_bytes_elements
 from modelserver.core.transfer import RegionSlice
@@ -30,7 +30,7 @@ def tensor(name: str = "x", datatype: str = "FP32", shape: tuple[int, ...] = (2,
     return pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=shape, **fields)
 
 
-def decode(request: pb.ModelInferRequest, **limits: int) -> InferRequest:
+def decode(request: pb.ModelInferRequest, **limits: int) -> InFlightRequest:
     return decode_infer_request(request.SerializeToString(), GrpcLimits(**limits))
 
 
@@ -307,7 +307,7 @@ def test_requests_that_differ_in_parameters_only() -> None:
 
 
 def reply_of(response: InferResponse, **fields: Any) -> pb.ModelInferResponse:
-    request = InferRequest("m", 2, {}, **fields)
+    request = InFlightRequest(model_name="m", version=2, inputs={}, **fields)
     return pb.ModelInferResponse.FromString(b"".join(codec.encode_infer_response(request, response)))
 
 
@@ -341,7 +341,7 @@ def test_reply_is_what_protobuf_would_write() -> None:
     first = Tensor("a", Datatype.INT32, np.arange(200, dtype=np.int32))
     second = Tensor("b", Datatype.FP32, np.zeros((1, 3), np.float32))
     response = InferResponse([first, second], parameters={"k": "v"})
-    request = InferRequest("m", 2, {}, id="\u00e9" * 100)
+    request = InFlightRequest(model_name="m", version=2, inputs={}, id="\u00e9" * 100)
     encoded = b"".join(codec.encode_infer_response(request, response))
     assert encoded == pb.ModelInferResponse.FromString(encoded).SerializeToString()
 
@@ -358,7 +358,9 @@ def test_reply_carries_id_and_parameters() -> None:
 def test_stream_response_tells_whether_it_is_final(is_final: bool, size: int) -> None:
     data = np.zeros(size, np.uint8)
     response = InferResponse([Tensor("y", Datatype.UINT8, data)], parameters={"k": 1}, is_final=is_final)
-    encoded = b"".join(codec.encode_stream_response(InferRequest("m", 1, {}, id="q"), response))
+    encoded = b"".join(
+        codec.encode_stream_response(InFlightRequest(model_name="m", version=1, inputs={}, id="q"), response)
+    )
     reply = pb.ModelStreamInferResponse.FromString(encoded)
     assert reply.error_message == ""
     assert reply.infer_response.id == "q"

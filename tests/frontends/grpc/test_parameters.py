@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.transfer import RegionSlice
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.grpc.parameters import (
@@ -17,8 +17,8 @@ from modelserver.frontends.grpc.parameters import (
 from modelserver.pb import grpc_service_pb2 as pb
 
 
-def apply(**parameters: pb.InferParameter) -> InferRequest:
-    request = InferRequest("m", None, {})
+def apply(**parameters: pb.InferParameter) -> InFlightRequest:
+    request = InFlightRequest(model_name="m", version=None, inputs={})
     apply_parameters(request, parameters)
     return request
 

@@ -14,7 +14,7 @@ from support.echo import EchoControlPlane, EchoModel
 from support.grpc_calls import Call, RefusedError, call_unary, turns
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -379,7 +379,7 @@ async def test_nothing_of_a_request_stays_in_memory_after_its_answer(
     inputs: list[weakref.ref[object]] = []
     submit = model.submit
 
-    def note(request: InferRequest) -> ResponseStream:
+    def note(request: InFlightRequest) -> ResponseStream:
         inputs.append(weakref.ref(request.inputs["INPUT"].data))
         return submit(request)
 

@@ -10,7 +10,7 @@ import pytest
 from support.echo import EchoModel
 from support.grpc_calls import OpenStream, turns
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import UnavailableError
@@ -233,7 +233,7 @@ async def test_nothing_of_a_request_stays_in_memory_after_its_answer(
     inputs: list[weakref.ref[object]] = []
     submit = model.submit
 
-    def refuse(request: InferRequest) -> ResponseStream:
+    def refuse(request: InFlightRequest) -> ResponseStream:
         inputs.append(weakref.ref(request.inputs["INPUT"].data))
         if is_refused:
             raise UnavailableError("the queue is full")

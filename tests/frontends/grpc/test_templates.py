@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer, encode_bytes_elements
 from modelserver.errors import ServerError
@@ -46,7 +46,7 @@ def _said(decoder: InferDecoder, message: Buffer) -> str:
     return repr(_facts(request))
 
 
-def _facts(request: InferRequest) -> object:
+def _facts(request: InFlightRequest) -> object:
     inputs = [
         (name, tensor.name, tensor.datatype, tensor.data.shape, tensor.data.dtype, tensor.data.tolist())
         for name, tensor in request.inputs.items()

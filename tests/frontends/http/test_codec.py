@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from support.http_calls import binary_body, fp32, json_body, read
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -28,15 +28,15 @@ NUMERIC = [datatype for datatype in Datatype if datatype.itemsize is not None]
 JSON_DATATYPES = [datatype for datatype in Datatype if datatype not in (Datatype.FP16, Datatype.BF16)]
 
 
-def _decode(body: bytes, header_length: int | None = None) -> tuple[InferRequest, OutputForm]:
+def _decode(body: bytes, header_length: int | None = None) -> tuple[InFlightRequest, OutputForm]:
     return DECODER.decode("m", None, body, header_length, ResponseStream())
 
 
-def _decode_object(document: dict[str, Any]) -> tuple[InferRequest, OutputForm]:
+def _decode_object(document: dict[str, Any]) -> tuple[InFlightRequest, OutputForm]:
     return _decode(json.dumps(document).encode())
 
 
-def _decode_tensors(tensors: list[Tensor], **fields: Any) -> tuple[InferRequest, OutputForm]:
+def _decode_tensors(tensors: list[Tensor], **fields: Any) -> tuple[InFlightRequest, OutputForm]:
     body, headers = binary_body(tensors, **fields)
     return _decode(body, int(headers["inference-header-content-length"]))
 
@@ -136,7 +136,7 @@ def test_every_datatype_survives_binary(datatype: Datatype, data: st.DataObject)
 @given(data=st.data())
 def test_every_datatype_survives_json(datatype: Datatype, data: st.DataObject) -> None:
     array = data.draw(_arrays(datatype))
-    request = InferRequest("m", 1, {})
+    request = InFlightRequest(model_name="m", version=1, inputs={})
     answer = read(encode_infer(request, InferResponse([Tensor("x", datatype, array)]), OutputForm()))
     assert answer.headers["content-type"] == "application/json"
     row = answer.json()["outputs"][0]
@@ -156,7 +156,7 @@ def test_nan_and_infinity_survive_json(datatype: Datatype) -> None:
 
 
 def test_the_answer_byte_for_byte() -> None:
-    request = InferRequest("m", 2, {}, id="7", outputs=("b", "a"))
+    request = InFlightRequest(model_name="m", version=2, inputs={}, id="7", outputs=("b", "a"))
     response = InferResponse([fp32("a", [[1]]), fp32("b", [2]), fp32("unasked", [3])], parameters={"k": True})
     answer = read(encode_infer(request, response, OutputForm(listed={"b": False, "a": True})))
     head = (
@@ -180,7 +180,7 @@ def test_several_outputs_are_answered_alike_on_the_quick_and_on_the_slow_way(
     answers: list[object] = []
     # Who names the outputs gets them on the slow way.
     for names in (None, tuple(output.name for output in outputs)):
-        request = InferRequest("m", 1, {}, request_id, names)
+        request = InFlightRequest(model_name="m", version=1, inputs={}, id=request_id, outputs=names)
         try:
             answers.append(read(encode_infer(request, InferResponse(list(outputs)), OutputForm(is_binary=is_binary))))
         except InvalidArgumentError as error:
@@ -191,7 +191,9 @@ def test_several_outputs_are_answered_alike_on_the_quick_and_on_the_slow_way(
 def test_the_answer_holds_a_large_tensor_s_own_memory() -> None:
     array = np.arange(2000, dtype=np.float32)
     response = encode_infer(
-        InferRequest("m", 1, {}), InferResponse([Tensor("y", Datatype.FP32, array)]), OutputForm(is_binary=True)
+        InFlightRequest(model_name="m", version=1, inputs={}),
+        InferResponse([Tensor("y", Datatype.FP32, array)]),
+        OutputForm(is_binary=True),
     )
     assert np.shares_memory(np.frombuffer(response.body[1], np.float32), array)
 
@@ -203,7 +205,7 @@ def test_a_listed_output_is_json_unless_it_says_binary() -> None:
 
 
 def test_id_is_absent_when_none_was_sent() -> None:
-    answer = read(encode_infer(InferRequest("m", 1, {}), InferResponse([]), OutputForm()))
+    answer = read(encode_infer(InFlightRequest(model_name="m", version=1, inputs={}), InferResponse([]), OutputForm()))
     assert answer.body == b'{"model_name":"m","model_version":"1","outputs":[]}'
 
 

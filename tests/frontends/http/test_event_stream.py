@@ -11,7 +11,7 @@ from support.batching import request as make_request
 from support.grpc_calls import turns
 from support.http_calls import Exchange
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, UnavailableError
@@ -60,7 +60,7 @@ class StreamedExchange(Exchange):
         return self.writer
 
 
-def encode(_: InferRequest, response: InferResponse) -> bytes:
+def encode(_: InFlightRequest, response: InferResponse) -> bytes:
     if (response.parameters or {}).get("is_bad"):
         raise InvalidArgumentError("it has no JSON form")
     return json.dumps(dict(response.parameters or {})).encode()
@@ -159,7 +159,7 @@ async def test_a_client_that_left_cancels(exchange: StreamedExchange, stream: Ev
 async def test_what_fails_here_ends_the_stream_and_is_logged(
     exchange: StreamedExchange, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(request: InferRequest, response: InferResponse) -> bytes:
+    def fail(request: InFlightRequest, response: InferResponse) -> bytes:
         raise RuntimeError(f"{request.id}{response.is_final}")
 
     stream = EventStream(exchange, fail)

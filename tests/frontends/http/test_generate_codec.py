@@ -13,7 +13,7 @@ from support.batching import tensor
 from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import finish
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
 from modelserver.frontends.http.generate_codec import decode_generate, encode_generate, generate_slices
@@ -26,7 +26,7 @@ def config(*dims: int, datatype: Datatype = Datatype.FP32, max_batch_size: int =
     )
 
 
-def decode(document: object, of: ModelConfig, limits: HttpLimits | None = None) -> InferRequest:
+def decode(document: object, of: ModelConfig, limits: HttpLimits | None = None) -> InFlightRequest:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     return decode_generate("m", 3, of, body, limits or HttpLimits())
 
@@ -104,7 +104,7 @@ def test_uneven_lists_are_read_in_order(dims: tuple[int, ...], value: object, sh
     ids=["short", "long"],
 )
 def test_an_error_names_model_and_request(
-    document: object, message: str, decode_by: Callable[[bytes], InferRequest]
+    document: object, message: str, decode_by: Callable[[bytes], InFlightRequest]
 ) -> None:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     with pytest.raises(InvalidArgumentError, match=rf"{message}.* \(model 'm', request id 'r'\)$"):
@@ -188,7 +188,7 @@ def test_depth_is_limited() -> None:
 
 
 def encode(*outputs: Any, **fields: Any) -> dict[str, Any]:
-    request = InferRequest("m", 3, {}, **fields)
+    request = InFlightRequest(model_name="m", version=3, inputs={}, **fields)
     document: dict[str, Any] = json.loads(encode_generate(request, InferResponse(list(outputs))))
     return document
 
@@ -200,7 +200,7 @@ def test_one_element_is_a_value_and_more_are_a_flat_list() -> None:
 
 
 def test_outputs_win_over_parameters() -> None:
-    request = InferRequest("m", 3, {}, "x")
+    request = InFlightRequest(model_name="m", version=3, inputs={}, id="x")
     response = InferResponse([tensor("id", np.zeros(2, np.int32))], parameters={"p": True, "model_name": "q"})
     assert json.loads(encode_generate(request, response)) == {
         "id": [0, 0],

@@ -17,7 +17,7 @@ from support.http_calls import LENGTH, Exchange, ask, ask_now, binary_body, fp32
 
 from modelserver.app.frontends import http_frontend
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -35,7 +35,7 @@ def _frontend(*models: EchoModel, **limits: Any) -> HttpFrontend:
 def _instant(model: EchoModel) -> EchoModel:
     """Make the model answer before `submit` returns."""
 
-    def submit(request: InferRequest) -> ResponseStream:
+    def submit(request: InFlightRequest) -> ResponseStream:
         for response in model.respond(request):
             request.stream.deliver(response)
         return request.stream

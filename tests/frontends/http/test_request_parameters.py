@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.request_parameters import apply_parameters, size_parameter
 
 
-def _apply(**parameters: Any) -> tuple[InferRequest, bool]:
-    request = InferRequest("m", None, {})
+def _apply(**parameters: Any) -> tuple[InFlightRequest, bool]:
+    request = InFlightRequest(model_name="m", version=None, inputs={})
     return request, apply_parameters(request, parameters)
 
 

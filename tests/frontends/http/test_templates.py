@@ -15,7 +15,7 @@ from support.http_calls import binary_body, fp32
 from support.twins import TWINS, using
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ServerError
@@ -47,7 +47,7 @@ def _said(decoder: InferDecoder, call: Call) -> object:
     return _facts(request), form
 
 
-def _facts(request: InferRequest) -> object:
+def _facts(request: InFlightRequest) -> object:
     inputs = [
         (name, tensor.name, tensor.datatype, tensor.data.shape, tensor.data.dtype, tensor.data.tolist())
         for name, tensor in request.inputs.items()

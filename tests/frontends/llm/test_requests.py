@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.batching import tensor
 
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import CancelledError, InternalError, UnavailableError
 from modelserver.frontends.llm.requests import Listener, Requests, only_responses, responses_of
@@ -18,11 +18,11 @@ class Model:
     """Keeps what it is asked; a test delivers the responses. `num_read` counts those that were read."""
 
     def __init__(self) -> None:
-        self.requests: list[InferRequest] = []
+        self.requests: list[InFlightRequest] = []
         self.num_read = 0
         self.refuses_from = 100
 
-    def infer(self, request: InferRequest) -> None:
+    def infer(self, request: InFlightRequest) -> None:
         if len(self.requests) >= self.refuses_from:
             raise UnavailableError("full")
         request.stream.on_read = self._count
@@ -54,8 +54,8 @@ class Ears(Listener):
         await self.is_free.wait()
 
 
-def ask(count: int) -> list[InferRequest]:
-    return [InferRequest("m", None, {}) for _ in range(count)]
+def ask(count: int) -> list[InFlightRequest]:
+    return [InFlightRequest(model_name="m", version=None, inputs={}) for _ in range(count)]
 
 
 async def test_what_is_heard_needs_no_turn_of_the_loop() -> None:

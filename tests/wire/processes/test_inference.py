@@ -15,7 +15,7 @@ from support.fronts import Hop, hop, until
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.element_arrays import SLICE_ELEMENTS
-from modelserver.core.request import InferRequest, RequestForm
+from modelserver.core.request import InFlightRequest, RequestForm
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
@@ -23,13 +23,13 @@ from modelserver.errors import ErrorCode, InvalidArgumentError, ServerError, Una
 from modelserver.wire.processes.link import INLINE_BYTES
 
 
-def request(data: Any, datatype: Datatype | None = None, **fields: Any) -> InferRequest:
+def request(data: Any, datatype: Datatype | None = None, **fields: Any) -> InFlightRequest:
     array = np.asarray(data)
     tensor = Tensor("INPUT", datatype or Datatype.from_numpy(array.dtype), array)
-    return InferRequest("echo", None, {"INPUT": tensor}, **fields)
+    return InFlightRequest(model_name="echo", version=None, inputs={"INPUT": tensor}, **fields)
 
 
-async def infer(over: Hop, asked: InferRequest) -> InferResponse:
+async def infer(over: Hop, asked: InFlightRequest) -> InferResponse:
     return await over.core.dataplane.infer(asked).only()
 
 
@@ -134,11 +134,11 @@ async def test_requests_of_one_form_are_checked_once_and_carry_their_own_tensors
 
 
 class _Recording:
-    def __init__(self, checked: list[InferRequest], check: Any) -> None:
+    def __init__(self, checked: list[InFlightRequest], check: Any) -> None:
         self._checked = checked
         self._check = check
 
-    def check(self, asked: InferRequest) -> None:
+    def check(self, asked: InFlightRequest) -> None:
         self._checked.append(asked)
         self._check(asked)
 
@@ -146,12 +146,12 @@ class _Recording:
 @pytest.mark.parametrize(
     ("asked", "code"),
     [
-        (InferRequest("none", None, {}), ErrorCode.NOT_FOUND),
-        (InferRequest("echo", 9, {}), ErrorCode.NOT_FOUND),
-        (InferRequest("echo", None, {}), ErrorCode.INVALID_ARGUMENT),
+        (InFlightRequest(model_name="none", version=None, inputs={}), ErrorCode.NOT_FOUND),
+        (InFlightRequest(model_name="echo", version=9, inputs={}), ErrorCode.NOT_FOUND),
+        (InFlightRequest(model_name="echo", version=None, inputs={}), ErrorCode.INVALID_ARGUMENT),
     ],
 )
-async def test_refusals_come_back_as_they_were(asked: InferRequest, code: ErrorCode) -> None:
+async def test_refusals_come_back_as_they_were(asked: InFlightRequest, code: ErrorCode) -> None:
     async with hop(EchoModel()) as over:
         with pytest.raises(ServerError) as caught:
             await infer(over, asked)
