@@ -15,7 +15,7 @@ _MAX_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class ApiChoice:
-    """What an operator wants of one API; `port` None is where the API itself wants to be."""
+    """An operator's choice for one API; with `port` None the API keeps its own default port."""
 
     is_served: bool = True
     port: int | None = None
@@ -29,7 +29,7 @@ def parse_api_choices(texts: Sequence[str]) -> dict[str, ApiChoice]:
         if not name or not equals:
             raise InvalidArgumentError(f"{FLAG} expects NAME=on, NAME=off or NAME=PORT, got '{text:.60}'")
         if name in choices:
-            raise InvalidArgumentError(f"{FLAG}: the API '{name:.60}' is there twice; keep one of them")
+            raise InvalidArgumentError(f"{FLAG}: the API '{name:.60}' is given twice; keep one of them")
         choices[name] = _parse_choice(name, value)
     return choices
 

@@ -1,7 +1,7 @@
-"""What a flag is: how its text becomes a value, and what is said when it cannot.
+"""Flags: how the text of a flag becomes a value, and the error when it cannot.
 
-Knows the forms that Triton's command line takes (`--flag`, `--flag=true`, `--flag true`, repeated
-flags) as values only; the flags themselves are in `options`, where they come from in `option_sources`.
+This module handles the forms of Triton's command line (`--flag`, `--flag=true`, `--flag true`, repeated
+flags) as values only. `server_options` lists the flags, `sources` says where their values come from.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ OptionValue = bool | int | float | str | tuple[str, ...] | None
 
 
 class FlagState(enum.Enum):
-    """What the server does about a flag."""
+    """How the server treats a flag."""
 
     ACTIVE = "in effect"
-    # Taken so that Triton's command lines work; a warning says that nothing follows from it.
+    # Accepted so that Triton's command lines work; a warning says that the flag has no effect.
     ACCEPTED = "accepted, no effect yet"
-    # Replaced by another flag, whose value it sets or which has taken its place.
+    # Replaced by another flag: it sets that flag's value, or has no effect any more.
     DEPRECATED = "deprecated"
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """The part of an option that its name, type and default do not tell."""
+    """The properties of an option besides its name, type and default."""
 
     group: str
     help: str
@@ -46,7 +46,7 @@ class Flag:
     maximum: float | None = None
     # A number that may also be written as true (1) or false (0).
     takes_switch: bool = False
-    # Written in the help in place of the type.
+    # Shown in the help instead of the type.
     metavar: str = ""
     # Not one of Triton's flags.
     is_ours: bool = False
@@ -79,7 +79,7 @@ class Option:
 
     @property
     def expectation(self) -> str:
-        """What a value must be, in words."""
+        """The accepted values, in words."""
         if self.flag.choices:
             return "one of " + ", ".join(self.flag.choices)
         if self.kind is bool:
@@ -93,7 +93,7 @@ class Option:
         return noun if low is None else f"{noun} of at least {low:g}"
 
     def parse(self, text: str, *, source: str) -> bool | int | float | str:
-        """The value that `text` writes. Raises InvalidArgumentError naming `source`, what was expected and got."""
+        """Parse `text` as a value. Raises InvalidArgumentError that names `source`, the expected form and the text."""
         if self.kind is bool:
             switch = parse_bool(text)
             if switch is None:
@@ -122,12 +122,12 @@ class Option:
 
 
 def parse_bool(text: str) -> bool | None:
-    """The boolean that `text` writes in one of Triton's forms; None if it writes none."""
+    """Parse `text` as a boolean in one of Triton's forms; None if it is not one."""
     word = text.strip().lower()
     return word in TRUE_WORDS if word in TRUE_WORDS | FALSE_WORDS else None
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: `; did you mean '--http-port'?`, or nothing if none is near."""
+    """The end of a message about an unknown name: `; did you mean '--http-port'?`, or empty without a close match."""
     nearest = suggest(name, known)
     return f"; did you mean '{nearest}'?" if nearest else ""

@@ -1,4 +1,4 @@
-"""Where the options' values come from: command line, environment, file; the first of these that has one wins."""
+"""Sources of option values: command line, environment, file. The first source with a value wins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEPARATOR = ";"
 # Kubernetes puts such variables into the environment for each service; they are not ours.
 _SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")
 _SERVICE_LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
-# What the commands that talk to a server read, and what is decided before there are options.
+# Variables read by the client commands, and variables needed before the options are parsed.
 _OTHER_VARIABLES = frozenset(
     {f"MODELSERVER_{name}" for name in ("URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY")}
     | {extension.VARIABLE}
@@ -69,7 +69,7 @@ def resolve_options(arguments: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def _vertex_ai_values(environment: Mapping[str, str]) -> Values:
-    """What Vertex AI's variables ask for, as in Triton: its endpoints alone, over the models that it names."""
+    """The options set by Vertex AI's variables, as in Triton: only its endpoints, for the models that it names."""
     values: Values = {}
     if environment.get("AIP_MODE") == "PREDICTION":
         values |= {"allow_vertex_ai": True, "allow_http": False, "allow_grpc": False}
@@ -113,10 +113,10 @@ def parse_environment(environment: Mapping[str, str]) -> Values:
 
 
 def unknown_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """A sentence for each variable that has our prefix and is nothing of ours; those of Kubernetes are let be."""
+    """A sentence for each unknown variable with our prefix; variables set by Kubernetes are ignored."""
     known = {option.variable for option in option_table()} | _OTHER_VARIABLES
     return tuple(
-        f"environment variable {name} is no option of the server{_nearest_variable(name)}"
+        f"environment variable {name} is not a server option{_nearest_variable(name)}"
         for name, text in sorted(environment.items())
         if name.startswith(PREFIX)
         and name not in known
@@ -180,5 +180,5 @@ def _put(values: Values, option: Option, value: bool | int | float | str) -> Non
 
 
 def _written(value: object) -> str:
-    """A YAML scalar as its flag would write it."""
+    """A YAML scalar in the form of a flag's value."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The options as a table: what the command line, the environment and the documentation are made from."""
+"""The options as a table, from which the command line, the environment and the documentation are made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from modelserver.options.flags import Flag, FlagState, Option, OptionValue
 from modelserver.options.server_options import ServerOptions
 
-# Older flags that still do what they did.
+# Older flags that still work.
 _OLD_IN_EFFECT = (
     *("strict_model_config", "response_cache_byte_size"),
     *("trace_file", "trace_level", "trace_rate", "trace_count", "trace_log_frequency"),
@@ -27,7 +27,7 @@ def option_table() -> tuple[Option, ...]:
 
 
 def ineffective(options: ServerOptions) -> list[Option]:
-    """The options that were given and have no effect."""
+    """The given options that have no effect."""
     silent = (FlagState.ACCEPTED, FlagState.DEPRECATED)
     return [
         option
@@ -39,7 +39,7 @@ def ineffective(options: ServerOptions) -> list[Option]:
 
 
 def ineffective_metrics_settings(options: ServerOptions) -> list[str]:
-    """The keys of --metrics-config that were given and have no effect: quantiles without summaries."""
+    """The given keys of --metrics-config that have no effect: quantiles without summaries."""
     return [key for key in options.metrics_settings if key == "summary_quantiles" and not options.summary_quantiles]
 
 

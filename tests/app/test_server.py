@@ -339,7 +339,7 @@ def test_unknown_variables_are_a_warning_at_start(tmp_path: Path, monkeypatch: p
     write_identity(tmp_path)
     monkeypatch.setitem(ENVIRONMENT, "MODELSERVER_ALOW_GRPC", "false")
     with serving_process(tmp_path) as server:
-        server.wait_for("MODELSERVER_ALOW_GRPC is no option of the server; did you mean 'MODELSERVER_ALLOW_GRPC'")
+        server.wait_for("MODELSERVER_ALOW_GRPC is not a server option; did you mean 'MODELSERVER_ALLOW_GRPC'")
         server.wait_until_started()
 
 

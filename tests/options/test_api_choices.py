@@ -21,5 +21,5 @@ def test_anything_else_is_refused(text: str) -> None:
 
 
 def test_one_choice_each() -> None:
-    with pytest.raises(InvalidArgumentError, match="'a' is there twice"):
+    with pytest.raises(InvalidArgumentError, match="'a' is given twice"):
         parse_api_choices(["a=on", "a=off"])

@@ -239,8 +239,8 @@ def test_service_links_of_kubernetes_are_not_options() -> None:
 def test_unknown_variables_are_named_with_the_nearest_option() -> None:
     environment = {"MODELSERVER_HTTP_PROT": "1", "MODELSERVER_WHAT_IS_THIS": "2", "MODELSERVER_HTTP_PORT": "3"}
     assert unknown_variables({**environment, "HTTP_PROT": "x", "MODELSERVER_URL": "http://h"}) == (
-        "environment variable MODELSERVER_HTTP_PROT is no option of the server; did you mean 'MODELSERVER_HTTP_PORT'?",
-        "environment variable MODELSERVER_WHAT_IS_THIS is no option of the server",
+        "environment variable MODELSERVER_HTTP_PROT is not a server option; did you mean 'MODELSERVER_HTTP_PORT'?",
+        "environment variable MODELSERVER_WHAT_IS_THIS is not a server option",
     )
 
 
@@ -333,7 +333,7 @@ ONE_PORT = {"http_port": 7000, "grpc_port": 7000}
         ({**ONE_PORT, "wire": "grpcio"}, "both 7000: only --wire=native carries both protocols on one port"),
         ({**ONE_PORT, "shared_ports": False}, "both 7000: --shared-ports=false needs two ports"),
         ({**ONE_PORT, **GRPC_TLS, "grpc_use_ssl": True}, "both 7000: .* use --tls-cert and --tls-key"),
-        ({"backend_directory": ("/no/such/place",)}, "--backend-directory: there is no directory /no/such/place"),
+        ({"backend_directory": ("/no/such/place",)}, "--backend-directory: directory /no/such/place does not exist"),
     ],
 )
 def test_options_that_cannot_work_together_are_refused(fields: dict[str, object], told: str) -> None:
