@@ -1,6 +1,6 @@
-"""`modelserver build-engine`: an ONNX file -> a TensorRT engine, and the description that goes with it.
+"""`modelserver build-engine`: builds a TensorRT engine and its description from an ONNX file.
 
-Exit codes: 0 done, 2 misused, 3 the model has nodes that TensorRT does not know, 4 the build failed, 5 no TensorRT.
+Exit codes: 0 done, 2 misused, 3 TensorRT does not support some nodes, 4 the build failed, 5 no TensorRT.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def register(app: typer.Typer) -> None:
 
 def build_engine(
     onnx: Annotated[Path, typer.Argument(help="The ONNX file.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The engine; model.plan beside it.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Engine file; default: model.plan beside ONNX.")
+    ] = None,
     runtime: Annotated[str, typer.Option(help="auto, tensorrt or tensorrt-rtx.")] = "auto",
     profile: Annotated[
         list[str] | None,
@@ -40,21 +42,21 @@ def build_engine(
     dim: Annotated[
         list[str] | None, typer.Option(metavar="NAME=MIN/OPT/MAX", help="A symbolic dimension, as seq=1/64/512.")
     ] = None,
-    precision: Annotated[str, typer.Option(help="keep; fp16 or bf16: convert the ONNX file before.")] = "keep",
+    precision: Annotated[str, typer.Option(help="keep, or convert the ONNX file first: fp16 or bf16.")] = "keep",
     target: Annotated[str, typer.Option(help="TensorRT for RTX: any, current, or as sm86,sm120.")] = "any",
     hardware_compat: Annotated[str, typer.Option(help="TensorRT: none, same-cc or ampere+.")] = "none",
     version_compatible: Annotated[bool, typer.Option(help="Let newer TensorRT versions run it.")] = False,
     workspace: Annotated[str, typer.Option(help="Most memory to work in, as 4GiB.")] = "0",
     opt_level: Annotated[int, typer.Option(help="0 to 5: how long to look for fast kernels.")] = 3,
     tf32: Annotated[bool, typer.Option(help="Let FP32 be computed in TF32.")] = True,
-    sparse: Annotated[bool, typer.Option(help="Use sparse kernels for weights that are so.")] = False,
-    strip: Annotated[bool, typer.Option(help="Leave the weights out; the ONNX file gives them at load.")] = False,
+    sparse: Annotated[bool, typer.Option(help="Use sparse kernels for sparse weights.")] = False,
+    strip: Annotated[bool, typer.Option(help="Leave the weights out; load them from the ONNX file.")] = False,
     refit: Annotated[bool, typer.Option(help="Let the weights be replaced.")] = False,
     weight_streaming: Annotated[bool, typer.Option(help="Let weights stay in host memory.")] = False,
     plugins: Annotated[list[Path] | None, typer.Option(help="Library of plugins. Repeatable.")] = None,
     timing_cache: Annotated[Path | None, typer.Option(help="TensorRT: measurements to use and to keep.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds; 0 for no limit.")] = 0.0,
-    verify: Annotated[int, typer.Option(help="Compare with ONNX Runtime on so many random inputs.")] = 0,
+    verify: Annotated[int, typer.Option(help="Compare with ONNX Runtime on this many random inputs.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Build a TensorRT engine from an ONNX file, in a process of its own, and describe it in a .json file beside it."""
@@ -95,7 +97,7 @@ def build_engine(
     else:
         _print(built, commands, differences)
         if verify > 0 and not differences:
-            print_line("verified nothing: without a GPU only what --precision changes can be compared")
+            print_line("not verified: without a GPU, only the effect of --precision can be compared")
 
 
 def _options(*, workspace: str, **fields: Any) -> Any:

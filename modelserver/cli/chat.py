@@ -16,7 +16,7 @@ from modelserver.errors import InvalidArgumentError, ServerError
 
 _PROMPT = ">>> "
 _NO_TEXT = "the message is not UTF-8 text"
-# What a terminal would obey rather than show, but for ends of lines and tabs.
+# Control characters that a terminal would interpret, except line ends and tabs.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 _HELP = """\
 /clear   begin a new conversation
@@ -30,13 +30,13 @@ def register(app: typer.Typer) -> None:
 
 def chat(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
-    message: Annotated[str | None, typer.Argument(help="Ask this, and leave after the answer.")] = None,
-    system: Annotated[str, typer.Option(help="What the model is told before the conversation.")] = "",
+    message: Annotated[str | None, typer.Argument(help="Ask this and exit after the answer.")] = None,
+    system: Annotated[str, typer.Option(help="System message at the start of the conversation.")] = "",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is the likeliest answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 always picks the most likely token.")] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Talk to a language model. Without a terminal, standard input is the one message."""
+    """Talk to a language model. Without a terminal, all of standard input is one message."""
     parameters: dict[str, object] = {"model": model}
     if max_tokens is not None:
         parameters["max_tokens"] = max_tokens
@@ -66,14 +66,14 @@ class Conversation:
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def check_model(self) -> None:
-        """Raises the ServerError that every question would get: no server, no such model, or not the caller's."""
+        """Check access: raises ServerError without a server, for an unknown model, or if the key may not use it."""
         self._client.language_model(str(self._parameters["model"]))
 
     def ask(self, text: str, show_reasoning: Callable[[str], None] = lambda _: None) -> Generator[str, None, None]:
-        """The answer in pieces. What was said of it before it failed, or nobody wanted more, is remembered.
+        """The answer in pieces. A partial answer (after a failure or a stop) is kept in the conversation.
 
-        `show_reasoning` gets the pieces of the model's reasoning, where that is told apart.
-        Raises ServerError; a question without any answer is forgotten.
+        `show_reasoning` gets the pieces of the model's reasoning if the server separates them.
+        Raises ServerError; a question without any answer is removed from the conversation.
         """
         try:
             text.encode()
@@ -99,11 +99,11 @@ class Conversation:
 
 
 def _talk(conversation: Conversation) -> None:
-    """Questions from the terminal until its end."""
-    with contextlib.suppress(ImportError):  # lines can be edited where there is a readline
+    """Questions from the terminal, until end of input."""
+    with contextlib.suppress(ImportError):  # enables line editing if readline is available
         import readline  # noqa: F401
     conversation.check_model()
-    print_line("/help says what else there is; Ctrl-D leaves.")
+    print_line("/help lists the commands; Ctrl-D exits.")
     while True:
         try:
             text = input(_PROMPT).strip()
@@ -158,7 +158,7 @@ def _print_answer(conversation: Conversation, text: str) -> None:
 
 
 class _Screen:
-    """Where an answer is written: reasoning pale, and at terminals only; programs get what the model says."""
+    """Prints an answer. Reasoning is dimmed and shown on terminals only; programs get the answer alone."""
 
     def __init__(self, *, is_terminal: bool) -> None:
         self.is_begun = False

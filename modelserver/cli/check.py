@@ -1,4 +1,4 @@
-"""`modelserver check`: is this repository fit to be served? For people before a roll-out, and for CI."""
+"""`modelserver check`: validates a repository before a roll-out, for people and for CI."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ def check(
     backend_config: Annotated[
         list[str] | None, typer.Option(metavar="[BACKEND],KEY=VALUE", help="Setting of a backend, or of all.")
     ] = None,
-    allow_pickle_models: Annotated[bool, typer.Option(help="As the server that is to load pickled models.")] = False,
-    allow_model_backends: Annotated[bool, typer.Option(help="As the server that takes backends of models.")] = False,
+    allow_pickle_models: Annotated[bool, typer.Option(help="As the server's flag: allow pickled models.")] = False,
+    allow_model_backends: Annotated[
+        bool, typer.Option(help="As the server's flag: allow models' own backends.")
+    ] = False,
     config_limits: Annotated[
-        str, typer.Option(metavar="NAME=NUMBER[,...]", help="What a config may ask for, as the server's option.")
+        str, typer.Option(metavar="NAME=NUMBER[,...]", help="Limits of a config, as the server's flag.")
     ] = "",
-    disable_auto_complete_config: Annotated[bool, typer.Option(help="Take config.pbtxt as it is.")] = False,
+    disable_auto_complete_config: Annotated[bool, typer.Option(help="Use config.pbtxt as it is.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Validate every model of a repository without serving it. Exit code 1 if one of them is wrong."""

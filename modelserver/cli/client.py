@@ -1,4 +1,4 @@
-"""What the commands ask of a running server, over plain HTTP."""
+"""The HTTP client of the commands that talk to a running server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, S
 
 DEFAULT_URL = "http://localhost:8000"
 TIMEOUT_S = 300.0
-# The API key of every command that asks a server; not a flag, since other users of the machine see those.
+# The API key of every command that calls a server. Not a flag: other users of the machine can see flags.
 KEY_VARIABLE = "MODELSERVER_API_KEY"
-# Files in PEM form: whom to trust (the system's authorities without it), and who we are where a server asks.
+# PEM files: trusted authorities (default: the system's), and our certificate if a server asks for one.
 CA_VARIABLE = "MODELSERVER_CA_FILE"
 CERTIFICATE_VARIABLE = "MODELSERVER_CLIENT_CERT"
 CERTIFICATE_KEY_VARIABLE = "MODELSERVER_CLIENT_KEY"
@@ -39,8 +39,8 @@ class Reply:
 class ServerClient:
     """Talks to the server at `url`; a connection per request.
 
-    Every method raises UnavailableError when nobody answers, and for an error answer a ServerError with the
-    server's own words.
+    Every method raises UnavailableError when no server answers, and for an error answer a ServerError with the
+    server's own message.
     """
 
     def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -57,11 +57,11 @@ class ServerClient:
         self._key_headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def check_live(self) -> None:
-        """Return if the server runs; UnavailableError if nobody answers."""
+        """Return if the server runs; UnavailableError if no server answers."""
         self._request("GET", "/v2/health/live")
 
     def check_ready(self) -> None:
-        """Return if the server is ready. Raises a ServerError if it says that it is not."""
+        """Return if the server is ready. Raises a ServerError if it reports that it is not."""
         self._request("GET", "/v2/health/ready", headers={"Accept": "application/json"})  # the reasons, if it is not
 
     def index(self) -> list[dict[str, Any]]:
@@ -82,11 +82,11 @@ class ServerClient:
         return list(self._model("GET", model, version, "/stats").document().get("model_stats", []))
 
     def overview(self) -> dict[str, Any]:
-        """How the server, its host and each model version are doing."""
+        """Status of the server, its host and each model version."""
         return dict(self._request("GET", "/v2/overview").document())
 
     def log_lines(self, num_lines: int, *, follows: bool = False) -> Iterator[str]:
-        """The newest lines of the server's log; if `follows`, then each new one as it is written."""
+        """The newest lines of the server's log; with `follows`, also each new line as it is written."""
         path = f"/v2/logging/lines?lines={num_lines}&follow={str(follows).lower()}"
         with self._answer("GET", path, None, None) as response:
             for line in response:
@@ -99,7 +99,7 @@ class ServerClient:
         self._control("unload", model, parameters)
 
     def traffic(self, model: str) -> dict[str, Any]:
-        """Which versions share a model's requests; only its name where the highest one answers."""
+        """The versions that share a model's requests; only its name if the highest version answers."""
         return dict(self._traffic("GET", model).document())
 
     def set_traffic(self, model: str, document: Mapping[str, object]) -> dict[str, Any]:
@@ -117,9 +117,9 @@ class ServerClient:
         return self._model("POST", model, version, "/infer", body, headers)
 
     def chat(self, document: Mapping[str, object]) -> Iterator[dict[str, Any]]:
-        """The chunks of a streamed chat completion as they come; whoever stops reading cancels it.
+        """The chunks of a streamed chat completion as they arrive. Closing the iterator cancels the request.
 
-        Raises the error that takes the place of a chunk, too.
+        Also raises an error that the server sends in place of a chunk.
         """
         body = json.dumps({**document, "stream": True}).encode()
         with self._answer("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"}) as response:
@@ -131,7 +131,7 @@ class ServerClient:
                     yield chunk
 
     def language_model(self, model: str) -> dict[str, Any]:
-        """What OpenAI's API says of a model."""
+        """The model's document from OpenAI's API."""
         return dict(self._request("GET", f"/v1/models/{_segment(model)}").document())
 
     def _control(self, verb: str, model: str, parameters: Mapping[str, object]) -> None:
@@ -157,7 +157,7 @@ class ServerClient:
             raise type(error)(f"{error.message}; did you mean '{nearest}'?", code=error.code) from None
 
     def _nearest_model(self, model: str) -> str | None:
-        """A name of the index for one that is not in it."""
+        """The closest name in the index to an unknown name."""
         try:
             names = {row["name"] for row in self.index()}
         except (ServerError, KeyError, TypeError):
@@ -179,16 +179,16 @@ class ServerClient:
         return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._tls)
 
     def _tls_hint(self) -> str:
-        """What a server behind TLS may miss: it closes the connection without a word that we could read."""
+        """A hint about TLS: a server that rejects us at the TLS level closes the connection without a reason."""
         if not self._is_secure or os.environ.get(CERTIFICATE_VARIABLE):
             return ""
-        return f"; {CA_VARIABLE} says whom to trust, {CERTIFICATE_VARIABLE} who we are if the server asks for that"
+        return f"; {CA_VARIABLE} names trusted authorities, {CERTIFICATE_VARIABLE} the client certificate"
 
     @contextmanager
     def _answer(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None
     ) -> Iterator[http.client.HTTPResponse]:
-        """A successful answer, of which nothing is read yet; what goes wrong with reading it is told too."""
+        """A successful answer whose body is not read yet; errors while reading it are converted as well."""
         connection = self._connection()
         try:
             connection.request(method, path, body, {**self._key_headers, **(headers or {})})
@@ -214,7 +214,7 @@ class ServerClient:
 
 
 def _tls_context() -> ssl.SSLContext:
-    """What the variables say. Raises InvalidArgumentError, naming the variable, for a file that is no good."""
+    """TLS settings from the variables. Raises InvalidArgumentError that names the variable of an unusable file."""
     authorities, certificate, key = (
         os.environ.get(name, "") for name in (CA_VARIABLE, CERTIFICATE_VARIABLE, CERTIFICATE_KEY_VARIABLE)
     )
@@ -234,7 +234,7 @@ def _tls_context() -> ssl.SSLContext:
 
 
 def _segment(model: str) -> str:
-    """The model's name as a part of a path."""
+    """The model's name as a path segment."""
     if not model:
         raise InvalidArgumentError("the name of the model is empty")
     return quote(model, safe="")
@@ -253,5 +253,5 @@ def _error_of(status: int, content: bytes, address: str) -> ServerError:
 
 
 def _error_text(error: object) -> str:
-    """What an error says: text, or in OpenAI's API an object with a message."""
+    """The message of an error: text, or in OpenAI's API an object with a message."""
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)

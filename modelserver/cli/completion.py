@@ -1,4 +1,4 @@
-"""`modelserver completion bash | zsh | fish`: what makes a shell complete commands, options and flags of `serve`."""
+"""`modelserver completion bash | zsh | fish`: shell completion of commands, options and the flags of `serve`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VARIABLE = "_MODELSERVER_COMPLETE"
 
 
 class Shell(enum.StrEnum):
-    """Shells that a script is made for."""
+    """Supported shells."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -35,10 +35,10 @@ def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> No
 
 
 class FlagCommand(TyperCommand):
-    """A command that takes the server's flags, which its parser does not know."""
+    """A command that takes the server's flags, which typer's parser does not know."""
 
     def shell_complete(self, ctx: object, incomplete: str) -> list[Any]:
-        """Flags that begin so; after the `=` of one, its values if they are few."""
+        """Flags with this prefix; after the `=` of a flag, its choices."""
         del ctx
         item = _item_type()
         name, equals, value = incomplete.partition("=")
@@ -58,7 +58,7 @@ class FlagCommand(TyperCommand):
 
 
 def _item_type() -> Any:
-    """click's class of completions: newer versions of typer have a click of their own, older ones use the package."""
+    """click's class of completions: newer versions of typer bundle click, older ones use the package."""
     command = next(base for base in TyperCommand.__mro__ if base.__name__ == "Command")
     package = command.__module__.removesuffix(".core")
     return importlib.import_module(f"{package}.shell_completion").CompletionItem

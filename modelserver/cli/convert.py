@@ -1,4 +1,4 @@
-"""`modelserver convert`: a model in another form, compared with what it was made of, in a directory that serves."""
+"""`modelserver convert`: converts a model, compares it with its source, and writes a directory ready to serve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class To(enum.StrEnum):
-    """The forms that there are."""
+    """Target formats."""
 
     ONNX = "onnx"
     FP16 = "fp16"
@@ -26,7 +26,7 @@ class To(enum.StrEnum):
     AOTI = "aoti"
 
 
-Force = Annotated[bool, typer.Option("--force", help="Replace a model that is there already.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing model.")]
 Version = Annotated[int | None, typer.Option("--version", help="Version of the source; the newest without it.")]
 Inputs = Annotated[
     list[str] | None,
@@ -65,7 +65,7 @@ def convert(
     shape: Shapes = None,
     label_output: LabelOutput = "",
     tolerance: Annotated[
-        float | None, typer.Option(min=0.0, help="How far outputs may be off, as a share of their largest value.")
+        float | None, typer.Option(min=0.0, help="Tolerated error of outputs, relative to their largest value.")
     ] = None,
     keep_op: Annotated[
         list[str] | None, typer.Option("--keep-op", metavar="OPERATOR", help="With fp16: leave it in FP32. Repeatable.")
@@ -74,7 +74,7 @@ def convert(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert PyTorch to ONNX, torch.export or compiled code, and ONNX to FP16. Ends in a model that serves."""
+    """Convert PyTorch to ONNX, torch.export or compiled code, and ONNX to FP16. The result is ready to serve."""
     # Here, because the other commands need none of it and should answer at once.
     from modelserver.toolkit.conversion import ConversionOptions, Target
     from modelserver.toolkit.conversion import convert as run
@@ -97,7 +97,7 @@ def convert(
 
 
 def module_options(inputs: list[str] | None, outputs: list[str] | None, max_batch_size: int) -> ModuleOptions:
-    """What was said of a module. Raises InvalidArgumentError."""
+    """The description of a module from the flags. Raises InvalidArgumentError."""
     from modelserver.toolkit.source import ModuleOptions
     from modelserver.toolkit.tensor_spec import parse_tensor_spec
 
@@ -106,7 +106,7 @@ def module_options(inputs: list[str] | None, outputs: list[str] | None, max_batc
 
 
 def sample_options(data: Path | None, shapes: list[str] | None, label_output: str) -> SampleOptions:
-    """Where samples come from. Raises InvalidArgumentError."""
+    """The source of samples. Raises InvalidArgumentError."""
     from modelserver.toolkit.sample_options import SampleOptions
     from modelserver.toolkit.tensor_spec import parse_shape
 
@@ -114,7 +114,7 @@ def sample_options(data: Path | None, shapes: list[str] | None, label_output: st
 
 
 def print_outcome(outcome: Outcome, *, as_json: bool) -> None:
-    """The comparison, and where the new model lies."""
+    """The comparison, and the new model's directory."""
     from modelserver.toolkit.comparison_report import comparison_document, difference_rows, summary_rows
 
     if as_json:

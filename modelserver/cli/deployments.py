@@ -1,4 +1,4 @@
-"""What `manifest` prints: the deployments of docker/, with a few things said differently."""
+"""Manifests that `manifest` prints: the deployments of docker/ with a few values replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelserver.errors import InvalidArgumentError
 
 Document = dict[str, Any]
 
-# Links to the files of docker/, which the tests of deployments prove.
+# Links to the files of docker/, which the deployment tests verify.
 MANIFESTS = Path(__file__).resolve().parent / "manifests"
 _NAME = "modelserver"
 _CPU_SUFFIX, _GPU_SUFFIX = "-cpu", "-cuda"
@@ -24,9 +24,9 @@ _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What differs. `models` is a claim (`pvc://<claim>`), an object store (`s3://...`), or for compose a directory.
+    """The values to replace. `models` is a claim (`pvc://<claim>`), an object store (`s3://...`), or a directory.
 
-    An empty `image` is the one that docker/Dockerfile makes, with CUDA if there are `gpus`.
+    An empty `image` means the image of docker/Dockerfile, with CUDA if `gpus` is not 0.
     """
 
     name: str = _NAME
@@ -47,7 +47,7 @@ class Deployment:
 
 
 def kubernetes(deployment: Deployment) -> list[Document]:
-    """Everything that a namespace needs to serve a repository. Raises InvalidArgumentError for `models` of no use."""
+    """Everything that a namespace needs to serve a repository. Raises InvalidArgumentError for unusable `models`."""
     documents = _read("k8s")
     workload = _of_kind(documents, "Deployment")
     workload["spec"]["replicas"] = deployment.replicas
@@ -68,7 +68,7 @@ def kubernetes(deployment: Deployment) -> list[Document]:
 
 
 def compose(deployment: Deployment) -> Document:
-    """The server as a service of its own, without those that watch it."""
+    """The server as a single service, without the monitoring services."""
     (document,) = _read("compose")
     service = document["services"]["server"]
     del service["build"]
@@ -87,7 +87,7 @@ def compose(deployment: Deployment) -> Document:
 
 
 def kserve(deployment: Deployment) -> list[Document]:
-    """The runtimes of KServe, and with `models` an InferenceService that uses the one for whole repositories."""
+    """The runtimes of KServe, and with `models` an InferenceService that uses the runtime for whole repositories."""
     documents = _read("kserve")
     for document in documents:
         for container in document["spec"]["containers"]:
@@ -160,7 +160,7 @@ def _use_models(documents: list[Document], pod: Document, container: Document, o
         owner[key] = [entry for entry in owner[key] if entry["name"] != "models"]
     _set_option(options, "model-repository", [models])
     _set_option(options, "cloud-cache-directory", "/var/cache/modelserver")
-    # The network policy lets nothing out but DNS: an object store is asked over HTTPS.
+    # The network policy allows only DNS outwards; an object store needs HTTPS too.
     egress = _of_kind(documents, "NetworkPolicy")["spec"]["egress"]
     egress.append({"ports": [{"protocol": "TCP", "port": 443}]})
 
@@ -178,7 +178,7 @@ def _set_option(options: Document, name: str, value: object) -> None:
 
 
 def _renamed(value: Any, name: str) -> Any:
-    """The document with the objects named `name`; what the application is called stays."""
+    """The document with its objects renamed to `name`; the application's name stays."""
     if isinstance(value, dict):
         return {
             key: inner if key in ("app.kubernetes.io/name", "image") else _renamed(inner, name)

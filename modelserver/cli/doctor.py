@@ -1,4 +1,4 @@
-"""`modelserver doctor`: what of this machine would keep a server from running well, and what to do about it."""
+"""`modelserver doctor`: checks the machine for known problems, and says how to fix them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:
-    """Look at ports, limits, shared memory, devices and packages; exit code 1 if something will not work.
+    """Check ports, limits, shared memory, devices and packages; exit code 1 if something will not work.
 
-    Takes the flags of `serve` as well, to look at the ports and directories that these name.
+    Also takes the flags of `serve`, to check the ports and directories that they name.
     """
     options = resolve_options(list(context.args), os.environ).options
     findings = [*machine_findings(options), *_backend_findings(options.backend_directory)]
@@ -43,7 +43,7 @@ def doctor(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def _backend_findings(directories: Iterable[str]) -> list[Finding]:
-    """What each backend that can be found says of this machine."""
+    """The findings of each installed backend about this machine."""
     places = [Path(directory) for directory in directories]
     findings: list[Finding] = []
     for listing in list_backends(places):

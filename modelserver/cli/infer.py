@@ -16,7 +16,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor, tensor_from_bytes, tensor_to_bytes
 from modelserver.errors import InvalidArgumentError
 
-# Values of a tensor that a table shows.
+# How many values of a tensor a table shows.
 MAX_SHOWN = 16
 
 
@@ -30,12 +30,12 @@ def infer(
         list[str],
         typer.Option("--input", "-i", help="name=JSON, name=text, name=@file.npy|.png|.json or name=@- . Repeatable."),
     ],
-    output: Annotated[list[str] | None, typer.Option(help="Output to ask for; all without it. Repeatable.")] = None,
-    model_version: Annotated[str, typer.Option("--version", help="Version; the newest ready one without it.")] = "",
+    output: Annotated[list[str] | None, typer.Option(help="Output to request; default: all. Repeatable.")] = None,
+    model_version: Annotated[str, typer.Option("--version", help="Version; default: the newest ready one.")] = "",
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Send one request. Datatypes and shapes are those of the model's metadata."""
+    """Send one request. Datatypes and shapes come from the model's metadata."""
     client = ServerClient(url)
     specs = [InputSpec.from_metadata(entry) for entry in client.model_metadata(model, model_version)["inputs"]]
     tensors = [parse_tensor(value, {spec.name: spec for spec in specs}) for value in values]
@@ -53,7 +53,7 @@ def infer(
 
 
 def _encode(tensors: list[Tensor], outputs: list[str] | None) -> tuple[bytes, int]:
-    """The body of the request, and the length of its JSON: tensors travel behind it in binary."""
+    """The body of the request, and the length of its JSON; binary tensors follow the JSON."""
     raws = [bytes(tensor_to_bytes(tensor)) for tensor in tensors]
     head: dict[str, Any] = {
         "inputs": [

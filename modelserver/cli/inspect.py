@@ -1,4 +1,4 @@
-"""`modelserver inspect`: what a model's file says of itself, without a server and without a GPU."""
+"""`modelserver inspect`: describes a model file, without a server and without a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="A TensorRT engine (.plan), .onnx, .pt2 or .pt.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show what a model's file is: its kind, its inputs and outputs, and how it was built."""
+    """Describe a model file: its kind, its inputs and outputs, and how it was built."""
     document = describe(file)
     if as_json:
         print_json(document)
@@ -37,7 +37,7 @@ def inspect(
 
 
 def describe(file: Path) -> dict[str, Any]:
-    """As JSON. Raises ServerError for a file that is not there, or is of no kind that is known."""
+    """The description as JSON. Raises ServerError for a missing file or an unknown kind of file."""
     try:
         with file.open("rb") as opened:
             magic = opened.read(4)
@@ -60,7 +60,7 @@ def describe(file: Path) -> dict[str, Any]:
 
 
 def _describe_torch(file: Path) -> dict[str, Any]:
-    """By the backend that would serve it: what it would complete a config to, or why it cannot."""
+    """The config that the file's backend would complete, or the reason why it cannot."""
     config = ModelConfig(name=file.stem, backend="pytorch", default_model_filename=file.name)
     context = BackendContext(file.stem, 1, config, file.parent, file.parent)
     document: dict[str, Any] = {"kind": "PyTorch model", "bytes": file.stat().st_size}
@@ -111,7 +111,7 @@ def _print(file: Path, document: dict[str, Any]) -> None:
 
 
 def _shown(value: Any) -> str:
-    """For people: what is set of options, by name."""
+    """Text for people: the options that are set, by name."""
     if isinstance(value, dict):
         parts = ((name, part) for name, part in value.items() if part is not False and part not in ("", [], None))
         return ", ".join(f"{name.replace('_', ' ')} {_shown(part)}" for name, part in parts)

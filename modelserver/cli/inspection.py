@@ -1,4 +1,4 @@
-"""Reads model repositories without serving them: what `check`, and `list` and `show` without a server, look at."""
+"""Reads model repositories without serving them, for `check`, and for `list` and `show` without a server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from modelserver.repository.roots import RepositoryScan, scan_roots
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """One model as its files define it, or what is wrong with them: one of `definition` and `problems` is empty."""
+    """One model as its files define it, or the problems in them: one of `definition` and `problems` is empty."""
 
     name: str
     directory: Path
@@ -42,10 +42,10 @@ class Inspection:
 def inspect_repositories(
     repositories: Sequence[str], options: DefinitionOptions, *, model_name: str = ""
 ) -> tuple[list[Inspection], tuple[IgnoredPath, ...]]:
-    """Every model of the repositories, and what lies there and is no model.
+    """Every model of the repositories, and the other entries that are not models.
 
-    A repository is a directory, or an address in an object store. Raises NotFoundError for a path that is no directory,
-    and UnavailableError for a store that cannot be asked.
+    A repository is a directory, or an address in an object store. Raises NotFoundError if a path is not a directory,
+    and UnavailableError if a store cannot be reached.
     """
     scan = _scan(repositories, options, model_name)
     inspector = _Inspector(scan, options)
@@ -78,7 +78,7 @@ def _scan(repositories: Sequence[str], options: DefinitionOptions, model_name: s
 
 
 class _Inspector:
-    """Looks at each model once; at those of an ensemble before the ensemble."""
+    """Inspects each model once; the models of an ensemble before the ensemble."""
 
     def __init__(self, scan: RepositoryScan, options: DefinitionOptions) -> None:
         self._layouts = {layout.name: layout for layout in scan.models.values()}
@@ -94,7 +94,7 @@ class _Inspector:
         return self._found[layout.name]
 
     def _find_config(self, step: EnsembleStep) -> ModelConfig | str | None:
-        """The config of a step's model, or what is wrong with it."""
+        """The config of a step's model, or its problem."""
         name = step.model_name
         if name not in self._layouts:
             return f"there is no model '{name}'{nearest_hint(name, sorted(self._layouts))}"
@@ -102,7 +102,7 @@ class _Inspector:
             return f"ensembles contain each other: {' -> '.join((*self._path[self._path.index(name) :], name))}"
         definition = self.inspect(self._layouts[name]).definition
         if definition is None:
-            return f"model '{name}' is wrong itself"
+            return f"model '{name}' has problems of its own"
         if step.model_version > 0 and step.model_version not in definition.versions:
             served = ", ".join(map(str, definition.versions))
             return f"model '{name}' does not serve version {step.model_version}, only {served}"
@@ -140,7 +140,7 @@ def _inspect(layout: ModelLayout, options: DefinitionOptions, find_config: FindC
 def _inspect_remote(
     layout: ModelLayout, remote: RemoteModel, options: DefinitionOptions, find_config: FindConfig
 ) -> Inspection:
-    """As the server does, by a copy of the model in the cache."""
+    """Read a remote model as the server does: from a copy in the cache."""
     tree = remote.root.materialise(layout.name, remote.listing)
     try:
         copy = scan_model(tree.path, layout.name, config_name=options.config_name)

@@ -28,28 +28,31 @@ def register(app: typer.Typer) -> None:
 
 
 def create(
-    name: Annotated[str, typer.Argument(help="Whose key it is; the audit log has this name.")],
+    name: Annotated[str, typer.Argument(help="Name of the key's owner, also in the audit log.")],
     scope: Annotated[
         list[str],
-        typer.Option("--scope", help=f"What it is for: {_SCOPES}, API:WORD. Repeat for several."),
+        typer.Option("--scope", help=f"What the key may do: {_SCOPES}, API:WORD. Repeat for several."),
     ],
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", help="Models that it is for, with * and ?; without: all. Repeat for several."),
+        typer.Option("--model", help="Models that the key may use, with * and ?; default: all. Repeat for several."),
     ] = None,
     expires: Annotated[
         str | None,
         typer.Option(
-            "--expires", help="When it ends: in days (90d), on a day (2026-12-31), or at a time with its zone."
+            "--expires",
+            help="When the key expires: in days (90d), on a day (2026-12-31), or at a time with a time zone.",
         ),
     ] = None,
     limit: Annotated[
         list[str] | None,
         typer.Option("--limit", help="NAME=NUMBER: requests_per_second, tokens_per_second, concurrent, weight."),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Append the entry to this file, made if need be.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Append the entry to this file; create it if needed.")
+    ] = None,
 ) -> None:
-    """Make a key and print it, this once: nobody can read it from the file's entry, which is printed too."""
+    """Make a key and print it with the file's entry. The key cannot be recovered from the entry."""
     expires_s = _expiry(expires) if expires is not None else None
     limits = parse_limits_flag("--limit", ",".join(limit or ()))
     text, key = create_key(name, parse_scopes(scope), tuple(model or ()), limits, expires_s=expires_s)
@@ -63,7 +66,7 @@ def list_keys(
     file: Annotated[Path, typer.Argument(help="File of keys.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """List the entries of a file of keys, and so check it."""
+    """List the entries of a key file, and check the file."""
     rows = [
         (
             key.name,
@@ -85,7 +88,7 @@ def list_keys(
 
 
 def _expiry(text: str) -> float:
-    """Days from now, or a date, in seconds since 1970. Raises InvalidArgumentError, also for what is over."""
+    """Days from now, or a date, in seconds since 1970. Raises InvalidArgumentError, also for a time in the past."""
     days, now_s = text.removesuffix("d"), time.time()
     if text.endswith("d") and is_digits(days, 12):
         expires_s = now_s + int(days) * 86_400
@@ -100,11 +103,13 @@ def _expiry(text: str) -> float:
 
 
 def _append(file: Path, name: str, line: str) -> None:
-    """Replace the file by one with another entry, in one step: a server that reads it meanwhile sees a whole one."""
+    """Replace the file atomically by one with an added entry, so that a server never reads half a file."""
     kept, mode = b"", 0o600
     if file.exists():
         if any(key.name == name for key in read_keys(file).values()):
-            raise AlreadyExistsError(f"'{file}' has a key of the name '{name}'; choose another, or remove its line")
+            raise AlreadyExistsError(
+                f"'{file}' already has a key named '{name}'; choose another name, or remove its line"
+            )
         kept, mode = file.read_bytes(), file.stat().st_mode & 0o777
     if kept and not kept.endswith(b"\n"):
         kept += b"\n"

@@ -1,4 +1,4 @@
-"""`modelserver logs`: the log of a running server, wherever that writes it."""
+"""`modelserver logs`: the log of a running server, regardless of where it is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modelserver.cli.models import Url
 from modelserver.cli.output import print_line
 from modelserver.telemetry.log_tail import NUM_KEPT
 
-# A server may have nothing to say for long.
+# A server may log nothing for a long time.
 _FOLLOW_TIMEOUT_S = 24 * 3600.0
 
 
@@ -21,10 +21,8 @@ def register(app: typer.Typer) -> None:
 
 def logs(
     url: Url = DEFAULT_URL,
-    num_lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, max=NUM_KEPT, help="So many of the newest lines.")
-    ] = 100,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
+    num_lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=NUM_KEPT, help="Number of newest lines.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines, until Ctrl-C.")] = False,
 ) -> None:
     """Print the newest lines of a server's log."""
     if not follow:

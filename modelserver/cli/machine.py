@@ -1,4 +1,4 @@
-"""What `doctor` looks at by itself: ports, limits, memory, devices, packages. Quick, changes nothing."""
+"""The checks of `doctor` itself: ports, limits, memory, devices, packages. They are quick and change nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ENOUGH_FILES = 4096
 _ENOUGH_SHM_BYTES = 256 << 20
 _ENOUGH_DISK_BYTES = 1 << 30
 _ENOUGH_BACKLOG = 1024
-# A certificate is checked against the clock: before this server was written it is wrong.
+# Certificates are checked against the clock. A time before this server was written is wrong.
 _EARLIEST_S = 1_767_225_600  # 2026-01-01
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 _PROBE_TIMEOUT_S = 1.0
@@ -38,7 +38,7 @@ _SHM = "/dev/shm"  # noqa: S108 - the system's place of shared memory
 
 
 def machine_findings(options: ServerOptions) -> list[Finding]:
-    """What was found, in the order of the checks; `options` say which ports and directories matter."""
+    """The findings, in the order of the checks; `options` name the ports and directories to check."""
     return [finding for check in _CHECKS for finding in check(options)]
 
 
@@ -88,7 +88,7 @@ def _port(name: str, address: str, port: int) -> Finding:
 
 
 def _server_at(address: str, port: int) -> str:
-    """The name and version of the server that runs there already, or nothing."""
+    """The name and version of the server that already runs there, or empty."""
     host = "localhost" if address in ("0.0.0.0", "::") else address  # noqa: S104 - compared, not bound
     try:
         metadata = ServerClient(f"http://{host}:{port}", timeout_s=_PROBE_TIMEOUT_S).server_metadata()
@@ -178,10 +178,10 @@ def _gpus(_: ServerOptions) -> Iterator[Finding]:
     except (OSError, IndexError):
         driver = ""
     if gpus:
-        found = f"{len(gpus)}, {driver}" if driver else f"{len(gpus)}, but the driver does not tell its version"
+        found = f"{len(gpus)}, {driver}" if driver else f"{len(gpus)}, but the driver does not report its version"
         yield Finding(OK if driver else WARNING, "NVIDIA GPUs", found)
     elif driver:
-        advice = "the driver is there and no device: docker run --gpus all, or nvidia.com/gpu in the pod's limits"
+        advice = "the driver has no visible device: docker run --gpus all, or nvidia.com/gpu in the pod's limits"
         yield Finding(WARNING, "NVIDIA GPUs", "none that this process may open", advice)
     else:
         yield Finding(OK, "NVIDIA GPUs", "none")

@@ -76,7 +76,7 @@ completion.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit. A `ServerError` becomes a sentence; other errors do too, without --debug."""
+    """Run one command and exit. A `ServerError` is printed as one sentence; without --debug other errors are, too."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     wants_traceback = DEBUG in words
     words = [word for word in words if word != DEBUG]
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_error(error.message)
         sys.exit(1)
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`): there is no one left to tell.
+        # The reader of our output has closed the pipe (`| head`), so an error message would not be read.
         sys.stderr.close()
         sys.exit(1)
     except Exception as error:

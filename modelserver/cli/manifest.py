@@ -1,4 +1,4 @@
-"""`modelserver manifest k8s | compose | kserve`: what deploys this server, ready for kubectl or docker compose."""
+"""`modelserver manifest k8s | compose | kserve`: deployment manifests for kubectl or docker compose."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from modelserver.cli.deployments import Deployment, compose, dump, kserve, kuber
 from modelserver.cli.output import print_line
 
 Name = Annotated[str, typer.Option(help="Name of what is made.")]
-Namespace = Annotated[str, typer.Option(help="Namespace of what is made.")]
-Image = Annotated[str, typer.Option(help="The server's image; without it the one that docker/Dockerfile makes.")]
+Namespace = Annotated[str, typer.Option(help="Namespace of the objects.")]
+Image = Annotated[str, typer.Option(help="The server's image; default: the image of docker/Dockerfile.")]
 Gpus = Annotated[int, typer.Option(min=0, help="NVIDIA GPUs for each replica.")]
 
 
 def register(app: typer.Typer) -> None:
-    manifests = typer.Typer(help="Print what deploys this server: for Kubernetes, docker compose, KServe.")
+    manifests = typer.Typer(help="Print deployment manifests: for Kubernetes, docker compose, KServe.")
     manifests.command("k8s")(print_kubernetes)
     manifests.command("compose")(print_compose)
     manifests.command("kserve")(print_kserve)
@@ -28,9 +28,7 @@ def print_kubernetes(
     namespace: Namespace = "",
     image: Image = "",
     replicas: Annotated[int, typer.Option(min=0, help="Pods.")] = 2,
-    models: Annotated[
-        str, typer.Option(help="pvc://<claim>, or s3://, gs://, as://; without it a new claim is made.")
-    ] = "",
+    models: Annotated[str, typer.Option(help="pvc://<claim>, or s3://, gs://, as://; default: a new claim.")] = "",
     gpus: Gpus = 0,
     keys_secret: Annotated[str, typer.Option(help="Secret with a keys.yaml, see 'modelserver keys'.")] = "",
 ) -> None:
@@ -53,7 +51,7 @@ def print_kserve(
     name: Name = "modelserver",
     namespace: Namespace = "",
     image: Image = "",
-    models: Annotated[str, typer.Option(help="storageUri of a repository; with it an InferenceService is made.")] = "",
+    models: Annotated[str, typer.Option(help="storageUri of a repository; adds an InferenceService.")] = "",
     replicas: Annotated[int, typer.Option(min=0, help="Fewest pods of the InferenceService.")] = 1,
     gpus: Gpus = 0,
 ) -> None:

@@ -20,7 +20,7 @@ Url = Annotated[str, typer.Option("--url", "-u", envvar="MODELSERVER_URL", help=
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Repositories = Annotated[
     list[str] | None,
-    typer.Option("--model-repository", help="Look into this directory, or s3://..., instead of asking a server."),
+    typer.Option("--model-repository", help="Read this directory, or s3://..., instead of asking a server."),
 ]
 
 
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_models(url: Url = DEFAULT_URL, model_repository: Repositories = None, as_json: AsJson = False) -> None:
-    """List the models: of a running server, or those that a repository would give."""
+    """List the models of a running server, or of a repository."""
     if model_repository:
         rows = _offline_rows(model_repository)
     else:
@@ -57,12 +57,12 @@ def list_models(url: Url = DEFAULT_URL, model_repository: Repositories = None, a
 
 def show(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
-    model_version: Annotated[str, typer.Option("--version", help="Version; the newest ready one without it.")] = "",
+    model_version: Annotated[str, typer.Option("--version", help="Version; default: the newest ready one.")] = "",
     url: Url = DEFAULT_URL,
     model_repository: Repositories = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a model: its inputs and outputs, its completed config, and what it has done so far."""
+    """Show a model: its inputs and outputs, its completed config, and its statistics."""
     if model_repository:
         inspection = inspect_model(model_repository, model, DefinitionOptions())
         if inspection.definition is None:
@@ -87,10 +87,11 @@ def load(
     file: Annotated[list[str] | None, typer.Option(help="<version>/<path>=<local file> to use. Repeatable.")] = None,
     model_version: Annotated[str, typer.Option("--version", help="Load this version only.")] = "",
     persist: Annotated[
-        bool | None, typer.Option(help="Keep the override for later starts; no: forget the one that is kept.")
+        bool | None, typer.Option(help="Keep the override for later starts; no: delete the stored override.")
     ] = None,
     keep_alive: Annotated[
-        str, typer.Option(help="How long a model on demand stays without requests: seconds, 5m, 1h; -1: for ever.")
+        str,
+        typer.Option(help="How long a model on demand stays loaded without requests: seconds, 5m, 1h; -1: for ever."),
     ] = "",
     url: Url = DEFAULT_URL,
 ) -> None:
@@ -115,10 +116,10 @@ def load(
 
 def unload(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
-    dependents: Annotated[bool, typer.Option(help="Also the models that an ensemble is composed of.")] = False,
+    dependents: Annotated[bool, typer.Option(help="Also unload the models of an ensemble's steps.")] = False,
     model_version: Annotated[str, typer.Option("--version", help="Unload this version only.")] = "",
     evict: Annotated[
-        bool, typer.Option("--evict", help="Of a model on demand: the next request for it loads it again.")
+        bool, typer.Option("--evict", help="For a model on demand: the next request loads it again.")
     ] = False,
     url: Url = DEFAULT_URL,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs. Plain text where there is no terminal."""
+"""Output of the commands: tables for people, JSON for programs, plain text without a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# Lines of a table that go to no terminal are not wrapped: they are for grep and for logs.
+# Without a terminal, lines of a table are not wrapped: they are for grep and for logs.
 PLAIN_WIDTH = 1000
 
 STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
@@ -22,7 +22,7 @@ def print_json(document: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
-    """Print a table on standard output: drawn on a terminal, else columns separated by blanks."""
+    """Print a table on standard output: with borders on a terminal, else columns separated by blanks."""
     lines = [tuple(row) for row in rows]
     if sys.stdout.isatty():
         table = Table(title=title or None, title_justify="left", header_style="bold")
@@ -42,7 +42,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
 
 
 def print_line(text: str, *, flush: bool = False) -> None:
-    """Print one line on standard output; with `flush` a pipe's reader has it at once."""
+    """Print one line on standard output; with `flush` the reader of a pipe gets it at once."""
     sys.stdout.write(text + "\n")
     if flush:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`modelserver ps`: which models a server runs, where, and how busy they are."""
+"""`modelserver ps`: the models that a server runs, their devices, and how busy they are."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ def register(app: typer.Typer) -> None:
 def ps(
     url: Url = DEFAULT_URL,
     sample_s: Annotated[
-        float, typer.Option("--sample", min=0.0, help="Seconds over which requests per second are measured; 0: not.")
+        float,
+        typer.Option(
+            "--sample", min=0.0, help="Seconds over which requests per second are measured; 0: do not measure."
+        ),
     ] = 0.5,
-    is_all: Annotated[bool, typer.Option("--all", "-a", help="Also models that do not serve.")] = False,
+    is_all: Annotated[bool, typer.Option("--all", "-a", help="Include models that do not serve.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the models that serve: instances, queue, requests per second, latency, memory."""
@@ -35,7 +38,7 @@ def ps(
         elapsed_s = time.monotonic() - since
     document = client.overview()
     rates = {(row.name, row.version): row.rate for row in model_usages(document, before, elapsed_s)}
-    # Latencies since the load: half a second says too little of them.
+    # Latencies cover the time since the load: half a second is too short a sample.
     usages = [row for row in model_usages(document) if is_all or row.state == "READY"]
     if as_json:
         models = [_document(row, rates[row.name, row.version]) for row in usages]
@@ -61,5 +64,5 @@ def ps(
 
 def _document(usage: ModelUsage, rate: float | None) -> dict[str, Any]:
     document = {**asdict(usage), "rate": rate}
-    del document["failure_rate"]  # of no sample
+    del document["failure_rate"]  # not measured without a sample
     return document

@@ -1,4 +1,4 @@
-"""`modelserver quantize`: a model with 8- or 4-bit numbers, compared with what it was made of."""
+"""`modelserver quantize`: quantizes a model to 8 or 4 bits, and compares it with its source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from modelserver.cli.steps import Steps
 
 
 class HowTo(enum.StrEnum):
-    """The methods that there are."""
+    """Quantization methods."""
 
     STATIC = "static"
     DYNAMIC = "dynamic"
@@ -35,7 +35,7 @@ class HowTo(enum.StrEnum):
 
 
 class Ranges(enum.StrEnum):
-    """Ways of calibration."""
+    """Calibration methods."""
 
     MINMAX = "minmax"
     ENTROPY = "entropy"
@@ -62,7 +62,7 @@ def quantize(
     from_requests: Annotated[
         Path | None, typer.Option(help="Such samples from a server's trace file (level TENSORS) or bench data (JSON).")
     ] = None,
-    num_calibration: Annotated[int, typer.Option(min=1, help="Use as many samples at most.")] = 512,
+    num_calibration: Annotated[int, typer.Option(min=1, help="Use at most this many samples.")] = 512,
     calibration_method: Annotated[Ranges, typer.Option(help="How ranges are chosen.")] = Ranges.MINMAX,
     per_channel: Annotated[bool, typer.Option(help="A scale for each channel of a weight.")] = True,
     op: Annotated[Names, typer.Option("--op", metavar="OPERATOR", help="Only these operators. Repeatable.")] = None,
@@ -73,14 +73,15 @@ def quantize(
         bool | None,
         typer.Option(
             "--reduce-range/--no-reduce-range",
-            help="ONNX: weights in 7 bits, for x86 CPUs without VNNI. By default where this CPU is one.",
+            help="ONNX: weights in 7 bits, for x86 CPUs without VNNI. Default: on if this CPU is one.",
             show_default=False,
         ),
     ] = None,
     data: Data = None,
     label_output: LabelOutput = "",
     max_accuracy_drop: Annotated[
-        float | None, typer.Option(min=0.0, metavar="POINTS", help="Write nothing if accuracy falls by more than this.")
+        float | None,
+        typer.Option(min=0.0, metavar="POINTS", help="Write no model if accuracy falls by more than this."),
     ] = None,
     model_version: Version = None,
     inputs: Inputs = None,
@@ -90,7 +91,7 @@ def quantize(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Quantize a model to 8 or 4 bits, and tell what it costs in accuracy. Ends in a model that serves."""
+    """Quantize a model to 8 or 4 bits, and report the loss of accuracy. The result is ready to serve."""
     # Here, because the other commands need none of it and should answer at once.
     from modelserver.toolkit.onnx_quantize import Calibration, OnnxQuantizeOptions
     from modelserver.toolkit.quantization import Method, QuantizationOptions

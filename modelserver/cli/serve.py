@@ -100,7 +100,7 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 def _announce(server: Server) -> None:
-    """Print what is served and where; as log lines say it already, not when the log is JSON."""
+    """Print what is served and where, unless the log is JSON: log lines then say it already."""
     if server.options.log_format == "json":
         return
     backends = {(model.name, model.version): model.backend_name for model in server.repository.models()}
@@ -120,8 +120,8 @@ def _announce(server: Server) -> None:
             print_line(f"{name:<8} {address}")
         sys.stdout.flush()
     except OSError as error:
-        logger.warning("cannot print what is served: %s; serving all the same", error.strerror)
-        # What is still in the buffer would fail again when the process ends.
+        logger.warning("cannot print what is served: %s; the server runs anyway", error.strerror)
+        # Flushing the rest of the buffer would fail again when the process ends.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -144,7 +144,7 @@ def _print_help() -> None:
     print_line(USAGE)
     print_line("")
     print_line("Each flag is also a variable (MODELSERVER_HTTP_PORT) and a key of the file given by --config;")
-    print_line("a flag wins over a variable, a variable over the file. --print-config shows what results.")
+    print_line("a flag wins over a variable, a variable over the file. --print-config shows the result.")
     group = ""
     for option in option_table():
         if option.flag.group != group:

@@ -1,4 +1,4 @@
-"""What a long command is doing: a spinner on a terminal, nothing elsewhere."""
+"""Progress of a long command: a spinner on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-# Turns of the spinner.
+# Frames of the spinner.
 _REFRESHES_PER_S = 12.5
 
 
 class Steps:
-    """A context manager: `show` says the step that begins. Drawn on standard error, and gone at the end."""
+    """A context manager: `show` names the current step. Drawn on standard error, and erased at the end."""
 
     def __init__(self) -> None:
         self._live: Live | None = None

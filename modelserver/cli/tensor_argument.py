@@ -39,7 +39,7 @@ def parse_tensor(argument: str, specs: dict[str, InputSpec]) -> Tensor:
 
     `value` is JSON (`[1, 2]`, `3`), text for a BYTES input, `@file` or `@-` (standard input). A file is a .npy
     array, JSON, a picture (decoded for a numeric input, sent as it is for BYTES), or raw bytes for BYTES.
-    Raises InvalidArgumentError that names the input, what was expected and what came.
+    Raises InvalidArgumentError that names the input, the expected form and the given value.
     """
     name, equals, value = argument.partition("=")
     if not equals:
@@ -150,7 +150,7 @@ def _convert(spec: InputSpec, array: Array) -> Array:
 
 
 def _fit(spec: InputSpec, array: Array) -> Array:
-    """`array` in the shape of the input, with leading or missing dimensions of size 1 where they are left out."""
+    """`array` in the shape of the input; missing dimensions of size 1 are added."""
     shape = spec.shape
     if _matches(array.shape, shape):
         return array

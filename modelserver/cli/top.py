@@ -33,8 +33,10 @@ def register(app: typer.Typer) -> None:
 
 def top(
     url: Url = DEFAULT_URL,
-    interval_s: Annotated[float, typer.Option("--interval", "-d", min=0.1, help="Seconds between two looks.")] = 1.0,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many looks; 0: when told.")] = 0,
+    interval_s: Annotated[float, typer.Option("--interval", "-d", min=0.1, help="Seconds between updates.")] = 1.0,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=0, help="Exit after this many updates; 0: run until q.")
+    ] = 0,
 ) -> None:
     """Watch a server's models. Without a terminal it prints one table after --interval seconds, or --count of them."""
     watch = Watch(ServerClient(url))
@@ -64,17 +66,17 @@ class _Look:
 
 
 class Watch:
-    """The last two looks at a server, and what they show."""
+    """The last two overviews of a server, and the screen made from them."""
 
     def __init__(self, client: ServerClient) -> None:
         self._client = client
         self._last: _Look | None = None
         self.usages: list[ModelUsage] = []
-        # Why the last look failed; empty if it did not.
+        # Why the last request failed; empty if it succeeded.
         self.trouble = ""
 
     def look(self) -> None:
-        """Ask the server once more. Raises ServerError as `ServerClient` does, and keeps what it saw last."""
+        """Ask the server once more. Raises ServerError as `ServerClient` does, and then keeps the last overview."""
         look = _Look(self._client.overview(), time.monotonic())
         before, self._last, self.trouble = self._last, look, ""
         if before is None:
@@ -97,7 +99,7 @@ class Watch:
         )
 
     def screen(self) -> RenderableType:
-        """What fills the terminal: the busiest models first."""
+        """The whole screen: the busiest models first."""
         table = Table(header_style="bold", expand=False, box=None, padding=(0, 1))
         for index, column in enumerate(COLUMNS):
             table.add_column(column, justify="right" if index >= _NUMERIC_FROM else "left", no_wrap=True)
@@ -115,7 +117,7 @@ class Watch:
 
 @contextmanager
 def _keys_at_once() -> Iterator[None]:
-    """Keys are read as they are pressed, and not shown."""
+    """Reads keys as they are pressed, without echo."""
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
     try:
@@ -125,7 +127,7 @@ def _keys_at_once() -> Iterator[None]:
 
 
 def _wait_for_quit(seconds: float) -> bool:
-    """Wait, and tell whether q was pressed, or Ctrl-C."""
+    """Wait; return whether q or Ctrl-C was pressed."""
     deadline = time.monotonic() + seconds
     try:
         while (left := deadline - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""`modelserver traffic`: which versions of a model share its requests, and which see copies of them."""
+"""`modelserver traffic`: the versions that share a model's requests, and the versions that get copies."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def traffic(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     weight: Parts = None,
     shadow: Shadows = None,
-    sticky_by: Annotated[str, typer.Option(help="Who stays with a version: caller, or parameter:NAME.")] = "",
-    tolerance: Annotated[float | None, typer.Option(help="How far numbers may be apart to be equal.")] = None,
-    persist: Annotated[bool, typer.Option("--persist", help="Keep it for later starts of the server.")] = False,
+    sticky_by: Annotated[str, typer.Option(help="What keeps requests on one version: caller, or parameter:NAME.")] = "",
+    tolerance: Annotated[float | None, typer.Option(help="Difference up to which numbers count as equal.")] = None,
+    persist: Annotated[bool, typer.Option("--persist", help="Keep it across restarts of the server.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Let the highest version answer again.")] = False,
     url: Annotated[
         str, typer.Option("--url", "-u", envvar="MODELSERVER_URL", help="HTTP address of the server.")
     ] = DEFAULT_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show how versions share a model's requests; or with --weight or --shadow say how, from the next request on."""
+    """Show how versions share a model's requests; or with --weight or --shadow set how, from the next request on."""
     client = ServerClient(url)
     if remove and (weight or shadow):
         raise InvalidArgumentError("--remove leaves no traffic: give it alone, or --weight and --shadow without it")
@@ -77,7 +77,7 @@ def _print(model: str, document: dict[str, Any]) -> None:
         return
     counts = document.get("shadow_counts", {})
     total = sum(weights.values()) or 1.0
-    # While no version is ready, as of a model on demand that sleeps: what it will be.
+    # While no version is ready (such as an unloaded model on demand): the shares that it will have.
     shares = document.get("shares") or {version: weight / total for version, weight in weights.items()}
     rows = [
         (
@@ -90,4 +90,4 @@ def _print(model: str, document: dict[str, Any]) -> None:
     ]
     print_table(("version", "answers", "copies", "compared"), rows)
     if document.get("sticky_by"):
-        print_line(f"who stays with a version: {document['sticky_by']}")
+        print_line(f"sticky by: {document['sticky_by']}")

@@ -1,4 +1,4 @@
-"""`modelserver tune`: measures settings of a model on a server, ranks them, and writes the best config.pbtxt."""
+"""`modelserver tune`: measures settings of a model on a server, ranks them, and writes the best as config.pbtxt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_GRPC = "localhost:8001"
 
 
 class Protocol(enum.StrEnum):
-    """How requests are sent, and models loaded."""
+    """Protocol of inference requests and of model loads."""
 
     HTTP = "http"
     GRPC = "grpc"
@@ -36,7 +36,7 @@ Url = Annotated[
         "--url",
         "-u",
         envvar="MODELSERVER_URL",
-        help=f"Address of a server in explicit mode; {DEFAULT_URL} without, with -i grpc {DEFAULT_GRPC}.",
+        help=f"Address of a server in explicit mode; default: {DEFAULT_URL}, with -i grpc {DEFAULT_GRPC}.",
     ),
 ]
 
@@ -49,10 +49,10 @@ def tune(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     url: Url = "",
     protocol: Annotated[
-        Protocol, typer.Option("--protocol", "-i", help="What requests are sent by, and settings loaded.")
+        Protocol, typer.Option("--protocol", "-i", help="Protocol of requests and of model loads.")
     ] = Protocol.HTTP,
     model_repository: Annotated[
-        Path | None, typer.Option(help="Start a server of this repository for the run, in place of --url.")
+        Path | None, typer.Option(help="Start a server with this repository for the run, instead of --url.")
     ] = None,
     serve_flag: Annotated[
         list[str] | None,
@@ -66,9 +66,13 @@ def tune(
     delays_us: Annotated[str, typer.Option(metavar="N,...", help="Queue delays to try.")] = "",
     threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of an execution to try; 0: default.")] = "",
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Every combination of values.")] = False,
-    max_trials: Annotated[int, typer.Option(min=0, help="At most so many settings; 0: no limit.")] = 0,
-    time_limit: Annotated[float, typer.Option(min=0.0, metavar="S", help="Begin no setting after it; 0: none.")] = 0.0,
-    window_ms: Annotated[int, typer.Option(min=50, help="Of one measurement; three in agreement end a level.")] = 500,
+    max_trials: Annotated[int, typer.Option(min=0, help="Maximum number of settings; 0: no limit.")] = 0,
+    time_limit: Annotated[
+        float, typer.Option(min=0.0, metavar="S", help="Start no setting after this time; 0: no limit.")
+    ] = 0.0,
+    window_ms: Annotated[
+        int, typer.Option(min=50, help="Length of a measurement; a level ends when three agree.")
+    ] = 500,
     batch: Annotated[int, typer.Option("-b", "--batch-size", min=1, help="Rows of a request.")] = 1,
     input_data: Annotated[
         list[str] | None, typer.Option(metavar="random|zero|PATH", help="As of modelserver bench.")
@@ -77,10 +81,10 @@ def tune(
     samples: Data = None,
     label_output: LabelOutput = "",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The best config; MODEL.config.pbtxt without.")
+        Path | None, typer.Option("--output", "-o", help="File for the best config; default: MODEL.config.pbtxt.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report with curves: one page.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Find the instance count, batching and threads that serve a model best, by measuring them on a running server."""
@@ -93,7 +97,7 @@ def tune(
     config_file = output if output is not None else Path(f"{model}.config.pbtxt")
     _check_files((config_file, html), force=force)
     if model_repository is not None and not model_repository.is_dir():
-        raise InvalidArgumentError(f"--model-repository: there is no directory '{model_repository}'")
+        raise InvalidArgumentError(f"--model-repository: directory '{model_repository}' does not exist")
     if serve_flag and model_repository is None:
         raise InvalidArgumentError("--serve-flag is for the server of --model-repository")
     is_grpc = protocol is Protocol.GRPC
@@ -129,12 +133,12 @@ def tune(
 
 
 def _check_files(files: tuple[Path | None, ...], *, force: bool) -> None:
-    """Raise ServerError for what cannot be written: before minutes of measuring, rather than after them."""
+    """Raise ServerError for files that cannot be written, before the measurements rather than after them."""
     for file in files:
         if file is None:
             continue
         if file.exists() and not force:
-            raise AlreadyExistsError(f"'{file}' is there already: choose another name, or replace it with --force")
+            raise AlreadyExistsError(f"'{file}' already exists: choose another name, or replace it with --force")
         if file.is_dir() or not file.parent.is_dir():
             raise InvalidArgumentError(f"cannot write '{file}': expected the name of a file in a directory that exists")
 
@@ -163,7 +167,7 @@ def _numbers(text: str, flag: str, least: int) -> tuple[int, ...]:
 
 
 class _Report:
-    """Tells on the terminal how the run goes on: a line for each setting, and what is measured now."""
+    """Shows progress on the terminal: a line for each setting, and the current measurement."""
 
     def __init__(self, *, is_silent: bool) -> None:
         self._is_silent = is_silent

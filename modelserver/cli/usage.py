@@ -1,4 +1,4 @@
-"""How busy each model version is, between two overviews of a server; what `ps` and `top` show."""
+"""The load of each model version between two overviews of a server, for `ps` and `top`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True, slots=True)
 class ModelUsage:
-    """A row. Latencies are in milliseconds and of requests that succeeded; None of what there was nothing to measure.
+    """A row. Latencies are in milliseconds and cover successful requests; None if nothing was measured.
 
     `rate` and `failure_rate` are requests per second between the overviews, None if there was only one.
-    `memory_bytes` is of processes of the model's own.
+    `memory_bytes` is the memory of the model's own processes.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ModelUsage:
 
 
 def model_usages(now: Document, before: Document | None = None, elapsed_s: float = 0.0) -> list[ModelUsage]:
-    """A row for each row of the overview `now`; numbers are of the time since `before`, or since the load."""
+    """A row for each row of the overview `now`; the numbers cover the time since `before`, or since the load."""
     bounds = tuple(now["latency_bounds_ms"])
     old = {} if before is None else {_key(row): row for row in before["models"]}
     return [_usage(row, old.get(_key(row)), elapsed_s if before is not None else 0.0, bounds) for row in now["models"]]
@@ -83,7 +83,7 @@ def _usage(row: Document, before: Document | None, elapsed_s: float, bounds: Seq
 
 
 class _Gain:
-    """What was counted between two rows of a version. A counter that fell began anew: all of it counts."""
+    """The increase of a counter between two rows of a version. A smaller value means a restart: all of it counts."""
 
     def __init__(self, row: Document, before: Document | None) -> None:
         began_anew = before is None or before.get("success", 0) > row.get("success", 0)
@@ -119,7 +119,7 @@ def bytes_text(size: float | None) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """A number for people: three digits that count, `-` for none."""
+    """A number for people: three significant digits, `-` for none."""
     if value is None:
         return "-"
     if value >= 100 or value == int(value):

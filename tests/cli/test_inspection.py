@@ -54,7 +54,7 @@ def test_an_ensemble_is_checked_with_its_models(tmp_path: Path) -> None:
 def test_what_is_wrong_below_is_said_above(tmp_path: Path) -> None:
     write_model(tmp_path, "model", "max_batch_size: -3")
     write_chain(tmp_path, "chain", "model")
-    assert messages(inspect(tmp_path)["chain"]) == ["6:30: model 'model' is wrong itself"]
+    assert messages(inspect(tmp_path)["chain"]) == ["6:30: model 'model' has problems of its own"]
 
 
 def test_ensembles_that_contain_each_other_are_told(tmp_path: Path) -> None:

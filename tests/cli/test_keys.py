@@ -48,7 +48,7 @@ def test_created_keys_work_and_are_listed(capsys: pytest.CaptureFixture[str], tm
 def test_mistakes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = str(tmp_path / "keys.yaml")
     _run(capsys, "keys", "create", "ci", "--scope=infer", "--file", file)
-    assert "has a key of the name 'ci'" in _run(
+    assert "already has a key named 'ci'" in _run(
         capsys, "keys", "create", "ci", "--scope=infer", "--file", file, status=1
     )
     assert "'infr'" in _run(capsys, "keys", "create", "x", "--scope=infr", status=1)
