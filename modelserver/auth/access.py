@@ -1,4 +1,4 @@
-"""Who may call what, and what callers' headers become: the same rules for both protocols, from the flags.
+"""Which callers may call what, and how headers become parameters: the flags' rules, the same for both protocols.
 
 Triton's groups of calls are protected by one header each, whose value is a shared secret.
 """
@@ -15,7 +15,7 @@ from hmac import compare_digest
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import nearest_hint
 
-# Parameters that mean something to the server: no header may set one.
+# Parameters that the server itself reads: no header may set one.
 RESERVED_PARAMETERS = frozenset(
     {
         "sequence_id",
@@ -28,7 +28,7 @@ RESERVED_PARAMETERS = frozenset(
     }
 )
 RESERVED_PREFIX = "triton_"
-# Who a caller is, by the flag --callers-by; the name of a header follows.
+# Values of --callers-by, which says how callers are told apart; the name of a header follows the last one.
 BY_ADDRESS, BY_HEADER = "address", "header:"
 _MAX_CALLER_LEN = 128
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
@@ -52,10 +52,10 @@ class ApiGroup(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What a frontend says of a request by its head, before its body has come: that the body may come.
+    """A frontend's consent to a request, given on its head, before its body arrives.
 
-    `caller` is the name of the key that came with it, for shares of what bodies may take; empty without one. With
-    `max_body_bytes` the body is held to less than the server's own limit.
+    `caller` is the name of the request's key, which shares the memory of bodies between callers; empty without a key.
+    `max_body_bytes` sets a lower limit on the body than the server's own.
     """
 
     caller: str = ""
@@ -63,7 +63,7 @@ class Admitted:
 
 
 EVERYBODY = Admitted()
-# Of a request that needs no key on a server with keys: it has no use for a body.
+# For a request that needs no key on a server with keys: it has no use for a body.
 WITHOUT_KEY = Admitted(max_body_bytes=64 * 1024)
 
 
@@ -88,9 +88,9 @@ class Restriction:
 class Access:
     """The rules of one protocol. `forward_pattern` is a regular expression for names of headers.
 
-    `reads_context`: traces are parts of those of clients, which name them in a header. `keys_file` has the API keys of
-    which every call needs one (`api_keys`); empty: none does. `is_logged`: each call has a line in the access log.
-    `callers_by` says who a caller is without an API key: "address", "header:<name>", or "" for nobody.
+    `reads_context`: traces join the client's trace that a header names. `keys_file` has the API keys (`api_keys`);
+    every call then needs one. If it is empty, none does. `is_logged`: each call has a line in the access log.
+    `callers_by` says how callers without an API key are told apart: "address", "header:<name>", or "" for not at all.
     """
 
     restrictions: tuple[Restriction, ...] = ()
@@ -101,18 +101,18 @@ class Access:
     callers_by: str = ""
 
     def caller(self, headers: Mapping[str, str | bytes], peer: str) -> str:
-        """Whose a call is, from the address `peer` with its port, or a header."""
+        """The caller of a call, from the address `peer` with its port, or from a header."""
         if self.callers_by == BY_ADDRESS:
             return peer.rpartition(":")[0].strip("[]") or peer
         value = headers.get(self.callers_by.removeprefix(BY_HEADER), "")
         return (value if isinstance(value, str) else value.decode("latin-1"))[:_MAX_CALLER_LEN]
 
     def restriction(self, group: ApiGroup) -> Restriction | None:
-        """What calls of that group need, if anything."""
+        """The header that calls of that group need, if any."""
         return next((each for each in self.restrictions if group in each.groups), None)
 
     def context(self, headers: Mapping[str, str | bytes]) -> str:
-        """The trace that the call is a part of (W3C `traceparent`); empty for none, and where nobody wants it."""
+        """The trace that the call is a part of (W3C `traceparent`); empty for none, and if contexts are not read."""
         return str(headers.get("traceparent", "")) if self.reads_context else ""
 
     def forwarded(
@@ -120,8 +120,9 @@ class Access:
     ) -> dict[str, str] | None:
         """The headers that become parameters of the request; None where there are none.
 
-        As in Triton the pattern may match anywhere in the name, in whatever case, and the parameter has the name as it
-        came: `names` has those that were not in lower case. Raises InvalidArgumentError for a name that is reserved.
+        As in Triton, the pattern may match anywhere in the name, in any case, and the parameter keeps the name as it
+        was sent: `names` has the names that were not in lower case. Raises InvalidArgumentError for a name that is
+        reserved.
         """
         if not self.forward_pattern:
             return None
@@ -146,7 +147,7 @@ class Access:
 class Cors:
     """Web pages that may call the server from a browser, by their origins; `*` is every page.
 
-    `allows_credentials`: with cookies and certificates that the browser has. API keys need it not.
+    `allows_credentials`: with the browser's cookies and certificates. API keys do not need it.
     """
 
     origins: tuple[str, ...] = ()
@@ -160,7 +161,7 @@ class Cors:
 
 
 def parse_cors(flag: str, origins: Sequence[str], *, allows_credentials: bool) -> Cors:
-    """The rules that the flags write. Raises InvalidArgumentError for an invalid origin."""
+    """The rules that the flags set. Raises InvalidArgumentError for an invalid origin."""
     for origin in origins:
         if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
             raise InvalidArgumentError(
@@ -176,7 +177,7 @@ def parse_cors(flag: str, origins: Sequence[str], *, allows_credentials: bool) -
 
 @lru_cache(maxsize=16)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """The pattern for names in whatever case. Case matters behind RE2's `(?-i)`, for which Python needs a group."""
+    """The pattern for names in any case. Case matters after RE2's `(?-i)`, for which Python needs a group."""
     head, switch, tail = pattern.partition("(?-i)")
     return re.compile(f"{head}(?-i:{tail})" if switch else pattern, re.IGNORECASE)
 
@@ -192,23 +193,23 @@ def parse_access(
     is_logged: bool = False,
     callers_by: str = "",
 ) -> Access:
-    """The rules that flags write; `prefix` precedes each key on the wire, `flag` is named in errors.
+    """The rules that flags set; `prefix` precedes each key on the wire, `flag` is named in errors.
 
-    Raises InvalidArgumentError for what is no rule, an unknown group, one that is in two rules, or a pattern that is
-    no regular expression.
+    Raises InvalidArgumentError for an invalid rule, an unknown group, a group that is in two rules, or a pattern that
+    is not a regular expression.
     """
     rules = tuple(_parse_restriction(flag, text, prefix) for text in restrictions)
     groups = [group for rule in rules for group in rule.groups]
     repeated = next((group for group in groups if groups.count(group) > 1), None)
     if repeated is not None:
         raise InvalidArgumentError(
-            f"{flag}: '{repeated.value}' is there more than once; a group can need one header only"
+            f"{flag}: '{repeated.value}' is in more than one rule; a group can need only one header"
         )
     try:
         _compiled(forward_pattern)
     except re.error as error:
         raise InvalidArgumentError(
-            f"the pattern of headers to forward, '{forward_pattern}', is no regular expression: {error}"
+            f"the pattern of headers to forward, '{forward_pattern}', is not a regular expression: {error}"
         ) from None
     return Access(rules, forward_pattern, reads_context, keys_file, is_logged, callers_by)
 

@@ -1,8 +1,8 @@
-"""API keys: the file of their hashes, and whose a call is.
+"""API keys: the file of their hashes, and the key of a call.
 
 A key is `msk_<id>_<secret>`, of which the file has the id and a salted SHA-256 of the whole. The secret is 256 random
-bits that we draw, so that nobody can guess from a hash what it was: a slow hash, made for passwords, would add nothing
-but a way to keep the server busy with wrong keys. The id, which is no secret, finds the one entry to compare with.
+bits that we draw, so it cannot be guessed from a hash: a slow hash, made for passwords, would only give attackers a way
+to keep the server busy with wrong keys. The id, which is not secret, finds the one entry to compare with.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from modelserver.telemetry.file_reloads import FileReloads
 _logger = logging.getLogger(__name__)
 
 FLAG: Final = "--api-keys-file"
-# Between two looks whether the file has changed; there is one before a request, never without one.
+# The least time between two checks whether the file has changed; only requests cause checks.
 LOOK_S: Final = 1.0
 
 _KEY = re.compile(r"msk_([0-9a-f]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
 _ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 _HASH = re.compile(r"sha256:([0-9a-f]{32}):([0-9a-f]{64})", re.ASCII)
-# A scope of an installed API: its name, and a word.
+# A scope of an installed API: the API's name, and a word.
 _API_SCOPE = re.compile(r"[a-z][a-z0-9-]{0,31}:[a-z][a-z0-9-]{0,31}", re.ASCII)
 _FIELDS = ("name", "id", "hash", "scopes", "models", "expires", "limits")
 _MAX_FILE_BYTES = 4 << 20
 _DAY_S = 86_400
 
 _MISSING = "an API key is needed: send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'"
-_WRONG = "the API key is wrong, or was taken back"
+_WRONG = "the API key is wrong or was revoked"
 _EXPIRED = "the API key has expired; ask for a new one"
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a key is for, by its name. No scope includes another; a key may have several.
+    """A permission of a key, by its name. No scope includes another; a key may have several.
 
     The server's own calls need one of `SCOPES`. An installed API may have scopes of its own, as `api-name:word`.
     """
@@ -68,7 +68,7 @@ class Scope:
 
 Scope.INFER, Scope.METRICS, Scope.ADMIN = SCOPES = (Scope("infer"), Scope("metrics"), Scope("admin"))
 
-# What most groups of calls need: readiness of a model is for its users, that of the server for everybody.
+# The usual scopes of groups: a model's users may ask for its readiness, and everybody for the server's.
 _OTHER_SCOPES: Final = {
     ApiGroup.STATISTICS: Scope.METRICS,
     ApiGroup.SHARED_MEMORY: Scope.ADMIN,
@@ -88,7 +88,7 @@ class ApiKey:
     """An entry of the file. `models` are patterns of names with `*` and `?`; without any, it is for all models.
 
     `limits` are its quotas and its weight where callers wait for the same model. From `expires_s`, in seconds since
-    1970, on it is nobody's.
+    1970, it is invalid.
     """
 
     name: str
@@ -105,12 +105,12 @@ class ApiKey:
         return not self.models or any(fnmatchcase(name, pattern) for pattern in self.models)
 
     def check_scope(self, scope: Scope) -> None:
-        """Raises PermissionDeniedError for a key that is not for that."""
+        """Raises PermissionDeniedError for a key without that scope."""
         if scope not in self.scopes:
             raise PermissionDeniedError(f"the API key '{self.name}' has no scope '{scope.value}', which this needs")
 
     def check_model(self, name: str) -> None:
-        """Raises PermissionDeniedError for a key that is not for that model, whether there is one or not."""
+        """Raises PermissionDeniedError for a key that is not for that model, whether the model exists or not."""
         if not self.allows_model(name):
             raise PermissionDeniedError(f"the API key '{self.name}' is not for model '{name:.200}'")
 
@@ -133,7 +133,7 @@ class ApiKey:
         return text
 
 
-# Whose the call is that is being answered; None where no key was needed.
+# The key of the call that is being answered; None if no key was needed.
 CALLER: Final[ContextVar[ApiKey | None]] = ContextVar("modelserver_caller", default=None)
 
 
@@ -145,7 +145,7 @@ def create_key(
     *,
     expires_s: float | None = None,
 ) -> tuple[str, ApiKey]:
-    """A new key: what its owner gets, which is nowhere else, and the entry. Raises InvalidArgumentError."""
+    """A new key: the text for its owner, which is stored nowhere, and the entry. Raises InvalidArgumentError."""
     _check_name(name)
     key_id, salt = secrets.token_hex(4), secrets.token_bytes(16)
     text = f"msk_{key_id}_{secrets.token_urlsafe(32)}"
@@ -153,7 +153,7 @@ def create_key(
 
 
 def read_keys(path: Path) -> dict[str, ApiKey]:
-    """The entries of a file by their ids. Raises InvalidArgumentError, never with a word of what it holds as hashes."""
+    """The entries of a file by their ids. Raises InvalidArgumentError, which never quotes the file's hashes."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
@@ -164,7 +164,7 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
     try:
         entries = parse_yaml(content, f"{FLAG}: '{path}'")
     except RepeatedFieldError as error:
-        # Without the field's name, which might be a key that somebody wrote there.
+        # Without the field's name, which might be a key written there by mistake.
         raise InvalidArgumentError(
             f"{FLAG}: '{path}', line {error.line}: a field is there twice, first in line {error.first_line}; "
             "every entry begins with '- ', and an entry is removed as a whole"
@@ -189,7 +189,7 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
 
 
 class KeyRing:
-    """The keys of a file over time: a file that changed is taken, a broken one is not, and the old keys stay."""
+    """The keys of a file over time: a changed file is read again; if it is broken, the old keys stay."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class KeyRing:
         self._next_look_s = clock() + LOOK_S
 
     def caller(self, headers: Mapping[str, str | bytes]) -> ApiKey:
-        """Whose key the headers (names in lower case) have. Raises UnauthenticatedError."""
+        """The key in the headers (names in lower case). Raises UnauthenticatedError."""
         text = _given(headers)
         if text is None:
             raise UnauthenticatedError(_MISSING)
@@ -227,13 +227,13 @@ class KeyRing:
         return key
 
     def limits_of(self, name: str) -> CallerLimits | None:
-        """The limits of the key of that name, as the file has them now; None for none, or a name that it has not."""
+        """The limits of the key of that name, as the file has them now; None without limits or for an unknown name."""
         if self._clock() >= self._next_look_s:
             self.look()
         return self._limits.get(name)
 
     def check_current(self, key: ApiKey) -> None:
-        """Raises UnauthenticatedError for a key that was taken back, changed or expired since its call began."""
+        """Raises UnauthenticatedError for a key that was revoked, changed or expired since its call began."""
         if self._clock() >= self._next_look_s:
             self.look()
         if self._keys.get(key.id) is not key:
@@ -259,13 +259,13 @@ class KeyRing:
             return
         self._reloads.took(FLAG)
         old = self._keys
-        # Entries that stay are the same objects: calls that began with them go on.
+        # Unchanged entries stay the same objects: calls that began with them continue.
         self._keys = {key_id: old[key_id] if old.get(key_id) == key else key for key_id, key in found.items()}
         self._limits = _limits(self._keys)
         _logger.info("took the new API keys of %s: %d", self._path, len(found))
 
     def _fingerprint(self) -> tuple[int, ...]:
-        """What tells that the file was replaced; empty while it is missing."""
+        """A stamp that changes when the file is replaced; empty while it is missing."""
         try:
             stat = self._path.stat()
         except OSError:
@@ -274,12 +274,12 @@ class KeyRing:
 
 
 def open_keys(path: str, reloads: FileReloads | None = None) -> KeyRing | None:
-    """The keys of a file; None without one. Raises InvalidArgumentError when it is no good."""
+    """The keys of a file; None without one. Raises InvalidArgumentError when it is invalid."""
     return KeyRing(path, reloads) if path else None
 
 
 def parse_date(value: object) -> float:
-    """A day, which ends in UTC, or a time with its zone, as seconds since 1970. Raises InvalidArgumentError."""
+    """The end of a day in UTC, or a time with its zone, as seconds since 1970. Raises InvalidArgumentError."""
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else value
         is_day = isinstance(value, str) and len(value) == len("2026-12-31")
@@ -339,8 +339,8 @@ def _read_entry(where: str, entry: object) -> ApiKey:
         raise InvalidArgumentError(f"{where}: expected {', '.join(_FIELDS)}, as `modelserver keys create` writes them")
     unknown = next((name for name in entry if name not in _FIELDS), None)
     if unknown is not None:
-        # It might be a key that somebody wrote there: not even a part of it may be in an error.
-        raise InvalidArgumentError(f"{where}: there is a field other than {', '.join(_FIELDS)}")
+        # It might be a key written there by mistake: not even a part of it may be in an error.
+        raise InvalidArgumentError(f"{where}: an entry has only the fields {', '.join(_FIELDS)}")
     name, key_id, text = (entry.get(field) for field in ("name", "id", "hash"))
     if not isinstance(name, str):
         raise InvalidArgumentError(f"{where}: 'name' must be a string")

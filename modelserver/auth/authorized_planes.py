@@ -1,7 +1,7 @@
-"""The planes as the frontends see them where API keys are set: each call is for the models of its caller's key.
+"""The planes as the frontends see them where API keys are set: each call reaches only the models of its caller's key.
 
-What names no model but concerns the whole server is for keys that are for all models. Nothing passes by default: what a
-plane has and these do not, no caller with a key can reach.
+Calls that concern the whole server need a key for all models. Nothing passes by default: a method that a plane has and
+these lack cannot be reached on a server with keys.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _Settings = Mapping[str, str | list[str]]
 def keyed_planes(
     dataplane: AnyDataPlane, controlplane: AnyControlPlane, keys: KeyRing
 ) -> tuple[AnyDataPlane, AnyControlPlane]:
-    """Both planes, asking whose the call is. Errors are those of the planes, and those of `ApiKey` and `KeyRing`."""
+    """Both planes, with a check of each call's key. Errors are those of the planes, of `ApiKey` and of `KeyRing`."""
     return KeyedDataPlane(dataplane, keys), KeyedControlPlane(controlplane)
 
 
 class KeyedInferPlane:
-    """Inference, of the caller's models."""
+    """Inference with the caller's models."""
 
     def __init__(self, plane: InferPlane, keys: KeyRing) -> None:
         self._infer = plane.infer
@@ -65,7 +65,7 @@ class KeyedDataPlane(KeyedInferPlane):
         super().__init__(plane, keys)
         self._plane = plane
 
-    # What health needs, which has no caller.
+    # For health checks, which have no caller.
 
     @property
     def is_live(self) -> bool:
@@ -80,10 +80,10 @@ class KeyedDataPlane(KeyedInferPlane):
         return self._plane.is_shutting_down
 
     def unready_because(self) -> list[str]:
-        """What those without a key may know: how much is amiss; no names."""
+        """The part that callers without a key may know: the number of problems, no names."""
         reasons = self._plane.unready_because()
         if CALLER.get() is None and reasons:
-            return [f"not ready for reasons ({len(reasons)}) that /v2/overview tells those who have an API key"]
+            return [f"not ready for reasons ({len(reasons)}) that /v2/overview lists for callers with an API key"]
         return reasons
 
     # Of one model, or of the caller's.
@@ -223,12 +223,12 @@ class KeyedControlPlane:
 def _caller() -> ApiKey:
     key = CALLER.get()
     if key is None:
-        raise UnauthenticatedError("this needs an API key: of health, only that of the server needs none")
+        raise UnauthenticatedError("this needs an API key: only the health of the whole server can be read without one")
     return key
 
 
 def _check(action: str, name: str) -> None:
-    """Whether the caller may do that to a model, or to the whole server; a refusal is recorded."""
+    """Check that the caller may do that to a model, or to the whole server; a refusal is recorded."""
     try:
         key = _caller()
         if name:

@@ -1,4 +1,4 @@
-"""What a caller may have: a weight among those that wait, and quotas. By API key, or by a flag for all."""
+"""Limits of a caller: quotas, and a weight among waiting callers. Set by API key, or by a flag for all."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MAX = 1e12
 
 @dataclass(frozen=True, slots=True)
 class CallerLimits:
-    """Quotas of 0 are none. A second's worth may be spent at once, and one request always.
+    """A quota of 0 means unlimited. A second's worth may be spent at once, and always at least one request.
 
-    `tokens_per_second` counts those that language models read and write; they are known when they are there, so that
-    a caller may overdraw, and waits longer then. `concurrent` are requests that are queued or executing. `weight` is
-    the caller's part of a model for which several wait, beside theirs.
+    `tokens_per_second` counts the tokens that language models read and write. They are known only afterwards, so a
+    caller may overdraw and then waits longer. `concurrent` counts requests that are queued or executing. `weight` is
+    the caller's share of a model, relative to the other callers that wait for it.
     """
 
     requests_per_second: float = 0.0
@@ -35,7 +35,7 @@ class CallerLimits:
 
     @property
     def fields(self) -> dict[str, float]:
-        """What differs from no limits, as a file has it."""
+        """The limits that are set, as a file has them."""
         return {
             entry.name: getattr(self, entry.name)
             for entry in fields(self)

@@ -1,7 +1,7 @@
-"""Who may make a call: decided once, by its head and by what is declared of its route, for HTTP and gRPC alike.
+"""Authorization of a call: decided once, from its head and its route's declaration, for HTTP and gRPC alike.
 
-A route or method says what it needs (`Needs`). The guard compares that with the headers: those of the operator's
-restrictions, and, where there are API keys, the caller's key. Whether a caller may use a model is the planes' question.
+A route or method says what it needs (`Needs`). The guard compares that with the headers of the operator's restrictions
+and, if there are API keys, with the caller's key. The planes check whether the caller may use a model.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class KeyUse(enum.Enum):
     """Whether a call needs an API key, on a server that has keys."""
 
     NEEDED = "needed"
-    # A caller without a key is served; one who sends a key must have the scope, and is told more.
+    # A caller without a key is served; a caller with a key must have the scope, and gets a fuller answer.
     OPTIONAL = "optional"
-    # Load balancers call it, who have no key.
+    # For load balancers, which have no key.
     UNUSED = "unused"
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a caller of a route or method needs.
+    """The requirements of a route or method.
 
     `group` is the operator's: calls of a restricted group need a header. `scope` is what the caller's API key must
-    have, where there are keys. `is_control`: the scope is `admin`; the audit log has such calls, with their peers.
+    have, where there are keys. `is_control`: the scope is `admin`; the audit log records such calls with their peers.
     """
 
     group: ApiGroup
@@ -59,7 +59,7 @@ class RestrictedError(PermissionDeniedError):
 
 
 class Guard:
-    """Decides by the restrictions of one protocol, and by the keys where there are any. Event loop thread only."""
+    """Applies the restrictions of one protocol, and the keys if there are any. Event loop thread only."""
 
     def __init__(self, access: Access, keys: KeyRing | None = None) -> None:
         self._restrictions = {group: rule for group in ApiGroup if (rule := access.restriction(group)) is not None}
@@ -71,7 +71,7 @@ class Guard:
         return self._keys is None and not self._restrictions
 
     def admit(self, needs: Needs, headers: Headers, *what: str) -> ApiKey | None:
-        """The caller's key; None where no key is needed. `what` is called: a path, after its method if it has some.
+        """The caller's key; None if no key is needed. `what` names the call: a path, after its method if it has one.
 
         Raises UnauthenticatedError without a valid key, PermissionDeniedError for one without the scope, and
         RestrictedError. A refused call of control is recorded in the audit log.
@@ -87,11 +87,11 @@ class Guard:
         return caller
 
     def identify(self, headers: Headers) -> ApiKey | None:
-        """The caller of what does not exist: it is not told apart from what needs a key. Raises as `admit`."""
+        """The caller of an unknown path, which looks like a path that needs a key. Raises as `admit`."""
         return None if self._keys is None else self._keys.caller(headers)
 
     def admission(self, caller: ApiKey | None) -> Admitted:
-        """What `admit` or `identify` said, as a wire wants to know it before it takes a body."""
+        """The result of `admit` or `identify` in the form that a wire needs before it takes a body."""
         if caller is not None:
             return Admitted(caller.name)
         return EVERYBODY if self._keys is None else WITHOUT_KEY

@@ -11,7 +11,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
 
-# Of one row: more would hold up the event loop.
+# Of one row: more would block the event loop.
 _MAX_ELEMENTS = 1_000_000
 _UNORDERED = (Datatype.BOOL, Datatype.BYTES)
 
@@ -19,8 +19,8 @@ _UNORDERED = (Datatype.BOOL, Datatype.BYTES)
 def classify(tensor: Tensor, count: int, labels: Sequence[str], *, is_batched: bool) -> Tensor:
     """The `count` highest elements of each row (of all, without batching), the highest first.
 
-    Of equal ones the lower index comes first; what is not a number is the lowest. `labels` are by index, and may be
-    fewer than there are elements. Raises InvalidArgumentError for a datatype without an order, or too many elements.
+    Of equal elements the lower index comes first; NaN ranks lowest. `labels` are by index, and may be fewer than the
+    elements. Raises InvalidArgumentError for a datatype without an order, or too many elements.
     """
     if tensor.datatype in _UNORDERED:
         raise InvalidArgumentError(

@@ -27,10 +27,10 @@ _VERSION = "version"
 _MOST_VERSION_DIGITS = 19
 _UNLOAD_DEPENDENTS = "unload_dependents"
 _EVICT = "evict"
-# What file systems take.
+# Limits of file systems.
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 4096
-# Directories of the system whose files are none.
+# System directories that hold no ordinary files.
 _NO_MODELS = ("dev", "proc", "sys")
 
 
@@ -87,7 +87,7 @@ class ControlPlane:
     def index(self, ready_only: bool = False, repository_name: str = "") -> list[IndexEntry]:
         """The rows of all models, or of the ready versions, or those of one repository.
 
-        Raises NotFoundError for a repository that there is not.
+        Raises NotFoundError for an unknown repository.
         """
         rows = self._repository.index(repository_name)
         return [row for row in rows if row.state is ModelState.READY] if ready_only else rows
@@ -158,8 +158,8 @@ class ControlPlane:
     ) -> None:
         """Unload a model, or with `version` (also a parameter) that one of its versions.
 
-        Returns when it takes no more requests. What is not loaded is no error. With `evict` a model on demand is loaded
-        again by the next request for it.
+        Returns when it takes no more requests. Unloading a model that is not loaded is not an error. With `evict` a
+        model on demand is loaded again by the next request for it.
         """
         with audited("unload", name):
             await self._unload(name, parameters or {}, repository_name, version)
@@ -192,15 +192,15 @@ class ControlPlane:
         return self._repository.traffic.get(name)
 
     def traffic_shares(self, name: str) -> Mapping[int, float]:
-        """What part of the requests each version answers now, of those that are ready."""
+        """The share of requests that each ready version answers now."""
         return self._repository.traffic.shares(name)
 
     def shadow_counts(self, name: str) -> dict[str, dict[str, int]]:
-        """What became of copies since the model's traffic was set: by version and result."""
+        """How copies ended since the model's traffic was set, by version and result."""
         return self._repository.traffic.counts.of(name)
 
     async def set_traffic(self, name: str, document: Mapping[str, Any], *, persists: bool = False) -> None:
-        """From the next request on. Raises InvalidArgumentError for what is no traffic, else as `ModelRepository`."""
+        """Applies from the next request on. Raises InvalidArgumentError if invalid, else as `ModelRepository`."""
         with audited("traffic", name):
             await self._repository.set_traffic(name, parse_traffic(document), persists=persists)
 
@@ -212,23 +212,23 @@ class ControlPlane:
     async def add_archive(self, name: str, directory: str) -> None:
         """Load a model, or an ensemble with its models, from an absolute path of the server's machine.
 
-        Raises InvalidArgumentError for a path of no use, else as `ModelRepository.add_archive`.
+        Raises InvalidArgumentError for an unusable path, else as `ModelRepository.add_archive`.
         """
         with audited("load", name):
             await self._repository.add_archive(name, _as_directory(directory))
 
     async def remove_archive(self, name: str) -> None:
-        """Unload what `add_archive` has loaded; returns when it is closed."""
+        """Unload a model that `add_archive` loaded; returns when it is closed."""
         with audited("unload", name):
             await self._repository.remove_archive(name)
 
     def archives(self) -> dict[str, str]:
-        """The models that were loaded so and serve, and where they are from."""
+        """The models that `add_archive` loaded and that serve, with their paths."""
         return {name: str(path) for name, path in self._repository.archives().items()}
 
 
 def _as_directory(text: str) -> Path:
-    """The absolute path that `text` is, without links resolved."""
+    """`text` as an absolute path, without links resolved."""
     path = Path(os.path.normpath(text))
     if not path.is_absolute() or "\0" in text or _is_too_long(path):
         raise InvalidArgumentError(f"expected the absolute path of a model's directory, got '{text:.200}'")
@@ -238,7 +238,7 @@ def _as_directory(text: str) -> Path:
 
 
 def _is_too_long(path: Path) -> bool:
-    """Whether no file system has such a path."""
+    """Whether no file system can have such a path."""
     sizes = [len(part.encode("utf-8", "surrogatepass")) for part in path.parts]
     return max(sizes) > _MAX_NAME_BYTES or sum(sizes) + len(sizes) > _MAX_PATH_BYTES
 
@@ -281,7 +281,7 @@ def _as_bool(verb: str, key: str, value: ControlParameter) -> bool:
 
 
 def _as_duration(key: str, value: ControlParameter) -> float:
-    """Seconds; a negative number is for ever."""
+    """Seconds; a negative number means for ever."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise InvalidArgumentError(f"load parameter '{key}': expected seconds or a duration, got {_kind(value)}")
     try:

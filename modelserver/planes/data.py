@@ -36,7 +36,7 @@ from modelserver.telemetry.tracer import TracedStream, Tracer
 
 @dataclass(frozen=True, slots=True)
 class ServerMetadata:
-    """Name, version and the protocol extensions that this server really offers."""
+    """Name, version and the protocol extensions that this server offers."""
 
     name: str
     version: str
@@ -78,7 +78,7 @@ class ModelLoad:
 
 
 class InferPlane(Protocol):
-    """What inference alone asks of a data plane; the one of a front process does no more."""
+    """The part of a data plane that inference needs; a front process's plane has only this part."""
 
     def infer(self, request: InFlightRequest) -> ResponseStream: ...
 
@@ -86,7 +86,7 @@ class InferPlane(Protocol):
 
 
 class AnyDataPlane(InferPlane, Protocol):
-    """What frontends ask of a data plane: `DataPlane`, or the one that checks API keys before it."""
+    """The data plane as frontends see it: `DataPlane`, or the one that checks API keys before it."""
 
     @property
     def is_live(self) -> bool: ...
@@ -161,7 +161,7 @@ class DataPlane:
         self._shadows = Shadows(self._traffic.counts)
         repository.residency.on_active = self._observe
         self._observe()
-        # Each call's inference requests are told to the access log.
+        # The access log learns of each call's inference requests.
         self.logs_access = logs_access
         self.is_shutting_down = False
         self._refuses_sequences = self._refuses_all = False
@@ -172,9 +172,9 @@ class DataPlane:
     def infer(self, request: InFlightRequest) -> ResponseStream:
         """Check the request and hand it to its model; the stream brings the responses or the error.
 
-        Raises ServerError for what is refused at once: unknown or unready model, a request that does
-        not fit the config, a full queue, a server that is shutting down. A request for a model that is loaded on
-        demand waits until it is, if its deadline allows.
+        Raises ServerError for a request that is refused at once: unknown or unready model, a request that does not fit
+        the config, a full queue, a server that is shutting down. A request for a model that is loaded on demand waits
+        until it is, if its deadline allows.
         """
         if self.logs_access:
             note_request(request)
@@ -214,13 +214,13 @@ class DataPlane:
         return self._submit_observed(model, request, regions, is_split=is_split)
 
     def check_inputs(self, request: InFlightRequest) -> None:
-        """Refuse a request whose elements take long to decode before that is done; the shapes are all that it has.
+        """Refuse a request before its elements, which take long to decode, are decoded; it has only their shapes.
 
-        Raises ServerError as `infer` does, which checks again. What depends on more than the shapes is left to it.
+        Raises ServerError as `infer` does. `infer` checks again, and checks whatever depends on more than the shapes.
         """
         name, version = request.model_name, request.version
         if request.sequence_id or (self._splits and version is None):
-            return  # another version than the one that is served by now may answer
+            return  # the version that answers may differ from the one served now
         try:
             signature = self._repository.get(name, version).signature
             elsewhere = () if request.transfer is None else request.transfer.inputs
@@ -245,7 +245,7 @@ class DataPlane:
     def _submit_observed(
         self, model: Model, request: InFlightRequest, regions: Sequence[Region], *, is_split: bool
     ) -> ResponseStream:
-        """As `Model.submit`, with what is to see or change the responses on their way standing before the reader."""
+        """As `Model.submit`, with the parts that see or change responses placed before the reader."""
         reader = request.stream
         transfer = request.transfer
         is_call = isinstance(request, CalledRequest)
@@ -283,9 +283,9 @@ class DataPlane:
         return reader
 
     def _shadows_of(self, model: Model, request: InFlightRequest) -> list[tuple[Model, float]]:
-        """The versions that see a copy of the request, and how exactly they are compared.
+        """The versions that get a copy of the request, and how exactly their answers are compared.
 
-        What a client may change meanwhile, in shared memory, is not copied, nor what is part of a sequence.
+        Requests with shared memory, which a client may change meanwhile, and requests of sequences are not copied.
         """
         split = self._traffic.splits.get(model.name)
         if split is None or request.transfer is not None or request.sequence_id:
@@ -305,12 +305,12 @@ class DataPlane:
             raise
 
     def follow_logs(self, settings: LogSettings) -> None:
-        """Write a line per request, or not, from now on."""
+        """Turn the line per request on or off from now on."""
         self._logs_requests = settings.log_verbose_level > 0
         self._observe()
 
     def _observe(self) -> None:
-        """Find out whether anything is to stand before the readers of responses."""
+        """Find out whether anything must be placed before the readers of responses."""
         self._is_observed = (
             self._logs_requests
             or self.tracer.is_on
@@ -321,12 +321,12 @@ class DataPlane:
         )
 
     def trace_settings(self, model_name: str = "") -> Mapping[str, str | list[str]]:
-        """Of the server, or of a model. Raises InvalidArgumentError for one that nobody knows."""
+        """Of the server, or of a model. Raises InvalidArgumentError for an unknown model."""
         self._check_traced_model(model_name)
         return self.tracer.settings(model_name)
 
     def update_trace_settings(self, changes: Changes, model_name: str = "") -> Mapping[str, str | list[str]]:
-        """Change some; the settings then. Raises ServerError as `Tracer.update` and `trace_settings` do."""
+        """Change some settings and return all. Raises ServerError as `Tracer.update` and `trace_settings` do."""
         with audited("trace settings", model_name):
             self._check_traced_model(model_name)
             settings = self.tracer.update(changes, model_name)
@@ -355,22 +355,22 @@ class DataPlane:
         return self._repository.unready_because(strict=self._strict_readiness)
 
     def begin_drain(self) -> None:
-        """Readiness falls; everything else goes on."""
+        """Readiness falls; everything else continues."""
         self.is_shutting_down = True
 
     def end_sequences(self) -> None:
-        """New sequences are refused, as they could outlive the drain; those that there are go on."""
+        """New sequences are refused, as they could outlive the drain; existing sequences continue."""
         self._refuses_sequences = True
 
     def begin_shutdown(self) -> None:
-        """Readiness falls and new inference is refused; what was accepted goes on."""
+        """Readiness falls and new inference is refused; accepted requests continue."""
         self.is_shutting_down = self._refuses_all = True
         self._waking.close()
 
     def model_is_ready(self, name: str, version: int | None = None) -> bool:
-        """Whether the model can answer now, or after it was loaded on demand.
+        """Whether the model can answer now, or after it is loaded on demand.
 
-        Raises NotFoundError for a model or version nobody knows.
+        Raises NotFoundError for an unknown model or version.
         """
         try:
             model = self._repository.get(name, version)
@@ -390,7 +390,7 @@ class DataPlane:
         return sorted({model.name for model in self._repository.models()})
 
     async def unloaded_configs(self) -> list[ModelConfig]:
-        """The configs of models that are loaded when somebody asks, as far as they are known before; by no order."""
+        """The configs of models that are loaded on demand, as far as they are known before the load; in no order."""
         return await self._repository.unloaded_configs()
 
     def server_metadata(self) -> ServerMetadata:
@@ -411,11 +411,11 @@ class DataPlane:
         )
 
     def model_config(self, name: str, version: int | None = None) -> ModelConfig:
-        """The completed, normalised config that the model runs with."""
+        """The complete, normalised config that the model runs with."""
         return self._repository.get(name, version).config
 
     def model_directories(self, name: str) -> tuple[Path, ...]:
-        """Where the files of the model's newest ready version are, then those of the model."""
+        """The directory of the model's newest ready version, then that of the model."""
         return self._repository.get(name, None).directories
 
     def statistics(self, name: str = "", version: int | None = None) -> list[tuple[Model, StatisticsSnapshot]]:
@@ -426,7 +426,7 @@ class DataPlane:
         return [(model, model.statistics.since_reset()) for model in self._ready_models(name, version)]
 
     def reset_statistics(self, name: str = "", version: int | None = None) -> None:
-        """Have `statistics` begin anew; metrics go on. Raises as `statistics` does."""
+        """Reset `statistics`; metrics continue. Raises as `statistics` does."""
         with audited("reset statistics", name):
             for model in self._ready_models(name, version):
                 model.statistics.reset()
@@ -434,7 +434,7 @@ class DataPlane:
     def _ready_models(self, name: str, version: int | None) -> list[Model]:
         try:
             return self._named_models(name, version)
-        except ModelAsleepError as asleep:  # numbers of a model are no reason to load it
+        except ModelAsleepError as asleep:  # statistics alone do not justify loading a model
             raise UnavailableError(asleep.message) from None
         except ServerError as error:
             is_served = version is not None and bool(self._repository.ready_versions(name))

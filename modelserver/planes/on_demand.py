@@ -22,12 +22,12 @@ from modelserver.errors import (
 
 _logger = logging.getLogger(__name__)
 
-# A model that leaves again before a request that waited could be submitted is loaded anew, this often at most.
+# A model that is unloaded before a waiting request could be submitted is loaded again, at most this many times.
 _MAX_ATTEMPTS = 5
 
 
 class WakingRequests:
-    """Made by the data plane, whose `infer` gets each request again when its model serves. Event loop thread only."""
+    """Made by the data plane; its `infer` gets each request again when the model serves. Event loop thread only."""
 
     def __init__(self, infer: Callable[[InFlightRequest], ResponseStream], *, max_waiting: int = 10_000) -> None:
         self._infer = infer
@@ -39,25 +39,25 @@ class WakingRequests:
         return len(self._tasks)
 
     def wait(self, request: InFlightRequest, asleep: ModelAsleepError) -> ResponseStream:
-        """Have the model loaded, and then the request answered, on its stream.
+        """Load the model, then have the request answered on its stream.
 
-        Raises QueueFullError, and `asleep` for a request that waits already: `_submit` has the model loaded anew.
+        Raises QueueFullError, and `asleep` for a request that already waits: `_submit` then loads the model again.
         """
         if request in self._tasks:
             raise asleep
         if len(self._tasks) >= self._max_waiting:
-            error = QueueFullError(f"{self._max_waiting} requests wait for models to be loaded: try again later")
+            error = QueueFullError(f"{self._max_waiting} requests wait for models to be loaded; try again later")
             error.retry_after_s = 1.0
             raise error
         task = asyncio.get_running_loop().create_task(self._submit(request, asleep), name="request for a model asleep")
         self._tasks[request] = task
-        # Not at the end of the Task: one that is cancelled at once does not begin.
+        # Not at the end of the Task: a Task that is cancelled at once never begins.
         task.add_done_callback(lambda done: self._settle(request, done))
         request.on_cancel = self._cancel
         return request.stream
 
     def close(self) -> None:
-        """The server stops: nobody is waited for."""
+        """The server stops: give up all waits."""
         for task in self._tasks.values():
             task.cancel()
 
@@ -65,7 +65,7 @@ class WakingRequests:
         self._tasks[request].cancel()
 
     def _settle(self, request: InFlightRequest, task: asyncio.Task[ServerError | None]) -> None:
-        """The wait is over: answer, unless who has the request does."""
+        """The wait is over: answer, unless the request was handed on and is answered there."""
         del self._tasks[request]
         error: ServerError | None
         if task.cancelled():
@@ -78,11 +78,11 @@ class WakingRequests:
         else:
             error = task.result()
         if error is not None:
-            request.on_cancel = None  # a client that leaves with its answer leaves nothing behind
+            request.on_cancel = None  # a client that leaves on its answer must leave no reference behind
             request.stream.deliver(InferResponse(error=error))
 
     async def _submit(self, request: InFlightRequest, asleep: ModelAsleepError) -> ServerError | None:
-        """Why the request was not accepted in the end; None: it was, and is answered by who has it."""
+        """Why the request was not accepted in the end; None: it was accepted, and the model answers it."""
         for _ in range(_MAX_ATTEMPTS):
             deadline_ns = request.deadline_ns
             left_s = None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
@@ -105,4 +105,4 @@ class WakingRequests:
                 return error
             else:
                 return None
-        return UnavailableError(f"model '{request.model_name}' was loaded {_MAX_ATTEMPTS} times, and left each time")
+        return UnavailableError(f"model '{request.model_name}' was loaded {_MAX_ATTEMPTS} times and unloaded each time")

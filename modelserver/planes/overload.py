@@ -8,7 +8,7 @@ from modelserver.errors import ErrorCode, QueueFullError, QueueTimeoutError, Ser
 
 
 class OverloadStream(RelayStream):
-    """Gives the errors of queues the codes that say what they are."""
+    """Gives queue errors codes that name the kind of overload."""
 
     __slots__ = ()
 
@@ -20,7 +20,7 @@ class OverloadStream(RelayStream):
 
 
 def tell_overload(error: ServerError) -> ServerError:
-    """The same error, under the code of its kind; others stay as they are."""
+    """The same error, with the code of its kind; other errors stay as they are."""
     told: ServerError
     if isinstance(error, QueueFullError):
         told = QueueFullError(error.message, code=ErrorCode.OVERLOADED)

@@ -1,4 +1,4 @@
-"""Whose requests are admitted: quotas of callers, counted here, and looked up where the operator writes them."""
+"""Whose requests are admitted: quotas of callers, counted here and looked up in the operator's settings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from modelserver.core.stream import ResponseStream
 from modelserver.errors import QuotaError
 from modelserver.telemetry.caller_counts import CallerCounts
 
-# Callers that have nothing in flight are forgotten above this number, the longest unseen first.
+# Above this number, callers with nothing in flight are forgotten, the longest unseen first.
 _MAX_CALLERS = 10_000
-# Outputs of language models that tell what was read and written, and what text counts for that comes without a number.
+# Outputs of language models that count tokens read and written, and the worth of text that comes without a count.
 _TOLD = frozenset({"num_input_tokens", "num_output_tokens", "index", "text_output"})
 _BYTES_PER_TOKEN = 4
 
 
 class Bucket:
-    """What flows in at a rate and is kept for a second at most; it may be overdrawn."""
+    """A token bucket: it fills at a rate, holds at most a second's worth, and may be overdrawn."""
 
     __slots__ = ("_level", "_rate", "_then_s")
 
@@ -31,11 +31,11 @@ class Bucket:
         self._then_s = now_s
 
     def set_rate(self, rate: float) -> None:
-        """The operator has written another one."""
+        """The operator has set another rate."""
         self._rate = rate
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """How long until there is so much; 0 if there is now."""
+        """Seconds until the bucket holds that amount; 0 if it does now."""
         most = max(1.0, self._rate)
         self._level = min(most, self._level + (now_s - self._then_s) * self._rate)
         self._then_s = now_s
@@ -46,7 +46,7 @@ class Bucket:
 
 
 class _Account:
-    """What one caller has used."""
+    """One caller's usage."""
 
     __slots__ = ("num_inflight", "requests", "tokens")
 
@@ -59,7 +59,7 @@ class _Account:
 class Callers:
     """The accounts of all callers. Event loop thread only.
 
-    `limits_of` says what a caller may have now: it is asked for each request, so that changes count at once.
+    `limits_of` gives a caller's current limits. It is called for each request, so that changes apply at once.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Callers:
     def admit(self, request: InFlightRequest) -> Callable[[], None]:
         """Let the request pass, with its caller's weight, or raise QuotaError.
 
-        Whoever refuses it after this calls what is returned, which gives back its place among those in flight.
+        Call the returned function if the request is refused later: it gives back the place among those in flight.
         """
         name = request.caller
         limits = self._limits_of(name)
@@ -125,7 +125,7 @@ class Callers:
         else:
             account.requests.set_rate(limits.requests_per_second)
             account.tokens.set_rate(limits.tokens_per_second)
-        self._accounts[name] = account  # the last one seen is the last one here
+        self._accounts[name] = account  # the most recently seen caller is last
         return account
 
     def _forget_one(self) -> None:
@@ -135,7 +135,7 @@ class Callers:
 
 
 class MeteredStream(RelayStream):
-    """Counts the tokens that pass, and notes the end."""
+    """Counts the tokens that pass, and records the end."""
 
     __slots__ = ("_account", "_callers", "_counted", "_is_released", "_name")
 
@@ -144,7 +144,7 @@ class MeteredStream(RelayStream):
         self._callers = callers
         self._name = name
         self._account = account
-        # Tokens by choice; those of the prompt under -1.
+        # Tokens by choice; those of the prompt have the key -1.
         self._counted: dict[int, int] = {}
         self._is_released = False
 
@@ -166,9 +166,9 @@ class MeteredStream(RelayStream):
 
 
 def count_tokens(response: InferResponse, counted: dict[int, int]) -> None:
-    """Add what a response of a language model says it has written, by choice, and under -1 what it has read.
+    """Add the tokens that a response of a language model reports: written ones by choice, read ones with the key -1.
 
-    Where it has text and no number, four bytes of text are a token; other models have none.
+    Text without a count is worth a token per four bytes; other models have no tokens.
     """
     columns = {tensor.name: tensor.data.ravel().tolist() for tensor in response.outputs if tensor.name in _TOLD}
     if columns.get("num_input_tokens"):

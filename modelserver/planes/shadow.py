@@ -1,7 +1,7 @@
-"""Copies of requests for versions that nobody waits for: their answers are compared with those that were given.
+"""Copies of requests for shadow versions, whose answers are only compared with the answers that clients got.
 
-A copy costs the client nothing but what the machine has to do: it is made after the request was submitted, and let go
-when its version cannot take it, or has many already.
+A copy costs the client nothing but its share of the machine: it is made after the request was submitted, and dropped if
+its version cannot take it or already has many.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _logger = logging.getLogger(__name__)
 
 # Copies of one version that may be in flight; further ones are skipped.
 _MAX_INFLIGHT = 64
-# More bytes than these are compared by a thread, rather than by the event loop.
+# More bytes than this are compared in a thread, not on the event loop.
 _LOOP_BYTES = 256 << 10
 
 
 @dataclass(slots=True)
 class _Answers:
-    """The two answers to compare, as they come; None is one that cannot be compared."""
+    """The two answers to compare, as they arrive; None stands for one that cannot be compared."""
 
     given: list[Tensor] | None = None
     shadow: list[Tensor] | None = None
@@ -44,7 +44,7 @@ class _Answers:
 
 
 class Shadows:
-    """Makes the copies and counts what became of them. Event loop thread only."""
+    """Makes the copies and counts their results. Event loop thread only."""
 
     def __init__(self, counts: ShadowCounts) -> None:
         self.counts = counts
@@ -52,13 +52,13 @@ class Shadows:
         self._comparisons: set[asyncio.Future[bool]] = set()
 
     def watch(self, request: InFlightRequest) -> _GivenStream:
-        """Stand before the reader of a request that is to be copied."""
+        """Put a relay before the reader of a request that is to be copied."""
         stream = _GivenStream(request.stream)
         request.stream = stream
         return stream
 
     def copy(self, request: InFlightRequest, given: _GivenStream, model: Model, tolerance: float) -> None:
-        """Let `model` have a copy of a request that was submitted; `given` hears its answer."""
+        """Give `model` a copy of a submitted request; `given` receives the client's answer."""
         key = (model.name, model.version)
         if self._inflight[key] >= _MAX_INFLIGHT:
             self.counts.record(*key, ShadowResult.SKIPPED)
@@ -80,13 +80,13 @@ class Shadows:
         try:
             model.infer(copied)
         except ServerError as error:
-            _logger.debug("the shadow of model '%s' version %d took no copy: %s", *key, error.message)
+            _logger.debug("the shadow version of model '%s', %d, did not accept a copy: %s", *key, error.message)
             self.finish(key, ShadowResult.SKIPPED)
         else:
             given.add(comparison)
 
     def finish(self, key: tuple[str, int], result: ShadowResult) -> None:
-        """A copy has come to its end."""
+        """A copy has ended."""
         self._inflight[key] -= 1
         self.counts.record(*key, result)
 
@@ -113,7 +113,7 @@ class Shadows:
 
 
 class _Comparison:
-    """Waits for both answers."""
+    """Holds both answers until they are compared."""
 
     def __init__(self, shadows: Shadows, key: tuple[str, int], tolerance: float) -> None:
         self._shadows = shadows
@@ -142,7 +142,7 @@ class _Comparison:
 
 
 class _Sole:
-    """The outputs of a request that is answered once; None of any other."""
+    """The outputs of a request that is answered once; None for any other."""
 
     __slots__ = ("has_failed", "num_answers", "outputs")
 
@@ -164,7 +164,7 @@ class _Sole:
 
 
 class _GivenStream(RelayStream):
-    """Passes on the answer to the client, and tells the comparisons of it."""
+    """Passes the answer on to the client and to the comparisons."""
 
     __slots__ = ("_comparisons", "_sole")
 
@@ -174,7 +174,7 @@ class _GivenStream(RelayStream):
         self._sole = _Sole()
 
     def add(self, comparison: _Comparison) -> None:
-        """Tell it too; it may be that all has been said."""
+        """Add a comparison; the answer may already be complete."""
         if self.is_finished:
             comparison.on_given(self._sole.result)
         else:
@@ -190,7 +190,7 @@ class _GivenStream(RelayStream):
 
 
 class _ShadowStream(ResponseStream):
-    """The end of a copy: no client reads it."""
+    """The reader of a copy, which no client reads."""
 
     __slots__ = ("_comparison", "_sole")
 

@@ -1,8 +1,8 @@
 """System shared memory that clients have registered: named regions, in which tensors of requests may lie.
 
-A client may make the file of a region smaller at any time. That it is still large enough is checked in each use, and
-what happens between the check and the use fails that request alone: with the part in C, tensors are views of guarded
-memory of the region; without it they are copied by system calls, which report what is missing.
+A client may make the file of a region smaller at any time. Each use checks that it is still large enough; a change
+between the check and the use fails only that request. With the C part, tensors are views of the region's guarded
+memory; without it they are copied by system calls, which report missing bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from modelserver.telemetry.audit import audited
 Array = np.ndarray[Any, np.dtype[Any]]
 
 # POSIX shared memory objects are files of this directory.
-DIRECTORY = Path("/dev/shm")  # noqa: S108 - where shm_open of the C library looks, no temporary file of ours
+DIRECTORY = Path("/dev/shm")  # noqa: S108 - where the C library's shm_open looks, not a temporary file of ours
 # Regions of Triton's own Python backend; its clients know that these are refused.
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _MAX_NAME_BYTES = 255
@@ -56,10 +56,10 @@ class Region:
     __slots__ = ("_descriptor", "_memory", "_was_smaller", "is_leaving", "num_users", "status")
 
     def __init__(self, status: RegionStatus) -> None:
-        """Map the memory. Raises InvalidArgumentError for a key that names none, or too little of it."""
+        """Map the memory. Raises InvalidArgumentError for a key without memory, or with too little."""
         self.status = status
         self.num_users = 0
-        # Unregistered while in use: it goes with its last user.
+        # Unregistered while in use: it is released with its last user.
         self.is_leaving = False
         self._descriptor = _open(status.name, status.key)
         try:
@@ -93,11 +93,11 @@ class Region:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing that was used of the region was missing from its file. Once it was, it stays so."""
+        """Whether the file had all the bytes of the region that were used. Once False, it stays False."""
         return not self._was_smaller and (self._memory is None or self._memory.is_whole)
 
     def check_whole(self) -> None:
-        """Raise InvalidArgumentError if the file has become smaller than the region, or was when it was used."""
+        """Raise InvalidArgumentError if the file is smaller than the region, or was when the region was used."""
         if not self.is_whole or self.status.offset + self.status.num_bytes > os.fstat(self._descriptor).st_size:
             raise self.smaller()
 
@@ -113,9 +113,9 @@ class Region:
         )
 
     def read(self, offset: int, num_bytes: int) -> memoryview:
-        """These bytes, as they are whenever one looks, or a copy. Raises InvalidArgumentError as `check` does.
+        """These bytes as a live view, or a copy. Raises InvalidArgumentError as `check` does.
 
-        Bytes that the file loses after that read as zeros; `is_whole` reports it.
+        If the file loses bytes later, they read as zeros, which `is_whole` reports.
         """
         self.check(offset, num_bytes)
         start = self.status.offset + offset
@@ -139,13 +139,13 @@ class Region:
             raise self.smaller()
 
     def close(self) -> None:
-        """The memory goes when the last tensor that is a view of it does."""
+        """The memory is released with the last tensor that views it."""
         os.close(self._descriptor)
         self._memory = None
 
 
 class _GuardedMemory(mmap.mmap):
-    """The memory of a file that others may make smaller: what is missing is zeros, and no end of the process."""
+    """The memory of a file that others may make smaller: missing bytes read as zeros instead of killing the process."""
 
     _number: int | None = None
 
@@ -161,7 +161,7 @@ class _GuardedMemory(mmap.mmap):
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing that was touched was missing."""
+        """Whether all touched bytes were there."""
         assert is_broken is not None, "there is a guard"
         return self._number is not None and not is_broken(self._number)
 
@@ -174,12 +174,12 @@ class SharedMemory:
     """The regions by name. Event loop thread only."""
 
     def __init__(self, *, is_allowed: bool = False) -> None:
-        """Without `is_allowed` nothing can be registered; there are no regions then, which one may ask."""
+        """Without `is_allowed` nothing can be registered; queries then find no regions."""
         self.is_allowed = is_allowed
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: str, offset: int, num_bytes: int) -> None:
-        """Have a region by that name.
+        """Register a region by that name.
 
         Raises UnsupportedError without the flag, AlreadyExistsError, or InvalidArgumentError.
         """
@@ -199,7 +199,7 @@ class SharedMemory:
     def unregister(self, name: str = "") -> None:
         """Forget a region, or all of them; one in use is forgotten when its last request has ended.
 
-        A name that is not known is none to forget. Raises UnsupportedError without the flag for a name.
+        An unknown name is ignored. Raises UnsupportedError for a name, if the flag is not set.
         """
         with audited("unregister shared memory", name):
             if name:
@@ -217,7 +217,7 @@ class SharedMemory:
             )
 
     def statuses(self, name: str = "") -> Sequence[RegionStatus]:
-        """Of one region, or of all. Raises NotFoundError for a name that is not known."""
+        """The status of one region, or of all. Raises NotFoundError for an unknown name."""
         if name and name not in self._regions:
             raise NotFoundError(f"Unable to find system shared memory region: '{name}'")
         return [region.status for region in self._regions.values() if not name or region.status.name == name]
@@ -242,7 +242,7 @@ class SharedMemory:
                 self._close_unused(region)
 
     def close(self) -> None:
-        """Let go of all regions, at the end of the server."""
+        """Release all regions, at the end of the server."""
         for region in self._regions.values():
             region.close()
         self._regions.clear()
@@ -253,7 +253,7 @@ class SharedMemory:
 
 
 class CudaSharedMemory:
-    """CUDA regions: none, as this server has no memory of a GPU to share. It says so, and answers what can be."""
+    """CUDA regions: this server shares no GPU memory, so it refuses to register any and lists none."""
 
     def register(self, name: str, raw_handle: bytes, device_id: int, num_bytes: int) -> None:
         """Raises UnsupportedError always; the arguments are those of the protocol."""
@@ -264,7 +264,7 @@ class CudaSharedMemory:
         )
 
     def statuses(self, name: str = "") -> Sequence[RegionStatus]:
-        """Of one region, which there is not, or of all."""
+        """The status of one region, which is never found, or of all."""
         if name:
             raise NotFoundError(f"Unable to find cuda shared memory region: '{name}'")
         return ()
@@ -304,7 +304,7 @@ def _open(region: str, key: str) -> int:
 
 
 def _fault(name: str) -> str:
-    """What keeps a region from being registered by this name, or else by its key."""
+    """The fault of the region's name, or else of its key."""
     if not name:
         return "name is empty"
     kind = "name" if name.startswith(RESERVED_PREFIX) else "key"

@@ -1,4 +1,4 @@
-"""Requests some of whose tensors are not in their messages: regions become inputs, outputs go where they are wanted."""
+"""Requests with tensors outside their messages: regions become inputs, and outputs are written to regions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 def resolve(request: InFlightRequest, transfer: Transfer, memory: SharedMemory) -> Sequence[Region]:
-    """Give the request its inputs that are in regions; all regions that it uses.
+    """Add the request's inputs from regions; returns all regions that it uses.
 
-    Raises NotFoundError for an unknown region, InvalidArgumentError for a slice that is not in it or has not the
-    size of its tensor.
+    Raises NotFoundError for an unknown region, InvalidArgumentError for a slice that is outside its region or not of
+    its tensor's size.
     """
     regions = []
     for item in transfer.inputs:
@@ -61,7 +61,7 @@ def _input(model_name: str, item: RegionInput, region: Region) -> Tensor:
 class TransferStream(RelayStream):
     """Writes outputs into their regions and ranks classes, before a response goes to its reader.
 
-    Uses the regions from its making to the last response, or `release`.
+    Uses the regions from construction to the last response, or `release`.
     """
 
     __slots__ = ("_memory", "_model", "_regions", "_transfer")
@@ -84,7 +84,7 @@ class TransferStream(RelayStream):
     def pass_on(self, response: InferResponse) -> InferResponse:
         try:
             if response.error is None and response.outputs:
-                # A new response: others may have been promised this one (a cache, requests that wait for the same).
+                # A new response: others may share this one (a cache, requests that wait for the same answer).
                 response = replace(response, outputs=[self._delivered(tensor) for tensor in response.outputs])
             for region in self._regions:
                 region.check_whole()  # else the model may have read zeros
@@ -104,7 +104,7 @@ class TransferStream(RelayStream):
         self._memory.release(regions)
 
     def _delivered(self, tensor: Tensor) -> Tensor:
-        """The output as it goes into the message: itself, what stands for it, or its classes."""
+        """The output as the message has it: itself, its placeholder, or its classes."""
         transfer, model = self._transfer, self._model
         place = transfer.placed.get(tensor.name)
         if place is not None:
@@ -116,7 +116,7 @@ class TransferStream(RelayStream):
         count = transfer.class_counts.get(tensor.name)
         if count is None:
             if any(region.holds(tensor.data) for region in self._regions):
-                # The input itself: once this is checked, its client must not be able to take it away.
+                # The input itself: after this check its client must not be able to remove it.
                 return Tensor(tensor.name, tensor.datatype, tensor.data.copy())
             return tensor
         is_batched = model.config.max_batch_size > 0
@@ -127,6 +127,6 @@ class TransferStream(RelayStream):
 
 
 def placeholder(tensor: Tensor) -> Tensor:
-    """What stands in a response for an output that is elsewhere: its name, datatype and shape, and no memory."""
+    """The placeholder of an output that is elsewhere: its name, datatype and shape, and no memory."""
     data = np.broadcast_to(np.zeros((), tensor.datatype.numpy), tensor.shape)
     return Tensor(tensor.name, tensor.datatype, data)

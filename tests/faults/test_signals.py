@@ -47,7 +47,7 @@ def test_two_requests_to_stop_end_it_at_once(tmp_path: Path) -> None:
         metrics = f"127.0.0.1:{server.port('metrics')}"
         wait_for(lambda: metric(metrics, "modelserver_inflight_requests") == 1, "it executes")
         server.signal()
-        server.wait_for("serving on for 60 s")
+        server.wait_for("serving for another 60 s")
         time.sleep(SAME_REQUEST_S + 0.05)
         server.signal()
         assert server.wait(20) == 1
