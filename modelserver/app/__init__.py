@@ -1,1 +1,1 @@
-"""The process: what is put together at start, and how it stops."""
+"""The process: how its parts are put together at start, and how it stops."""

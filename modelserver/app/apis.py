@@ -1,4 +1,4 @@
-"""APIs that installed packages bring, and which of all APIs an operator wants where."""
+"""APIs that installed packages bring, and the operator's choice of APIs and ports."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from modelserver.options.flags import nearest_hint
 logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "modelserver.apis"
-# As the name stands in scopes of keys.
+# The form that a name also has in scopes of keys.
 _OWN_NAMES = frozenset({"kserve", "openai", "sagemaker", "metrics"})
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}", re.ASCII)
 
 
 def installed_apis(make_context: Callable[[str], ApiContext], choices: Mapping[str, ApiChoice]) -> list[Api]:
-    """The APIs of installed packages, in the order of their names; those that are switched off are not even imported.
+    """The APIs of installed packages, in the order of their names; those that are switched off are not imported.
 
     Raises InvalidArgumentError, naming the package, for one that cannot be made.
     """
@@ -43,7 +43,7 @@ def installed_apis(make_context: Callable[[str], ApiContext], choices: Mapping[s
 def chosen_apis(apis: Iterable[Api], choices: Mapping[str, ApiChoice]) -> list[Api]:
     """The APIs as `--api` wants them: without those that are off, and with the ports that it names.
 
-    Raises InvalidArgumentError for a name that is none of theirs.
+    Raises InvalidArgumentError for an unknown name.
     """
     apis = list(apis)
     known = [api.name.lower() for api in apis]
@@ -67,7 +67,7 @@ def _installed_names() -> set[str]:
 def _make(entry_point: importlib.metadata.EntryPoint, make_context: Callable[[str], ApiContext]) -> Api:
     name = entry_point.name
     where = f"the API '{name}' of {_package(entry_point)} ({entry_point.value})"
-    advice = f"mend or uninstall the package, or start with {FLAG}={name}=off"
+    advice = f"fix or uninstall the package, or start with {FLAG}={name}=off"
     if not _NAME.fullmatch(name):
         raise InvalidArgumentError(f"{where}: its name must be of a-z, 0-9 and -, and begin with a letter; {advice}")
     if name in _OWN_NAMES:

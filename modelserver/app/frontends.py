@@ -1,4 +1,4 @@
-"""The frontends of a server: which APIs and services there are, on which ports, behind one guard for each protocol."""
+"""The frontends of a server: which APIs and services it has, on which ports, behind one guard for each protocol."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from modelserver.telemetry.metrics import ServerMetrics
 
 
 def http_apis(dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: HttpLimits) -> tuple[Api, ...]:
-    """The APIs of the HTTP port. The first one answers for paths that belong to none."""
+    """The APIs of the HTTP port. The first one answers for paths that belong to no API."""
     return (
         KServe(dataplane, controlplane, limits).api(),
         OpenAi(dataplane, controlplane, limits).api(),
@@ -75,7 +75,7 @@ def grpc_frontend(
 def _planes(
     dataplane: AnyDataPlane, controlplane: AnyControlPlane, keys: KeyRing | None
 ) -> tuple[AnyDataPlane, AnyControlPlane]:
-    """The planes, asking whose a call is where there are keys."""
+    """The planes, with a check of each call's key if there are keys."""
     return (dataplane, controlplane) if keys is None else keyed_planes(dataplane, controlplane, keys)
 
 
@@ -94,7 +94,7 @@ class ServerFrontends:
         self._guard = Guard(self._limits.access, keys)
 
     def make(self, metrics: ServerMetrics) -> Frontends:
-        """Those that the options ask for. Raises InvalidArgumentError for an API that cannot be made."""
+        """The frontends that the options ask for. Raises InvalidArgumentError for an API that cannot be made."""
         options = self._options
         kserve, *optional = http_apis(*self._planes, self._limits)
         choices = options.api_choices
@@ -118,16 +118,16 @@ class ServerFrontends:
         )
 
     def _context(self, name: str) -> ApiContext:
-        """What the installed API of that name gets of the server."""
+        """The parts of the server that the installed API of that name gets."""
         return ApiContext(name, *self._planes, self._limits)
 
     def _shared(self, apis: Sequence[Api]) -> Frontend:
-        """What the HTTP port serves, of one process or of several: front processes see to CORS themselves."""
+        """The frontend of the HTTP port, for one process or several: front processes handle CORS themselves."""
         frontend = with_access_log(HttpFrontend(apis, self._guard), is_logged=self._logs_access)
         return with_cors(frontend, self._options.http_cors) if self._options.wire_processes == 1 else frontend
 
     def _own(self, api: Api, *, has_cors: bool = False) -> OwnPort:
-        """An API on a port of its own; no web page calls those of clouds."""
+        """An API on a port of its own; web pages do not call those of clouds."""
         frontend = with_access_log(HttpFrontend([api], self._guard), is_logged=self._options.access_log)
         if has_cors:
             frontend = with_cors(frontend, self._options.http_cors)
@@ -145,7 +145,7 @@ class ServerFrontends:
 
     @property
     def _logs_access(self) -> bool:
-        """Whether this process writes the access log; where there are front processes, they do."""
+        """Whether this process writes the access log; front processes write it if there are any."""
         return self._options.access_log and self._options.wire_processes == 1
 
     def _clouds(self) -> list[Api]:
@@ -157,7 +157,7 @@ class ServerFrontends:
         return clouds
 
     def _v2(self) -> Frontend:
-        """What the calls of clouds become: calls of KServe's API, which the guard looks at again."""
+        """The target of clouds' calls: they become calls of KServe's API, which the guard checks again."""
         return HttpFrontend([KServe(*self._planes, self._limits).api()], self._guard)
 
     def _sagemaker(self) -> Api:
@@ -174,7 +174,7 @@ class ServerFrontends:
         if not all(path.startswith("/") for path in paths):
             raise InvalidArgumentError(
                 "--allow-vertex-ai needs the environment variables AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE: the paths "
-                "that Vertex AI asks"
+                "that Vertex AI calls"
             )
         health_path, predict_path = paths
         return vertex_ai_api(

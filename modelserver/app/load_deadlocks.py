@@ -1,4 +1,4 @@
-"""Which loads wait for which: models may load others while they are loaded, and would wait for ever in a circle."""
+"""Which loads wait for which: a model may load others during its own load, but a circle would never end."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from modelserver.errors import UnavailableError
 
 
 class LoadWaits:
-    """The names of models whose `initialize` waits until something was done with another model."""
+    """The names of models whose `initialize` waits for an operation on another model."""
 
     def __init__(self) -> None:
         self._awaited: dict[str, list[str]] = {}
 
     @contextmanager
     def wait(self, loading: str, name: str) -> Iterator[None]:
-        """Around what is done with `name` for the model `loading`, which is being loaded; "" for none.
+        """Encloses an operation on `name` for the model `loading`, which is being loaded; "" for none.
 
-        Raises UnavailableError where it would wait for itself.
+        Raises UnavailableError if it would wait for itself.
         """
         if not loading:
             yield

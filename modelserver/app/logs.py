@@ -19,14 +19,14 @@ from modelserver.telemetry.log_settings import LogSettings
 from modelserver.telemetry.log_tail import LogTail, TailHandler
 
 QUEUE_LENGTH = 10_000
-# How long `close` waits for a reader that does not read.
+# How long `close` waits for a slow reader of the log.
 CLOSE_TIMEOUT_S = 2.0
-# The server's own loggers; libraries are heard from WARNING on.
+# The server's own loggers; libraries log from WARNING on.
 OWN_LOGGERS = ("modelserver", "modelserver_backends")
 
 
 def set_own_level(level: int) -> None:
-    """Have the server's own loggers log from this level on."""
+    """Set the level of the server's own loggers."""
     for name in OWN_LOGGERS:
         logging.getLogger(name).setLevel(level)
 
@@ -46,7 +46,7 @@ class LogWriter:
         self.tail = LogTail()
         self._to_tail = TailHandler(self.tail)
         self._to_tail.setFormatter(handler.formatter)
-        # The tail first: a reader of the log that does not read holds up nobody who asks for it.
+        # The tail first: a blocked reader of the log does not delay requests for the tail.
         self._listener = _Listener(self._records, self._to_tail, handler)
         root = logging.getLogger()
         self._before = (root.handlers[:], root.level)
@@ -56,7 +56,7 @@ class LogWriter:
         self._listener.start()
 
     def apply(self, settings: LogSettings) -> None:
-        """Log by these settings from now on; from any thread. What is queued already gets the new look."""
+        """Log with these settings from now on; from any thread. Lines already queued get the new format."""
         formatter = _FORMATTERS[settings.log_format]()
         self._output.setFormatter(formatter)
         self._to_tail.setFormatter(formatter)
@@ -64,7 +64,7 @@ class LogWriter:
         set_own_level(own_level(settings))
 
     def close(self) -> None:
-        """Write what is queued and give the root logger back."""
+        """Write the queued lines and restore the root logger."""
         root = logging.getLogger()
         root.handlers[:], level = self._before
         root.setLevel(level)
@@ -170,14 +170,14 @@ class _DroppingHandler(logging.handlers.QueueHandler):
 
 
 class _Listener(logging.handlers.QueueListener):
-    """The writing thread, whose end is waited for only so long. A None in the queue ends it."""
+    """The writing thread, with a bounded wait for its end. A None in the queue ends it."""
 
     def __init__(self, records: queue.Queue[Any], *outputs: logging.Handler) -> None:
         super().__init__(records, *outputs)
         self._records = records
 
     def finish(self, timeout_s: float) -> bool:
-        """Write what is queued; False if the output took no more within `timeout_s`."""
+        """Write the queued lines; False if the output did not take them within `timeout_s`."""
         thread = self._thread
         assert thread is not None, "the listener was started"
         try:
@@ -189,14 +189,14 @@ class _Listener(logging.handlers.QueueListener):
 
 
 class _QuietHandler(logging.StreamHandler[TextIO]):
-    """Writes lines; a reader that has gone away (a closed pipe) is no reason to fail or to complain."""
+    """Writes lines; a reader that has left (a closed pipe) causes no error and no warning."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         del record
 
 
 class _FileHandler(_QuietHandler):
-    """Writes to the file of a name. When it was moved or removed, as logrotate does, the next line makes it anew."""
+    """Writes to a named file. If it was moved or removed, as logrotate does, the next line creates it again."""
 
     def __init__(self, name: str) -> None:
         super().__init__(_open(name))
@@ -208,17 +208,17 @@ class _FileHandler(_QuietHandler):
 
     def close(self) -> None:
         super().close()
-        with suppress(OSError):  # a disk that is full takes the rest no more than it took the lines before
+        with suppress(OSError):  # a full disk that refused earlier lines also refuses the rest
             self.stream.close()
 
     def _follow(self) -> None:
-        """Have the stream be the file that has the name now; where none can be made, the old one."""
+        """Write to the file that has the name now; if it cannot be created, to the old one."""
         try:
             if os.path.samestat(Path(self._name).stat(), os.fstat(self.stream.fileno())):
                 return
         except FileNotFoundError:
             pass
-        except OSError:  # its directory may not be looked into
+        except OSError:  # its directory cannot be read
             return
         with suppress(InvalidArgumentError):
             old, self.stream = self.stream, _open(self._name)

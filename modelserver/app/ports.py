@@ -1,4 +1,4 @@
-"""Which ports the server has, what each of them answers, and within which limits: made from the options."""
+"""The server's ports, the frontends that each serves, and their limits: made from the options."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _PORT_FLAGS = {METRICS: "--metrics-port", SAGEMAKER: "--sagemaker-port", VERTEX_
 
 
 class Wire(Protocol):
-    """A port that is listened on from `start` to `stop`."""
+    """A port that listens from `start` to `stop`."""
 
     @property
     def port(self) -> int: ...
 
     async def start(self) -> None:
-        """Raises UnavailableError, naming the flag, when the address cannot be had."""
+        """Raises UnavailableError, naming the flag, when the address is not available."""
 
     def retire(self) -> None:
-        """Serve what comes, and have clients go elsewhere with their next requests where an answer can say so."""
+        """Serve requests, and let answers tell clients, where the protocol can, to send the next ones elsewhere."""
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no more, let what is in flight finish for `grace_s` seconds, then tell the rest that it will not."""
+        """Accept no more, give requests in flight `grace_s` seconds to finish, then fail the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnPort:
-    """What is served on a port of its own, and where."""
+    """A frontend on a port of its own, and its address."""
 
     frontend: HttpFrontend
     address: Address
@@ -57,7 +57,7 @@ class OwnPort:
 
 @dataclass(frozen=True, slots=True)
 class Frontends:
-    """What there is to serve, over `dataplane`; None where a flag takes it away.
+    """The frontends to serve, over `dataplane`; None for one that a flag turns off.
 
     `http_apis` are those of `http`, and `own` are ports by their names.
     """
@@ -71,9 +71,9 @@ class Frontends:
 
 
 def make_ports(options: ServerOptions, frontends: Frontends, counts: WireCounts) -> dict[str, Wire]:
-    """The ports by what they are for; one that is for two things is there twice.
+    """The ports by purpose; a port with two purposes appears twice.
 
-    Raises InvalidArgumentError when a file that a TLS flag names is no good.
+    Raises InvalidArgumentError when a file that a TLS flag names is invalid.
     """
     make = _native_ports if options.wire == "native" else _reference_ports
     return make(options, frontends, counts)
@@ -122,7 +122,7 @@ def _grpc_address(options: ServerOptions) -> Address:
 
 
 def own_address(options: ServerOptions, api: Api) -> Address:
-    """Where an API with a port of its own is served: on the host of HTTP, but for the metrics."""
+    """The address of an API with a port of its own: on HTTP's host, except for the metrics."""
     assert api.port is not None, f"the API '{api.name}' has no port of its own"
     host = options.metrics_host if api.name == METRICS else options.http_host
     return Address(host, api.port, _PORT_FLAGS.get(api.name, f"--api={api.name}"), options.reuse_http_port)
@@ -143,7 +143,7 @@ def _native_ports(options: ServerOptions, frontends: Frontends, counts: WireCoun
         ports[name] = NativeServer(
             own.address, http=own.frontend, limits=limits, counts=counts, tls=every_tls, name=name
         )
-    # A gRPC port that has a certificate of its own was asked to protect gRPC: no other port must offer it.
+    # A certificate for the gRPC port means that gRPC must be protected: no other port may offer it.
     is_shared = options.shared_ports and not options.is_grpc_tls
     has_http, has_grpc = frontends.http is not None, frontends.grpc is not None
     plans: dict[str, FrontPort] = {}
@@ -203,7 +203,7 @@ def _processes(options: ServerOptions, frontends: Frontends, plans: Mapping[str,
 
 
 def _reference_ports(options: ServerOptions, frontends: Frontends, _counts: WireCounts) -> dict[str, Wire]:
-    # Imported when asked for: our own wire needs none of it.
+    # Imported only when needed: our own wire does not use it.
     from modelserver.wire.reference.grpcio_server import GrpcioServer
     from modelserver.wire.reference.uvicorn_server import UvicornServer
 

@@ -48,7 +48,7 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
 
 
 def _backend_config(options: ServerOptions) -> dict[str, dict[str, str]]:
-    """The settings of backends, with those for all that have a flag of their own."""
+    """The settings of backends, with the common ones that have flags of their own."""
     settings = options.backend_options
     common = {
         "execute-timeout-seconds": str(options.execute_timeout_secs),

@@ -1,10 +1,10 @@
 """The composition root: builds every object from the options, in order, and takes them down in mirrored order.
 
-Start: the ports open first, so that liveness answers, and readiness says "not yet", while models load; a
-port that is taken is found before minutes of loading. Then the models load. Stop: readiness falls, and for
---drain-delay-secs all goes on, so that whoever sends requests here can notice; the ports take no more connections and
-have clients leave; what has come is answered; models are unloaded; metrics close last. All stages but the delay
-share the deadline of --exit-timeout-secs.
+Start: the ports open first, so that liveness answers, and readiness says "not yet", while models load; a port that is
+taken is found before minutes of loading. Then the models load. Stop: readiness falls, and the server continues for
+--drain-delay-secs, so that load balancers notice; the ports take no more connections and ask clients to leave; received
+requests are answered; models are unloaded; metrics close last. All stages but the delay share the deadline of
+--exit-timeout-secs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _DRAIN_POLL_S = 0.005
 
 
 class Server:
-    """All that runs between `start` and `stop`. Made and used on one event loop."""
+    """Everything that runs between `start` and `stop`. Made and used on one event loop."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.options = options
@@ -112,12 +112,12 @@ class Server:
         return self._wires[METRICS].port
 
     def port_of(self, name: str) -> int:
-        """The port that is served for what a name of `ports` says."""
+        """The port that serves the purpose of that name in `ports`."""
         return self._wires[name].port
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each protocol is served, for people."""
+        """The address of each protocol, as text."""
         options = self.options
         scheme = "https" if options.tls_cert else "http"
         places = {
@@ -133,8 +133,8 @@ class Server:
     async def start(self) -> None:
         """Open the ports, then load the models.
 
-        Raises ServerError when a port cannot be had or, with --exit-on-error, a model cannot be loaded;
-        what was started by then has been stopped again.
+        Raises ServerError when a port cannot be had or, with --exit-on-error, a model cannot be loaded; the parts that
+        had started are stopped again.
         """
         _warn_ineffective(self.options)
         for sentence in unknown_backends(repository_options(self.options).definition):
@@ -173,7 +173,7 @@ class Server:
             logger.info("only this machine reaches these ports; --host=0.0.0.0 opens them to the network")
 
     async def stop(self) -> None:
-        """Stop what runs, in order; returns when everything is closed. Does nothing before `start` or again."""
+        """Stop everything in order; returns when everything is closed. Does nothing before `start` or again."""
         started, self._started = self._started, None
         if started is None:
             return
@@ -183,7 +183,7 @@ class Server:
         logger.info("stopped")
 
     async def serve(self, announce: Callable[[Server], None]) -> int:
-        """Run until SIGTERM or SIGINT; the exit status. `announce` is called once all is started.
+        """Run until SIGTERM or SIGINT; the exit status. `announce` is called once everything has started.
 
         0 after a stop in which every accepted request was answered, also before anything was served; 1 after
         one that was forced or overran. Raises as `start` does. Main thread only.
@@ -192,7 +192,7 @@ class Server:
             if not await unless(signals.stop, self.start()):
                 logger.info("stopped before the start was complete")
                 return 0
-            # What the start made lives as long as the process: the collector need not walk it again and again.
+            # Objects made at start live as long as the process: the collector need not walk them each time.
             keep_for_good()
             announce(self)
             if not self.repository.index():
@@ -214,14 +214,14 @@ class Server:
         )
 
     def _callers(self) -> Callers | None:
-        """The quotas of callers, where there can be any."""
+        """The quotas of callers, if any can be set."""
         defaults, keys = self.options.default_caller_limits, self.keys
         if keys is None:
             return Callers(lambda _: defaults) if self.options.knows_callers or defaults != NO_LIMITS else None
         return Callers(lambda name: keys.limits_of(name) or defaults)
 
     def metrics(self) -> ServerMetrics:
-        """What the page of metrics shows, as the options ask for it."""
+        """The contents of the metrics page, as the options set them."""
         options = self.options
         switches = options.metrics_switches
         return ServerMetrics(
@@ -247,12 +247,12 @@ class Server:
         )
 
     def _fronts(self) -> list[FrontGauges]:
-        """How the wire's processes fare, if it has some."""
+        """Gauges of the wire's processes, if it has any."""
         processes = {wire.processes for wire in self._wires.values() if isinstance(wire, FrontedPort)}
         return [gauges for each in processes for gauges in each.gauges()]
 
     async def _open(self, stack: AsyncExitStack, ports: Mapping[str, Wire], *names: str) -> None:
-        """Listen on these ports, those that there are; they stop together, each with the whole of the grace."""
+        """Listen on those of these ports that exist; they stop together, each with the whole grace period."""
         named = [(name, ports[name]) for name in dict.fromkeys(names) if name in ports]
         if not named:
             return
@@ -271,16 +271,16 @@ class Server:
         self._wires.update(named)
 
     async def _announce_stop(self, timeout_s: float) -> None:
-        """Readiness falls; go on for the delay, for that to be seen, and until the sequences have ended."""
+        """Readiness falls; continue for the delay, so that it is noticed, and until the sequences have ended."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         self.dataplane.begin_drain()
         for wire in self._wires.values():
             wire.retire()
         if self.options.drain_delay_secs:
-            logger.info("not ready any more; serving on for %g s", self.options.drain_delay_secs)
+            logger.info("no longer ready; serving for another %g s", self.options.drain_delay_secs)
             await asyncio.sleep(self.options.drain_delay_secs)
-        # What waits for company in a batch has all the company it will get.
+        # Batches that wait for more requests will get none.
         for model in self.repository.models():
             model.hurry()
         self.dataplane.end_sequences()
@@ -289,7 +289,7 @@ class Server:
             logger.warning("stopping: %d sequences did not end within --exit-timeout-secs", num_sequences)
 
     async def _drain(self, timeout_s: float) -> None:
-        """The ports are closed: wait for what models were asked, and refuse what they ask of each other from now on."""
+        """The ports are closed: wait for requests in flight, and refuse new ones between models."""
         self.dataplane.begin_shutdown()
         for model in self.repository.models():
             model.stop()
@@ -298,7 +298,7 @@ class Server:
             self._count_unanswered()
 
     async def _until_zero(self, count: Callable[[], int], deadline_s: float) -> int:
-        """Wait until `count` gives 0, or the deadline has come; the last count."""
+        """Wait until `count` gives 0 or the deadline passes; returns the last count."""
         loop = asyncio.get_running_loop()
         while (num_left := count()) and loop.time() < deadline_s:  # noqa: ASYNC110 - counts have no waiters
             await asyncio.sleep(_DRAIN_POLL_S)
@@ -311,7 +311,7 @@ class Server:
         return sum(model.num_sequences for model in self.repository.models())
 
     def _count_unanswered(self) -> None:
-        """The time is over: say once how many requests it was too short for."""
+        """The time is over: log once how many requests are unanswered."""
         num_inflight = self._num_inflight()
         if num_inflight and not self.is_abandoned:
             self._stages.is_abandoned = True
@@ -319,7 +319,7 @@ class Server:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether no other machine reaches what listens there."""
+    """Whether other machines cannot reach that address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:  # a name
@@ -327,7 +327,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _extensions(options: ServerOptions) -> tuple[str, ...]:
-    """What is offered with these options."""
+    """The protocol extensions that these options enable."""
     return tuple(name for name in EXTENSIONS if options.allow_client_shm or name != "system_shared_memory")
 
 
@@ -337,4 +337,4 @@ def _warn_ineffective(options: ServerOptions) -> None:
     if flags:
         logger.warning("accepted, has no effect yet: %s", ", ".join(flags))
     if options.grpc_server_cert and not options.is_grpc_tls:
-        logger.warning("--grpc-server-cert has no effect without --grpc-use-ssl: the gRPC port serves no TLS by it")
+        logger.warning("--grpc-server-cert has no effect without --grpc-use-ssl: the gRPC port does not use TLS")

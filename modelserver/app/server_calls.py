@@ -1,4 +1,4 @@
-"""What backends may ask of the server that their models are in, answered by the planes."""
+"""The calls that backends may make to the server of their models, answered by the planes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PlaneCalls:
         return self._dataplane.infer(request)
 
     async def ask(self, topic: str, arguments: Mapping[str, Any]) -> Any:
-        """Raises ServerError; InvalidArgumentError for a topic that there is not."""
+        """Raises ServerError; InvalidArgumentError for an unknown topic."""
         name = str(arguments.get("name", ""))
         if topic == "is_model_ready":
             return self._is_ready(name, str(arguments.get("version", "")))

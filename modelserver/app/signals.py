@@ -12,14 +12,14 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-# SIGHUP comes when a terminal closes, or from who expects a server to read its files anew, which this one does unasked.
+# SIGHUP comes when a terminal closes, or from operators who want files read again, which happens here by itself.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # One request to stop often comes twice at once: to the process group, and passed on by the parent (make, tini).
 SAME_REQUEST_S = 0.25
 
 
 class StopSignals:
-    """Turns signals into two events for as long as it is entered; but not SIGHUP under nohup. Main thread only."""
+    """Turns signals into two events while it is entered, except SIGHUP under nohup. Main thread only."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s

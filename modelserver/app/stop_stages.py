@@ -1,4 +1,4 @@
-"""The stages of a server's stop: each is told how long it may take, and what is late is gone past."""
+"""The stages of a server's stop: each gets a time limit, and a late one is left behind."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 
 logger = logging.getLogger(__name__)
 
-# What a stage of stopping gets beyond the deadline, to let go of what it holds.
+# Extra time for a stage after the deadline, to release its resources.
 STAGE_GRACE_S = 5.0
-# What stopping after a start that failed may take: nothing was promised to anyone yet.
+# The time for stopping after a failed start: no requests have been accepted yet.
 FAILED_START_STOP_S = 1.0
 
 
@@ -24,11 +24,11 @@ class StopStages:
         self._deadline_s: float | None = None
 
     def begin(self, timeout_s: float) -> None:
-        """Stopping begins, and may take that long."""
+        """Begin stopping, which may take that long."""
         self._deadline_s = asyncio.get_running_loop().time() + timeout_s
 
     def add(self, stack: AsyncExitStack, name: str, stop: Callable[[float], Awaitable[object]]) -> None:
-        """Make `stop` a stage of stopping: it is told the seconds left and cut off a little after them."""
+        """Make `stop` a stage of stopping: it gets the seconds left and is cancelled a little after them."""
 
         async def stage() -> None:
             left_s = self._time_left_s()
@@ -36,12 +36,12 @@ class StopStages:
                 async with asyncio.timeout(left_s + STAGE_GRACE_S):
                     await stop(left_s)
             except asyncio.CancelledError:
-                # Forced: the stages that follow close what they hold, and wait for nobody.
+                # Forced: the remaining stages close their resources without waiting.
                 self._deadline_s = asyncio.get_running_loop().time()
                 raise
             except TimeoutError:
                 self.is_abandoned = True
-                logger.error("stopping: %s took more than the %.1f s that were left; going on", name, left_s)
+                logger.error("stopping: %s took more than the remaining %.1f s; continuing", name, left_s)
 
         stack.push_async_callback(stage)
 

@@ -203,7 +203,7 @@ def parse_access(
     repeated = next((group for group in groups if groups.count(group) > 1), None)
     if repeated is not None:
         raise InvalidArgumentError(
-            f"{flag}: '{repeated.value}' is in more than one rule; a group can need only one header"
+            f"{flag}: '{repeated.value}' appears more than once; a group can need only one header"
         )
     try:
         _compiled(forward_pattern)

@@ -199,8 +199,7 @@ class KeyRing:
         clock: Callable[[], float] = time.monotonic,
         today_s: Callable[[], float] = time.time,
     ) -> None:
-        """Raises InvalidArgumentError when the file is no good. `reloads` is told what becomes of it; `today_s` gives
-        the seconds since 1970."""
+        """Raises InvalidArgumentError when the file is no good. `reloads` counts later reads; `today_s` is a clock."""
         self._path = Path(path)
         self._clock = clock
         self._today_s = today_s

@@ -1,1 +1,1 @@
-"""What wires and frontends share: requests, answers, statuses and limits of both protocols. No socket, no handler."""
+"""Shared by wires and frontends: requests, answers, statuses and limits of both protocols. No socket, no handler."""

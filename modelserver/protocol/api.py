@@ -1,4 +1,4 @@
-"""A family of HTTP calls as data: its routes, what a caller of each needs, and how its errors look."""
+"""A family of HTTP calls as data: its routes, the requirements of each, and the form of its errors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ RouteCall = Callable[..., None]
 class Route:
     """One call of an API, such as `Route("GET", "/v2/models/{name}", call, ApiGroup.METADATA, model="name")`.
 
-    `group` is the operator's word for calls that are restricted together. `scope` is what an API key must have; without
-    one, what calls of the group usually need. `key` says whether a key is needed at all. `model` is the segment that
-    names the model; empty where the body names it, or where no model is asked: then the planes check the key's models.
+    `group` is the operator's word for calls that are restricted together. `scope` is the scope that an API key must
+    have; without one, it is the usual scope of the group. `key` says whether a key is needed at all. `model` is the
+    segment that names the model; it is empty if the body names it, or if the call is not about a model: then the planes
+    check the key's models.
     """
 
     method: str
@@ -41,8 +42,8 @@ class Route:
 class Api:
     """A family of calls: `name`, for messages and flags, its routes, and the form of its errors.
 
-    Unknown paths below one of `beginnings`, such as "/v2", are answered in this API's form; so is a known path that is
-    asked by another method. An API with a `port` is served there, and there alone; port 0 takes a free one.
+    Unknown paths below one of `beginnings`, such as "/v2", are answered in this API's form; so is a known path with
+    another method. An API with a `port` is served only there; port 0 takes a free one.
     """
 
     name: str

@@ -26,10 +26,10 @@ Parts = Sequence[Buffer]
 class UnaryCall(abc.ABC):
     """A call with one request message. Wires extend this.
 
-    `message` is valid for as long as somebody refers to it. `metadata` has lower-case keys, those that end in
-    `-bin` with bytes; of equal keys the last counts. `deadline_ns` is monotonic (None: the client waits for
-    ever). `on_cancel` is set by a handler that has work to stop when the client cancels, leaves, or its
-    deadline passes; the wire calls it at most once.
+    `message` is valid as long as there are references to it. `metadata` has lower-case keys, those that end in `-bin`
+    with bytes; of equal keys the last counts. `deadline_ns` is monotonic (None: the client waits for ever). `on_cancel`
+    is set by a handler that has work to stop when the client cancels, leaves, or its deadline passes; the wire calls it
+    at most once.
     """
 
     __slots__ = ("deadline_ns", "message", "metadata", "on_cancel")
@@ -50,15 +50,15 @@ class UnaryCall(abc.ABC):
 
     @abc.abstractmethod
     def fail(self, status: int, text: str, retry_ms: int = 0) -> None:
-        """End the call with a gRPC status code other than OK, and with `retry_ms`, say when to come again."""
+        """End the call with a gRPC status code other than OK, and with `retry_ms`, say when to try again."""
 
 
 @dataclass(slots=True)
 class StreamCall:
     """A bidirectional call: `messages` ends when the client half-closes; `send` waits for room.
 
-    `send_now`, of wires that have it, sends a message if that takes no waiting; else it returns False and has
-    done nothing. It is never called while a `send` is in progress, and does not raise. `peer` is as of unary calls.
+    `send_now`, of wires that have it, sends a message if it can do so without waiting; otherwise it returns False and
+    does nothing. It is never called while a `send` is in progress, and does not raise. `peer` is as of unary calls.
     """
 
     messages: AsyncIterator[Buffer]
@@ -86,8 +86,8 @@ CheckHead = Callable[[Metadata, str], Admitted]
 class Method:
     """An entry of the method table: a unary handler (called, answers by callback) or a streaming one (awaited).
 
-    `group`, `scope` and `key` say what a caller needs, as of the routes of HTTP. `check_head` refuses calls by their
-    heads; the handler decides by itself later, as keys may change meanwhile.
+    `group`, `scope` and `key` are the requirements, as for HTTP routes. `check_head` refuses calls by their heads; the
+    handler checks again later, as keys may change meanwhile.
     """
 
     unary: Callable[[UnaryCall], None] | None = None
@@ -120,7 +120,7 @@ class Service:
 
 
 class Frontend(Protocol):
-    """What a wire serves: handlers by full method name (`/package.Service/Method`)."""
+    """The methods that a wire serves: handlers by full method name (`/package.Service/Method`)."""
 
     @property
     def methods(self) -> Mapping[str, Method]: ...

@@ -1,4 +1,4 @@
-"""Content-Encoding of requests and responses: gzip and deflate, with bounds against bodies that explode."""
+"""Content-Encoding of requests and responses: gzip and deflate, with bounds against decompression bombs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def compress(buffers: tuple[Buffer, ...], encoding: str) -> bytes:
 def choose_encoding(accept_encoding: str) -> str | None:
     """The encoding for a response: the highest q-value of gzip, deflate and identity; None for identity.
 
-    What is not listed is not used, except identity, which then comes last. Ties go to gzip, then deflate.
+    An encoding that is not listed is not used, except identity, which then comes last. Ties go to gzip, then deflate.
     """
     weights = {"identity": 0.0}
     for item in accept_encoding.split(","):
@@ -103,7 +103,8 @@ def _inflate(body: Buffer, window: int, encoding: str, max_bytes: int) -> Buffer
             if left < 0:
                 raise _too_large(max_bytes)
             parts.append(part)
-            # zlib copies what it leaves of a chunk: the first chunk of a further member is short, as the member may be.
+            # zlib copies the unused rest of a chunk: the first chunk of a further member is short, as the member may
+            # be.
             start += len(chunk) - len(inflater.unused_data or inflater.unconsumed_tail)
             size = min(2 * size, _CHUNK)
         if not inflater.eof:  # zlib has read all of the body, and may hold back the last bytes of its own output
@@ -125,7 +126,7 @@ def _too_large(max_bytes: int) -> PayloadTooLargeError:
 
 
 def _joined(parts: list[bytes]) -> Buffer:
-    """The parts, which are taken out, as one buffer. One join of a large body would hold the interpreter's lock."""
+    """The parts as one buffer; empties `parts`. A single join of a large body would hold the interpreter's lock."""
     size = sum(map(len, parts))
     if size <= _CHUNK:
         return b"".join(parts)

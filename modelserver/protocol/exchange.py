@@ -22,10 +22,10 @@ from modelserver.protocol.response import HttpResponse as HttpResponse
 class HttpHead:
     """The request line and headers. Equal requests of a connection may share one: never change it.
 
-    `path` has no query, and is not decoded, lest an encoded slash separate segments; header names are lower case, and
-    `names` has those that came otherwise, as HTTP/1.1 allows, as they came. `memo` is the frontend's: what a
-    route derived from this head. `shorthand` stands for this head
-    in messages of a front process that passes requests on.
+    `path` has no query, and is not decoded, so that an encoded slash does not separate segments. Header names are lower
+    case; `names` has the original form of names that were sent otherwise, as HTTP/1.1 allows. `memo` is the frontend's:
+    the data that a route derived from this head. `shorthand` stands for this head in messages of a front process that
+    passes requests on.
     """
 
     __slots__ = ("headers", "memo", "method", "names", "path", "query", "shorthand")
@@ -48,7 +48,7 @@ class HttpHead:
 
 
 class HeadMemo:
-    """What a route derived from a head, so that it need not do so again: extend this.
+    """The data that a route derived from a head, kept for the next equal head: extend this.
 
     An exchange with such a head goes to `recall`, with the memo, and not through the router; `needs` are the route's.
     """
@@ -81,9 +81,9 @@ class ResponseWriter(Protocol):
 class HttpExchange(abc.ABC):
     """A request, and the one way to answer it. Everything is called on the event loop thread.
 
-    Wires extend this. `body` is complete and still compressed as the client sent it, and valid for as long as
-    somebody refers to it. `on_disconnect` is set by a handler that has work to stop when the client leaves
-    before its answer; the wire calls it at most once.
+    Wires extend this. `body` is complete and still compressed as the client sent it, and valid as long as there are
+    references to it. `on_disconnect` is set by a handler that has work to stop when the client leaves before its
+    answer; the wire calls it at most once.
     """
 
     __slots__ = ("body", "head", "on_disconnect")
@@ -99,7 +99,7 @@ class HttpExchange(abc.ABC):
 
     @abc.abstractmethod
     def respond(self, response: HttpResponse) -> None:
-        """Answer completely. Exactly one of `respond` and `start` is called, once; in vain if the client left."""
+        """Answer completely. Exactly one of `respond` and `start` is called, once; ignored if the client left."""
 
     @abc.abstractmethod
     def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
@@ -107,18 +107,18 @@ class HttpExchange(abc.ABC):
 
 
 class Frontend(Protocol):
-    """What a wire needs of a frontend: it answers every exchange, now or later, and does not raise."""
+    """The frontend as wires see it: it answers every exchange, now or later, and does not raise."""
 
     def handle(self, exchange: HttpExchange) -> None: ...
 
     def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:  # noqa: ARG002  # most admit everybody
-        """Whether the body of a request may come, or the answer to one that is refused by its head.
+        """Admits the body of a request, or gives the answer to a request that is refused by its head.
 
-        Wires ask before they collect a body that did not come with the head. `handle` decides by itself later: keys
-        may change meanwhile, and whole requests are not asked about.
+        Wires ask before they collect a body that did not come with the head. `handle` checks again later: keys may
+        change meanwhile, and wires do not ask about whole requests.
         """
         return EVERYBODY
 
     def errors(self, path: str) -> ErrorWriter:  # noqa: ARG002  # most serve one API
-        """How errors of requests for `path` are written, also of those that no handler gets to see."""
+        """The writer of errors for requests of `path`, including requests that reach no handler."""
         return PLAIN_ERRORS

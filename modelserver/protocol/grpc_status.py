@@ -74,5 +74,5 @@ def _encoded_len(message: str) -> int:
     return len(quote(message, safe=_UNQUOTED))
 
 
-# What gRPC leaves as it is: printable ASCII except '%'.
+# Characters that gRPC does not encode: printable ASCII except '%'.
 _UNQUOTED = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")

@@ -1,4 +1,4 @@
-"""The one table from error code to HTTP status, and the body that every error has."""
+"""The one table from error code to HTTP status, and the body of every error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def json_response(document: object, status: int = 200) -> HttpResponse:
 
 
 def bare_response(accept: str | None, document: object, status: int = 200) -> HttpResponse:
-    """The answer where the status says it all: no body, as of Triton, so that scripts may append the status to it.
+    """An answer whose status says everything: no body, as in Triton, so that scripts may append the status to it.
 
     `document` is for a client that names JSON in its `accept` header.
     """
@@ -54,7 +54,7 @@ def bare_response(accept: str | None, document: object, status: int = 200) -> Ht
 def error_response(error: Exception) -> HttpResponse:
     """The answer to a failed request: a status and `{"error": text}`, which is what clients parse.
 
-    Called from an `except` clause at the edge of a request; what is not a ServerError is our fault and logged.
+    Called from an `except` clause at the edge of a request; any other exception is a fault of ours and is logged.
     """
     if isinstance(error, ServerError):
         response = message_response(STATUS[error.code], error.message)
@@ -65,7 +65,7 @@ def error_response(error: Exception) -> HttpResponse:
 
 
 def retry_headers(error: ServerError, *, is_overload: bool = False) -> tuple[tuple[str, str], ...]:
-    """When to come again, where that is known, and for overload always: in whole seconds, of which 0 is none."""
+    """When to try again, if known, and always for overload: in whole seconds, at least 1."""
     after_s = error.retry_after_s
     if after_s is None:
         if not is_overload and error.code is not ErrorCode.OVERLOADED:

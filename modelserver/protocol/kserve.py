@@ -13,7 +13,7 @@ JSON_LEN_HEADER: Final = "inference-header-content-length"
 PATIENCE_HEADER: Final = "x-envoy-expected-rq-timeout-ms"
 # In which format the answer shall say how busy the model is.
 ASKING_HEADER: Final = "endpoint-load-metrics-format"
-# Those that an infer call reads, of a server that knows no callers and passes no headers on.
+# The headers that an infer call reads on a server without callers and forwarded headers.
 READ_HEADERS: Final = (
     JSON_LEN_HEADER,
     PATIENCE_HEADER,

@@ -1,4 +1,4 @@
-"""What a request may ask of the server: how much, which calls, and with which of its headers."""
+"""Bounds of requests, and the rules of access: which calls and headers a request may use."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_scopes_and_models() -> None:
         (f"- {GOOD.replace('[infer]', '[]')}", "got none"),
         (f"- {GOOD.replace('[infer]', 'infer')}", "must be lists of strings"),
         (f"- {GOOD.replace('scopes', 'models: [], scopes')}", "'models' is empty"),
-        (f"- {GOOD.replace('scopes', 'secret-text: 1, scopes')}", "a field other than"),
+        (f"- {GOOD.replace('scopes', 'secret-text: 1, scopes')}", "an entry has only the fields"),
     ],
 )
 def test_a_bad_file_is_refused_without_a_word_of_its_secrets(tmp_path: Path, text: str, words: str) -> None:

@@ -150,7 +150,7 @@ def test_a_mistake_is_named_with_what_was_expected(arguments: list[str], parts: 
         ("health:=value", "expects <group>"),
         ("health:key=", "expects <group>"),
         ("helth:key=value", "unknown group 'helth'.*did you mean 'health'"),
-        ("health,metadata,health:key=value", "'health' is there more than once"),
+        ("health,metadata,health:key=value", "'health' appears more than once"),
     ],
 )
 @pytest.mark.parametrize("flag", ["--http-restricted-api", "--grpc-restricted-protocol"])
