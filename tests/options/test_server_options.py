@@ -164,7 +164,7 @@ def test_rules_and_patterns_are_those_of_their_protocol() -> None:
     (rule,) = options.http_access.restrictions
     assert (rule.groups, rule.key, rule.secret) == ((ApiGroup.HEALTH, ApiGroup.TRACE), "k", "a=b")
     assert options.grpc_access.restrictions[0].key == "triton-grpc-protocol-k"
-    with pytest.raises(InvalidArgumentError, match="no regular expression"):
+    with pytest.raises(InvalidArgumentError, match="not a regular expression"):
         options_of("--grpc-header-forward-pattern=(")
 
 

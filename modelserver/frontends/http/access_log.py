@@ -16,7 +16,7 @@ from modelserver.telemetry.access_log import ACCESS, AccessEntry, num_bytes
 def with_access_log(frontend: Frontend, *, is_logged: bool, keys: KeyRing | None = None) -> Frontend:
     """The frontend, with a line for each of its exchanges if that is wanted.
 
-    `keys` tell whose a call is where another process answers it, and looks at its key itself.
+    `keys` identify the caller of a call that another process answers, which checks the key itself.
     """
     return LoggedFrontend(frontend, keys) if is_logged else frontend
 
@@ -49,7 +49,7 @@ class LoggedFrontend(Frontend):
             ACCESS.reset(token)
 
     def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
-        """A request that is refused by its head has its line, too."""
+        """A request that is refused by its head is logged, too."""
         entry = AccessEntry(
             "HTTP",
             head.method,
@@ -72,7 +72,7 @@ class LoggedFrontend(Frontend):
 
 
 class _LoggedExchange(HttpExchange):
-    """An exchange whose answer is noted."""
+    """An exchange whose answer is recorded."""
 
     __slots__ = ("_entry", "_exchange")
 
@@ -102,7 +102,7 @@ class _LoggedExchange(HttpExchange):
 
 
 class _LoggedWriter:
-    """Counts what is written, until the end or until the client has left."""
+    """Counts the bytes written, until the end or until the client has left."""
 
     def __init__(self, writer: ResponseWriter, entry: AccessEntry, status: int) -> None:
         self._writer = writer

@@ -1,6 +1,6 @@
-"""What a client of `generate` and of event streams may wish for, in the parameters of its `Accept` header.
+"""Preferences of clients of `generate` and of event streams, in the parameters of the `Accept` header.
 
-`Accept: text/event-stream; events=named; end=done; tensors=nested`. What is not known there is not minded.
+`Accept: text/event-stream; events=named; end=done; tensors=nested`. Unknown parameters are ignored.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """`is_named`: events say what they are, `response` or `error`. `has_end`: the last one is `[DONE]`.
+    """`is_named`: events have names, `response` or `error`. `has_end`: the last one is `[DONE]`.
 
-    `is_nested`: outputs of generate calls are nested as their shapes say, instead of flat or a bare value.
+    `is_nested`: outputs of generate calls are nested by their shapes, instead of flat or a bare value.
     """
 
     is_named: bool = False

@@ -21,7 +21,7 @@ from modelserver.protocol.limits import HttpLimits
 
 T = TypeVar("T")
 
-# zlib on more than this would hold up the event loop for longer than a hop to a thread costs. A compressed
+# zlib on more than this would block the event loop for longer than a hop to a thread costs. A compressed
 # body can grow a thousandfold, so its limit is lower.
 _MAX_INLINE_COMPRESS_BYTES = 64 * 1024
 _MAX_INLINE_DECOMPRESS_BYTES = 1024
@@ -49,7 +49,7 @@ def with_plain_body(exchange: HttpExchange, limits: HttpLimits, then: Callable[[
 
 
 def answer_errors(exchange: HttpExchange, then: Callable[[T], None], result: Callable[[], T]) -> None:
-    """Call `then` with a result. What either raises is the exchange's answer."""
+    """Call `then` with a result. An error that either raises is the exchange's answer."""
     try:
         then(result())
     except Exception as error:
@@ -65,7 +65,7 @@ def answer_errors(exchange: HttpExchange, then: Callable[[T], None], result: Cal
 def respond_compressed(exchange: HttpExchange, response: HttpResponse, encoding: str | None) -> None:
     """Answer, in the encoding that `choose_encoding` chose; now or from the event loop later.
 
-    Short answers stay plain, and errors: tritonclient reads their text without looking at the encoding.
+    Short answers and errors stay plain: tritonclient reads an error's text without looking at the encoding.
     """
     size = sum(map(len, response.body)) if encoding is not None else 0
     if encoding is None or response.status != 200 or size < MIN_COMPRESSED_BYTES:

@@ -23,19 +23,19 @@ SAGEMAKER_TYPE = BinaryType("application/vnd.sagemaker-triton.binary+json", is_a
 VERTEX_AI_TYPE = BinaryType("application/vnd.vertex-ai-triton.binary+json", is_answered=False)
 _REDIRECT = "x-vertex-ai-triton-redirect"
 _READY = "/v2/health/ready"
-# What is read and not done.
+# Methods that only read.
 _READS = re.compile(r"/v2(/models(/[^/]+(/versions/[^/]+)?)?)?|.*/(ready|live|config|stats|status)")
 
-# Calls that change the server: whoever may predict may not make these.
+# Calls that change the server: permission to predict does not allow them.
 _CONTROLS = re.compile(
     r"/v2/(repository|systemsharedmemory|cudasharedmemory)/(.*/)?(load|unload|register|unregister)/*"
 )
 
 
 class Cloud:
-    """`GET health_path` is readiness; `POST predict_path` asks `model`, or the only one that there is.
+    """`GET health_path` is readiness; `POST predict_path` asks `model`, or the only ready model.
 
-    `http` answers what a call becomes here: a call of a path of v2, which its guard looks at as at any other.
+    Each call becomes a call of a v2 path, which `http` answers; its guard checks that as any other.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Cloud:
         binary_type: BinaryType,
         has_redirect: bool = False,
     ) -> None:
-        """`model_source` is how an operator names the model. With `has_redirect` a header may name another v2 path."""
+        """`model_source` tells operators how to name it. With `has_redirect` a header may name another v2 path."""
         self._http = http
         self._dataplane = dataplane
         self.routes = (
@@ -81,7 +81,7 @@ class Cloud:
         self._forward(exchange, self._method_of(target), target)
 
     def invoke(self, exchange: HttpExchange, model: str) -> None:
-        """Let `model` answer."""
+        """Have `model` answer."""
         self._forward(exchange, "POST", f"/v2/models/{quote(model, safe='')}/infer")
 
     def _only_model(self) -> str:
@@ -90,7 +90,7 @@ class Cloud:
         names = self._dataplane.model_names()
         if len(names) != 1:
             raise InvalidArgumentError(
-                f"there are {len(names)} models that are ready: say which one to ask by {self._model_source}"
+                f"there are {len(names)} models that are ready: choose one with {self._model_source}"
             )
         return names[0]
 
@@ -128,7 +128,7 @@ def sagemaker_api(
 def vertex_ai_api(
     http: Frontend, dataplane: AnyDataPlane, *, health_path: str, predict_path: str, model: str, port: int
 ) -> Api:
-    """The paths that Vertex AI chooses."""
+    """The API of the paths that Vertex AI chooses."""
     cloud = Cloud(
         http,
         dataplane,

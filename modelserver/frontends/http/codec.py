@@ -1,7 +1,7 @@
 """The infer call: an HTTP body -> `InFlightRequest`, `InferResponse` -> an HTTP body; JSON and binary tensors.
 
 A binary body is a JSON header followed by the tensors' raw bytes, in the order of the inputs that carry
-`binary_data_size`. Tensors are views of the body; an answer is a list of buffers that nobody joins here.
+`binary_data_size`. Tensors are views of the body; an answer is a list of buffers that are not joined here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BINARY_TYPE = ("Content-Type", "application/octet-stream")
 
 
 class OutputForm(msgspec.Struct):
-    """How the caller wants its outputs: `listed` by name, `is_binary` for the others."""
+    """The encoding that the caller wants for its outputs: `listed` by name, `is_binary` for the others."""
 
     is_binary: bool = False
     listed: Mapping[str, bool] | None = None
@@ -65,7 +65,7 @@ def decode_infer(
 
 
 def outline_infer(model_name: str, version: int | None, head: RequestHead) -> tuple[InFlightRequest, OutputForm]:
-    """As `decode_infer`, without the elements: the inputs have their shapes, and no content."""
+    """As `decode_infer`, without the elements: the inputs have shapes but no content."""
     for item in head.inputs:
         if item.num_bytes is None:
             check_has_json(item.name, item.datatype)
@@ -120,7 +120,7 @@ def encode_infer(request: InFlightRequest, response: InferResponse, form: Output
     outputs = response.outputs
     names = request.outputs
     if not response.parameters and request.transfer is None:
-        # The usual answers, and the hot ones; the same bytes as below.
+        # The usual answers, on the hot path; the same bytes as below.
         listed = form.listed
         if len(outputs) == 1:
             output = outputs[0]
@@ -233,7 +233,7 @@ def _start_of(request: InFlightRequest) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _binary_headers(header_len: int) -> tuple[tuple[str, str], ...]:
-    """Those of an answer with binary tensors behind so many bytes of JSON: the same object for the same number."""
+    """The headers of an answer with binary tensors after that many bytes of JSON: one object for each number."""
     return (_BINARY_TYPE, ("Inference-Header-Content-Length", str(header_len)))
 
 
@@ -241,9 +241,9 @@ def _binary_headers(header_len: int) -> tuple[tuple[str, str], ...]:
 def _lone_header(
     model_name: str, version: int | None, name: str, datatype: Datatype, shape: tuple[int, ...], size: int | None
 ) -> tuple[bytes, tuple[tuple[str, str], ...], bytes, bytes]:
-    """What precedes the bytes of a lone output, or, without `size`, its JSON elements, which `}]}` follows.
+    """The text before the bytes of a lone output, or, without `size`, before its JSON elements, which `}]}` follows.
 
-    The whole, the headers of the answer, and what comes before and after the request's id.
+    Returns the whole, the headers of the answer, and the parts before and after the request's id.
     """
     model = _model_start(model_name, version)
     row: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": shape}
@@ -256,13 +256,13 @@ def _lone_header(
 
 @lru_cache(maxsize=1024)
 def _model_start(model_name: str, version: int | None) -> bytes:
-    """What the JSON of an answer begins with."""
+    """The beginning of an answer's JSON."""
     return orjson.dumps({"model_name": model_name, "model_version": str(version)}).removesuffix(b"}")
 
 
 @lru_cache(maxsize=1024)
 def _binary_rows(*rows: tuple[str, Datatype, tuple[int, ...], int]) -> bytes:
-    """The JSON about binary outputs, of which the sizes are in bytes."""
+    """The JSON that describes binary outputs; sizes are in bytes."""
     documents = [
         {"name": name, "datatype": datatype.value, "shape": shape, "parameters": {"binary_data_size": size}}
         for name, datatype, shape, size in rows
@@ -272,7 +272,7 @@ def _binary_rows(*rows: tuple[str, Datatype, tuple[int, ...], int]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _json_row(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
-    """What precedes the elements of an output."""
+    """The text before the elements of an output."""
     row = {"name": name, "datatype": datatype.value, "shape": shape, "data": None}
     return orjson.dumps(row).removesuffix(b"null}")
 

@@ -1,7 +1,7 @@
-"""Calls from web pages of other origins (CORS): which pages may make them, and what a page may read of an answer.
+"""Calls from web pages of other origins (CORS): which pages may make them, and which headers they may read.
 
 A browser asks before such a call, by OPTIONS and without a key. These preflights are answered here, before keys are
-looked at; the call itself needs its key as any other.
+checked; the call itself needs its key as any other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from modelserver.protocol.http_status import message_response
 from modelserver.protocol.response import ErrorWriter
 
 _METHODS: Final = "GET, HEAD, POST, DELETE"
-# What a page may read beside the headers that every page may.
+# Headers that a page may read beside those that every page may.
 _EXPOSED: Final = "Inference-Header-Content-Length, Retry-After, endpoint-load-metrics"
 _MAX_AGE_S: Final = 600
 _DEFAULT_HEADERS: Final = "Authorization, Content-Type"
@@ -24,12 +24,12 @@ _ASKED_HEADERS: Final = "access-control-request-headers"
 
 
 def with_cors(frontend: Frontend, rules: Cors) -> Frontend:
-    """The frontend, open to web pages of these origins if there are any."""
+    """The frontend, open to web pages of these origins, if any."""
     return CorsFrontend(frontend, rules) if rules.origins else frontend
 
 
 class CorsFrontend(Frontend):
-    """Stands before a frontend. Calls that no page makes have no Origin, and pass as they are."""
+    """Stands before a frontend. Calls from outside web pages have no Origin, and pass unchanged."""
 
     def __init__(self, frontend: Frontend, rules: Cors) -> None:
         self._frontend = frontend
@@ -49,7 +49,7 @@ class CorsFrontend(Frontend):
             self._frontend.handle(_CorsExchange(exchange, self._readable(allowed)))
 
     def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
-        """A refusal can be read by the page, as any answer."""
+        """The page can read a refusal, like any answer."""
         origin = head.headers.get("origin")
         if origin is not None and _is_preflight(head):
             return WITHOUT_KEY
@@ -79,7 +79,7 @@ class CorsFrontend(Frontend):
         )
 
     def _readable(self, allowed: str | None) -> list[tuple[str, str]]:
-        """The headers of an answer that a page may read, or may not: caches must not give one's answer to another."""
+        """The headers that say whether a page may read an answer; caches must not give one page's answer to another."""
         vary = ("Vary", "Origin")
         if allowed is None:
             return [vary]

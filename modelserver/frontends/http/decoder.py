@@ -1,7 +1,7 @@
-"""From the body of an infer call to a request: by a template where the call is known, in full where it is not.
+"""From the body of an infer call to a request: by a template if the call is known, in full otherwise.
 
-What would hold the event loop for more than a few milliseconds is decoded in two steps beside it: `outline` says what
-the call is about, so that it can be refused before its elements are looked at, and `elements` does the rest.
+A call that would block the event loop for more than a few milliseconds is decoded beside it in two steps: `outline`
+reads everything but the elements, so that the call can be refused early, and `elements` does the rest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_ELEMENT_BYTES_ON_LOOP = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A call without its elements. The inputs of `request` have their shapes and no content."""
+    """A call without its elements. The inputs of `request` have shapes but no content."""
 
     request: InFlightRequest
     form: OutputForm
@@ -53,12 +53,11 @@ class InferDecoder:
         stream: ResponseStream,
         recent: RecentCall | None = None,
     ) -> Known:
-        """The request, whose responses go to `stream`, and how its outputs shall be encoded.
+        """The request, whose responses go to `stream`, and the encoding of its outputs.
 
-        `head_len` is the size of the JSON part (None: all of the body). `recent` becomes this call where it is a known
-        one with binary tensors. Tensors are views of `body`. Raises
-        InvalidArgumentError, PayloadTooLargeError for what is over the limits, UnsupportedError for extensions
-        that this server does not have.
+        `head_len` is the size of the JSON part (None: all of the body). `recent` becomes this call if it is a known one
+        with binary tensors. Tensors are views of `body`. Raises InvalidArgumentError, PayloadTooLargeError for what is
+        over the limits, UnsupportedError for extensions that this server does not have.
         """
         known = self.decode_on_loop(name, version, body, head_len, stream, recent)
         if known is None:
@@ -75,7 +74,7 @@ class InferDecoder:
         stream: ResponseStream,
         recent: RecentCall | None = None,
     ) -> Known | None:
-        """As `decode`; None where that would hold the event loop for long."""
+        """As `decode`; None if that would block the event loop for long."""
         if head_len is None:
             if len(body) > _MAX_KNOWN_BYTES_ON_LOOP:
                 return None
@@ -107,7 +106,7 @@ class InferDecoder:
         return request, form
 
     def outline(self, name: str, version: int | None, body: Buffer, head_len: int | None) -> Slices[Outline]:
-        """What a call is about. Raises as `decode`."""
+        """A call without its elements. Raises as `decode`."""
         text = body if head_len is None else body[:head_len]
         head: RequestHead | None = None
         try:

@@ -29,7 +29,7 @@ def model_document(metadata: ModelMetadata) -> Document:
 
 
 def index_document(entries: Iterable[IndexEntry]) -> list[Document]:
-    """One row per entry; what is unknown of a model that was never loaded is left out."""
+    """One row per entry; unknown fields of a model that was never loaded are left out."""
     rows = []
     for entry in entries:
         row: Document = {"name": entry.name}

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _NAMED_END = b"event: done\n" + SSE_DONE.end
 
-# A response without an error as one line of JSON. Raises what becomes an error event.
+# A response without an error as one line of JSON. Errors that it raises become error events.
 EncodeEvent = Callable[[InFlightRequest, InferResponse], bytes]
 
 
@@ -32,7 +32,7 @@ class EventStream(ResponseStream):
     """Takes a request's responses, and begins the answer with the first: that decides its status.
 
     Later errors are events with the key `error`. An empty final response ends the stream without an event, or with
-    `[DONE]` where `form` wants that. When the client leaves, the request is cancelled. Event loop thread only.
+    `[DONE]` if `form` asks for it. When the client leaves, the request is cancelled. Event loop thread only.
     """
 
     __slots__ = ("_encode", "_exchange", "_form", "_is_writing", "_task", "_unwritten", "_writer", "request")
@@ -66,12 +66,12 @@ class EventStream(ResponseStream):
             self._task = asyncio.get_running_loop().create_task(self._write(), name="event-stream")
 
     def release(self) -> None:
-        """Let go of the exchange, which is answered; nothing is written any more."""
+        """Release the exchange, which is answered; nothing more is written."""
         self._exchange = self._writer = None
-        self.request = None  # type: ignore[assignment]  # nobody asks any more
+        self.request = None  # type: ignore[assignment] # not used any more
 
     async def _write(self) -> None:
-        """Write what is there, and end the answer after the final response."""
+        """Write the responses that have arrived, and end the answer after the final one."""
         try:
             while self._unwritten:
                 responses, self._unwritten = self._unwritten, []
@@ -121,7 +121,7 @@ class EventStream(ResponseStream):
         return SSE.frame(document, "error" if self._form.is_named else "")
 
     def _give_up(self) -> None:
-        """The client has left: what still comes is dropped."""
+        """The client has left: later responses are dropped."""
         request = self.request
         self._unwritten.clear()
         self.release()

@@ -1,6 +1,6 @@
 """How the documents of an answer are framed: as server-sent events, as lines of JSON, or as one document.
 
-A wire keeps silent event streams open by comments (`: ping`); lines and single documents have nothing of that kind.
+A wire keeps silent event streams open with comments (`: ping`); lines and single documents have no comments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from modelserver.protocol.compression import choose_encoding
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.http_status import JSON_HEADERS
 
-# Stands in a document for the text that changes. No name of a model has such characters, and no id.
+# Placeholder for the text that changes. Names of models and ids never have such characters.
 _MARK = "\x00text\x00"
 
 
@@ -24,8 +24,8 @@ _MARK = "\x00text\x00"
 class Framing:
     """Frames of documents that follow one another in one answer.
 
-    `end` follows the last of them. `error_name` is the event's name of an error, in a stream that has begun: its status
-    was 200, so only the frame can tell.
+    `end` follows the last one. `error_name` is the event name of an error in a stream that has begun: its status was
+    200, so only the frame can report the error.
     """
 
     content_type: str
@@ -36,11 +36,11 @@ class Framing:
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """Those of the answer. Proxies that collect an answer before they pass it on are told not to."""
+        """The headers of the answer. They ask proxies not to buffer it."""
         return [("Content-Type", self.content_type), ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no")]
 
     def frame(self, document: bytes, name: str = "") -> bytes:
-        """One document, which is JSON without line breaks; as an event of that name, where framing has names."""
+        """One document, which is JSON without line breaks; as an event of that name, if the framing has names."""
         if name and self.before:
             return b"event: %b\n%b%b%b" % (name.encode(), self.before, document, self.after)
         return b"%b%b%b" % (self.before, document, self.after)
@@ -57,11 +57,11 @@ NDJSON = Framing("application/x-ndjson", b"", b"\n")
 
 
 class PreparedFrame:
-    """A frame in which only one text changes: all else is written once."""
+    """A frame in which only one text changes: the rest is encoded once."""
 
     __slots__ = ("_after", "_before")
 
-    # Put into the document in the place of the text.
+    # Put this into the document in place of the text.
     MARK = _MARK
 
     def __init__(self, framing: Framing, document: Mapping[str, Any], name: str = "") -> None:
@@ -75,7 +75,7 @@ class PreparedFrame:
 
 
 def respond_document(exchange: HttpExchange, document: object) -> None:
-    """Answer whole: one JSON document, compressed if the client prefers that."""
+    """Answer completely: one JSON document, compressed if the client prefers that."""
     respond_text(exchange, orjson.dumps(document))
 
 

@@ -19,8 +19,9 @@ from modelserver.telemetry.audit import PEER
 class HttpFrontend(Frontend):
     """Answers exchanges by the routes of its APIs. Called from the event loop thread.
 
-    The guard admits a call by what its route needs, before the handler is called. Whatever a handler raises is answered
-    in the form of the API. Unknown paths need a key, too, where there are keys, so that nobody can probe for routes.
+    The guard admits a call by what its route needs, before the handler is called. Errors that a handler raises are
+    answered in the form of the API. On a server with keys, unknown paths need a key, too, so that routes cannot be
+    probed.
     """
 
     def __init__(self, apis: Sequence[Api], guard: Guard) -> None:
@@ -32,7 +33,7 @@ class HttpFrontend(Frontend):
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """All that this frontend serves."""
+        """All routes that this frontend serves."""
         return self._router.routes
 
     @property
@@ -69,7 +70,7 @@ class HttpFrontend(Frontend):
         exchange.respond(response)
 
     def api(self, path: str) -> Api:
-        """The API that answers for the path, whether it has such a route or not."""
+        """The API that answers for the path, even if it has no such route."""
         return self._router.api(path)
 
     def errors(self, path: str) -> ErrorWriter:
@@ -81,7 +82,7 @@ class HttpFrontend(Frontend):
         return self._router.route(head.method, head.path) is not None
 
     def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
-        """Refuses a request that `handle` would refuse by its head, or for the model that its path names."""
+        """Refuses a request that `handle` would refuse because of its head, or of the model that its path names."""
         if self._is_open:
             return EVERYBODY
         found = self._router.route(head.method, head.path)
@@ -91,7 +92,7 @@ class HttpFrontend(Frontend):
                 return self._guard.admission(self._guard.identify(head.headers))
             route, arguments = found
             caller = self._guard.admit(route.needs, head.headers, head.method, head.path)
-            # Refusals of control are recorded by the plane, with what was to be done.
+            # The plane records refusals of control, with the operation.
             if caller is not None and route.model in arguments and not route.needs.is_control:
                 caller.check_model(arguments[route.model])
         except ServerError as error:
@@ -103,7 +104,7 @@ class HttpFrontend(Frontend):
     def _call(
         self, exchange: HttpExchange, needs: Needs, call: Callable[..., None], *rest: object, **arguments: str
     ) -> None:
-        """Call the handler of an admitted call. What it starts, Tasks and callbacks, knows the caller, too."""
+        """Call the handler of an admitted call. Its Tasks and callbacks know the caller, too."""
         head = exchange.head
         peer = PEER.set(exchange.peer) if needs.is_control else None
         try:
@@ -117,7 +118,7 @@ class HttpFrontend(Frontend):
                 PEER.reset(peer)
 
     def _nothing(self, head: HttpHead, found: Match | None) -> HttpResponse:
-        """The answer where no route is: 404 or 405. Raises as `Guard.identify`."""
+        """The answer for a request without a route: 404 or 405. Raises as `Guard.identify`."""
         self._guard.identify(head.headers)
         if found is not None:
             return _not_allowed(head, found)

@@ -38,7 +38,7 @@ class Generate:
         self._limits = limits
 
     def generate(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
-        """One object for the only response. Raises ServerError for what fails at once."""
+        """One object for the only response. Raises ServerError for a request that fails at once."""
         number = parse_version(name, version)
         exchange = reporting(exchange, self._dataplane, name, number)
         headers = exchange.head.headers
@@ -48,7 +48,7 @@ class Generate:
         self._with_body(exchange, partial(self._submit, exchange, name, number, make))
 
     def generate_stream(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
-        """An event for each response. Raises ServerError for what fails at once."""
+        """An event for each response. Raises ServerError for a request that fails at once."""
         number = parse_version(name, version)
         exchange = reporting(exchange, self._dataplane, name, number)
         form = events_form(exchange.head.headers.get("accept"))
@@ -103,7 +103,7 @@ class Generate:
 
 
 class _OnlyReply(ResponseStream):
-    """Takes a request's responses and answers with the only one; no or more responses are an error."""
+    """Takes a request's responses and answers with the only one; zero or several responses are an error."""
 
     __slots__ = ("_encoding", "_exchange", "_form", "_held", "request")
 
@@ -136,15 +136,15 @@ class _OnlyReply(ResponseStream):
         respond_compressed(exchange, answer, self._encoding)
 
     def release(self) -> None:
-        """Let go of the exchange, which is answered."""
+        """Release the exchange, which is answered."""
         self._exchange = self._held = None
-        self.request = None  # type: ignore[assignment]  # nobody asks any more
+        self.request = None  # type: ignore[assignment] # not used any more
 
 
 def _answer(
     request: InFlightRequest, held: InferResponse | None, last: InferResponse, form: AnswerForm
 ) -> HttpResponse:
-    """The answer, given what came before and a response that is final, an error, or one too many."""
+    """The answer, from any earlier response and a response that is final, an error, or one too many."""
     if last.error is not None:
         raise last.error
     is_empty = last.is_final and last.is_empty

@@ -1,7 +1,7 @@
 """The generate extension: a flat JSON object -> `InFlightRequest`, `InferResponse` -> a flat JSON object.
 
-Keys with the name of an input are its elements, all others are parameters. The object `parameters` is read by the same
-rule. Shapes are not said but found: by the number of elements, or by how their arrays nest.
+The value of a key that names an input is the input's elements; all other keys are parameters. The object `parameters`
+is read by the same rule. Shapes are not given but derived: from the number of elements, or from the nesting of arrays.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def _request_slices(
 
 
 def encode_generate(request: InFlightRequest, response: InferResponse, *, is_nested: bool = False) -> bytes:
-    """The answer for a response without error: outputs and parameters by name, next to who answered.
+    """The answer for a response without error: outputs and parameters by name, next to the model's name and version.
 
-    An output with one element is a value, any other a flat array; unless they are to be nested as their shapes say.
+    An output with one element is a value, any other a flat array, unless outputs are to be nested by their shapes.
     Raises InvalidArgumentError for an output that has no JSON form.
     """
     fields = {"model_name": orjson.dumps(request.model_name), "model_version": orjson.dumps(str(request.version or ""))}
@@ -149,7 +149,7 @@ def _checked(document: Any, limits: HttpLimits) -> dict[str, Any]:
 
 
 def _refuse_repeated(text: bytes, specs: Mapping[str, ModelInput]) -> None:
-    """Raise InvalidArgumentError for an input that is there twice, of which the parser keeps the last."""
+    """Raise InvalidArgumentError for a repeated input, of which the parser would keep the last."""
 
     def note(pairs: list[tuple[str, Any]]) -> None:
         seen: set[str] = set()
@@ -159,7 +159,7 @@ def _refuse_repeated(text: bytes, specs: Mapping[str, ModelInput]) -> None:
             if name in specs:
                 seen.add(name)
 
-    # Few texts have the name of an input twice at all, and only they are parsed again.
+    # Few texts have the name of an input twice, and only those are parsed again.
     if any(text.count(b'"%b"' % name.encode()) > 1 for name in specs):
         json.loads(text, object_pairs_hook=note)
 
@@ -237,10 +237,10 @@ def _tensor_slices(spec: ModelInput, value: Any, limits: HttpLimits, *, is_batch
 
 
 def _shape(spec: ModelInput, data: list[Any], *, is_batched: bool) -> tuple[int, ...]:
-    """The shape that the elements have in the model's eyes.
+    """The shape of the elements as the model's config has it.
 
-    Of a flat list the innermost variable dimension takes as many as there are, other variable ones are 1. Nested
-    lists of as many levels say their shape.
+    In a flat list, the innermost variable dimension takes all elements, and other variable ones are 1. Nested lists
+    with a level for each dimension define the shape.
     """
     dims = (-1, *spec.dims) if is_batched else tuple(spec.dims)
     if num_levels(data) > 1:
@@ -254,7 +254,7 @@ def _shape(spec: ModelInput, data: list[Any], *, is_batched: bool) -> tuple[int,
 
 
 def _regular(data: list[Any], dims: Sequence[int], *, is_batched: bool) -> list[Any]:
-    """The data, or its elements in one list if it does not nest as the input's dimensions say.
+    """The data, or its elements in one list if its nesting does not match the input's dimensions.
 
     A batch of one may leave out the level of the batch.
     """

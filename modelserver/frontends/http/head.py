@@ -1,4 +1,4 @@
-"""The JSON part of an infer call, parsed and checked as far as that goes without the tensors' bytes.
+"""The JSON part of an infer call, parsed and checked as far as possible without the tensors' bytes.
 
 Clients send the same head in request after request: `HeadReader` remembers the small ones.
 """
@@ -37,9 +37,9 @@ _MAX_TENSOR_BYTES = 2**63 - 1
 _ABSENT = msgspec.Raw(b"")
 _MAX_REMEMBERED = 512
 _MAX_REMEMBERED_BYTES = 1024
-# Parameters take some ten times the memory of their text: those of a longer one are counted before they are parsed.
+# Parsed parameters take some ten times the memory of their text: in a longer text they are counted before parsing.
 _MAX_UNCOUNTED_BYTES = 16 * 1024
-# Of a long request, besides the inputs' data: what is parsed at once.
+# The most bytes of a long request, besides the inputs' data, that are parsed at once.
 _MAX_VALUES = 1 << 16
 _MAX_OUTLINE_BYTES = 4 * 1024 * 1024
 _MAX_NON_FINITE_BYTES = 32 * 1024
@@ -80,7 +80,7 @@ class _Owner(msgspec.Struct):
 
 
 class _Outline(_Owner):
-    """A request of which nothing is parsed but where its parameters are."""
+    """A request of which only the places of its parameters are parsed."""
 
     inputs: Sequence[_Owner] = ()
     outputs: Sequence[_Owner] | None = None
@@ -104,9 +104,9 @@ class InputHead:
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What the JSON says. `listed` is whether each requested output shall be binary; None when none is named.
+    """The content of the JSON. `listed` says of each requested output whether it is binary; None when none is named.
 
-    `inputs` are those whose data the request brings.
+    `inputs` are those with data in the request.
     """
 
     inputs: tuple[InputHead, ...]
@@ -139,7 +139,7 @@ class HeadReader:
         return self._head(_parse(text, self.limits))
 
     def read_long(self, text: Buffer) -> Slices[RequestHead]:
-        """As `read`, in slices; the `data` of an input is then a view of the text, or what is there in its place."""
+        """As `read`, in slices; the `data` of an input is then a view of the text, or its placeholder."""
         yield
         if accelerator.cut_data is None:
             return self.read(bytes(text))
@@ -170,7 +170,7 @@ class HeadReader:
                 start, end = unused.pop(int(bytes(data)[1:-1]))
                 data = view[start:end]
             inputs.append(replace(item, data=data))
-        for start, end in unused.values():  # not of an input, and yet it has to be JSON
+        for start, end in unused.values():  # it belongs to no input, but must be JSON
             yield from document_slices(view[start:end])
         return replace(head, inputs=tuple(inputs))
 
@@ -181,7 +181,7 @@ class HeadReader:
             raise PayloadTooLargeError(f"the request has more than {limits.max_tensors} inputs or outputs")
         if parsed.parameters and len(parsed.parameters) > limits.max_parameters:
             raise _too_many_parameters("the request", limits)
-        # As with Triton an output that is asked for twice comes once, as it was asked for first.
+        # As in Triton, an output that is requested twice is sent once, as it was requested first.
         outputs: dict[str, _Output] = {}
         for output in listed or ():
             if output.parameters and len(output.parameters) > limits.max_parameters:
@@ -274,7 +274,7 @@ def _too_many_parameters(what: str, limits: HttpLimits) -> InvalidArgumentError:
 
 
 def _place(item: _Input) -> RegionSlice | None:
-    """Where the input's data is, if in a region and then nowhere else."""
+    """The place of the input's data, if it is in a region and only there."""
     parameters = item.parameters or {}
     place = region_slice(f"input '{item.name}'", parameters)
     if place is not None:
@@ -288,7 +288,7 @@ def _place(item: _Input) -> RegionSlice | None:
 
 
 def _transfer(inputs: Sequence[RegionInput], outputs: Collection[_Output]) -> Transfer | None:
-    """What does not come and go in the body."""
+    """The tensors that do not travel in the body."""
     placed: dict[str, RegionSlice] = {}
     class_counts: dict[str, int] = {}
     for output in outputs:
@@ -313,7 +313,7 @@ def _check_placed(owner: str, parameters: Mapping[str, Any], count: int) -> None
 
 
 def _binary_size(item: _Input) -> int | None:
-    """The bytes that the input has after the header; None when its data is JSON."""
+    """The number of bytes that the input has after the header; None when its data is JSON."""
     parameters = item.parameters or {}
     size = size_parameter(f"input '{item.name}'", parameters, "binary_data_size")
     if size is not None and _has_data(item):

@@ -1,4 +1,4 @@
-"""The infer route: decode, call the data plane, encode what comes back. No Task and no Future on its way."""
+"""The infer route: decode, call the data plane, encode the response, without a Task or a Future."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def parse_version(name: str, version: str | None) -> int | None:
-    """A path's version segment. Raises NotFoundError for what is not a number, since versions are numbers."""
+    """A path's version segment. Raises NotFoundError for anything but a number."""
     if version is None:
         return None
     if not is_digits(version):
@@ -49,15 +49,15 @@ def parse_version(name: str, version: str | None) -> int | None:
     return int(version)
 
 
-# What the caller of an infer route needs.
+# The requirements of the infer routes.
 NEEDS = Needs.of(ApiGroup.INFERENCE)
 
 
 class InferHead(HeadMemo):
-    """What the head of an infer call says; the `HttpHead.memo` of such calls, so that equal heads are read once.
+    """The content of an infer call's head; the `HttpHead.memo` of such calls, so that equal heads are read once.
 
-    `json_len` is the size of the body's JSON part: None when no header gives it, -1 when that is not a size.
-    `is_plain` when nothing but the body has to be looked at. `recent` is the last call with this head.
+    `json_len` is the size of the body's JSON part: None when no header gives it, -1 when that is not a size. `is_plain`
+    means that only the body matters. `recent` is the last call with this head.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class InferHead(HeadMemo):
     )
 
     def __init__(self, head: HttpHead, name: str, version: str | None, access: Access) -> None:
-        """Raises NotFoundError for a version that is no number, InvalidArgumentError for a header as `Access` does."""
+        """Raises NotFoundError for a version that is not a number, InvalidArgumentError as `Access` does."""
         self.needs = NEEDS
         self.forwarded = access.forwarded(head.headers, head.names)
         self.trace_parent = access.context(head.headers)
@@ -104,7 +104,7 @@ class Inference:
     """Answers `POST /v2/models/{name}[/versions/{version}]/infer`."""
 
     def __init__(self, dataplane: InferPlane, limits: HttpLimits, models: AnyDataPlane | None = None) -> None:
-        """`models` knows their configs; without it no call comes here that needs one."""
+        """`models` knows their configs; without it, calls that need one do not come here."""
         self._dataplane = dataplane
         self._models = models
         self._limits = limits
@@ -137,14 +137,14 @@ class Inference:
         self.answer(exchange, head)
 
     def answer(self, exchange: HttpExchange, head: InferHead) -> None:
-        """Answers through `exchange`, mostly from the model's callback. Raises ServerError for what fails at once."""
+        """Answers through `exchange`, mostly from the model's callback. Raises ServerError if it fails at once."""
         body = exchange.body
         size = len(body)
         if size > self._max_body_bytes:
             check_size(body, self._limits)
         json_len = head.json_len
         if head.is_plain and (json_len is None or json_len <= size):
-            # The usual call, and the hot one: as `_submit`.
+            # The usual call, on the hot path: as `_submit`.
             reply = _Reply(exchange, head.answer_encoding)
             try:
                 recent = head.recent
@@ -187,7 +187,7 @@ class Inference:
     def _decode_long(
         self, exchange: HttpExchange, head: InferHead, body: Buffer, *, is_for_events: bool = False
     ) -> None:
-        """As `_submit`, of a call that is decoded beside the event loop."""
+        """As `_submit`, for a call that is decoded beside the event loop."""
         work = long_work()
         decoder = self._decoder
         infer = partial(self._infer_decoded, exchange, head, is_for_events=is_for_events)
@@ -205,7 +205,7 @@ class Inference:
         request, form = known
         reply: _Reply | EventStream
         if is_for_events:
-            # As Triton does not: an event for each response, with the document that an infer call answers.
+            # Unlike Triton: an event for each response, with the document of an infer answer.
             if form.is_binary or (form.listed and any(form.listed.values())):
                 raise InvalidArgumentError("events are text: outputs cannot be binary, ask for them as JSON")
             reply = EventStream(exchange, encode_infer_event, events_form(exchange.head.headers.get("accept")))
@@ -230,7 +230,7 @@ class Inference:
             raise
 
     def _sends_events(self, head: InferHead) -> bool:
-        """Whether the answer is a stream of events: of a decoupled model, or for a client that takes nothing else."""
+        """Whether the answer is a stream of events: of a decoupled model, or for a client that accepts nothing else."""
         return not head.accepts_json or self._knowing.model_config(head.name, head.version).is_decoupled
 
     def _decode_raw(self, head: InferHead, body: Buffer) -> InFlightRequest:
@@ -260,8 +260,8 @@ def _respond(exchange: HttpExchange, encoding: str | None, answer: HttpResponse)
 class _Reply(ResponseStream):
     """Takes a request's responses and answers with the only one.
 
-    A decoupled model may send its response first and an empty final one later: the answer waits for the
-    end, because a second response, or none at all, means that this call cannot carry them.
+    A decoupled model may send its response first and an empty final one later: the answer waits for the end, because
+    this call cannot carry a second response, or none at all.
     """
 
     __slots__ = ("_encoding", "_exchange", "_held", "form", "request")
@@ -269,7 +269,7 @@ class _Reply(ResponseStream):
     protocol = "HTTP"
 
     def __init__(self, exchange: HttpExchange, encoding: str | None) -> None:
-        self.on_read = None  # what else a stream has is for its readers, and this one reads itself
+        self.on_read = None  # the stream's other state is for readers, and this stream reads itself
         self._exchange: HttpExchange | None = exchange
         self._encoding = encoding
         self._held: InferResponse | None = None
@@ -286,7 +286,7 @@ class _Reply(ResponseStream):
             return
         request, form = self.request, self.form
         self._exchange = None  # as `release`
-        self.request = self.form = None  # type: ignore[assignment]  # nobody asks any more
+        self.request = self.form = None  # type: ignore[assignment]  # not used any more
         try:
             if response.error is None and response.outputs and response.is_final and self._held is None:
                 if is_long(response.outputs, as_text=not form.is_binary):
@@ -308,13 +308,13 @@ class _Reply(ResponseStream):
         return self._exchange is None
 
     def release(self) -> None:
-        """Let go of the call, which is answered.
+        """Release the call, which is answered.
 
-        The request has this object as its stream: a circle would keep its tensors in memory until the garbage
-        collector comes by.
+        The request has this object as its stream: a cycle would keep its tensors in memory until the garbage collector
+        runs.
         """
         self._exchange = None
-        self.request = self.form = None  # type: ignore[assignment]  # nobody asks any more
+        self.request = self.form = None  # type: ignore[assignment]  # not used any more
 
     def _answer(self, request: InFlightRequest, form: OutputForm, response: InferResponse) -> HttpResponse:
         """The answer, given a response that is final, an error, or one too many."""

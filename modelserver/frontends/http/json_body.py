@@ -1,4 +1,4 @@
-"""Bodies that are a JSON object, or nothing: those of all calls but inference."""
+"""Bodies that are a JSON object or empty: those of all calls except inference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_object(
     *,
     has_unique_fields: bool = True,
 ) -> None:
-    """Call `then` with the exchange's body, the settings of an operator, now or later; errors are answered then.
+    """Call `then` with the exchange's body, an operator's settings, now or later; later errors are answered.
 
     With `has_unique_fields` a repeated field is an error. Raises ServerError for errors that are known at once.
     """
@@ -49,7 +49,7 @@ def with_object(
 
 
 def _settings_slices(body: Buffer, limits: HttpLimits) -> Slices[dict[str, Any]]:
-    """As `object_slices`, without fields that are there twice: operators write these bodies."""
+    """As `object_slices`, and refuse repeated fields: operators write these bodies."""
     document = yield from object_slices(body, limits)
     if document:
         check_fields(bytes(body), "the request's JSON")

@@ -1,8 +1,8 @@
-"""Infer calls in JSON that a client repeats with other elements: only the arrays of elements are parsed.
+"""Repeated infer calls in JSON that differ in their elements: only the arrays of elements are parsed.
 
-A text stays valid, and means the same around it, when one of its values is replaced by another one. So a call
-that has the same text as a known one before, between and after the tensors' `data`, and there arrays of the same
-datatypes and depths, needs no other look. Made of calls that were decoded in full, as all templates.
+A text stays valid, and means the same around it, when one of its values is replaced by another one. So a call with the
+same text as a known one before, between and after the tensors' `data`, and with arrays of the same datatypes and depths
+as `data`, needs no further checks. Like all templates, they are made from calls that were decoded in full.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from modelserver.frontends.http.head import InputHead, RequestHead
 from modelserver.frontends.http.json_tensor import array_kind, decoder, num_levels, struct_letter, tensor_from_values
 from modelserver.frontends.http.templates import Known
 
-# Of one model and version; a client has one for each form of request that it sends.
+# Templates per model and version; a client needs one for each form of request that it sends.
 _MAX_TEMPLATES = 4
 _MAX_MODELS = 256
 _MAX_TEXT_BYTES = 1024
@@ -38,14 +38,14 @@ _NOT_ALIKE = (
     UnicodeDecodeError,
     struct.error,
 )
-# So many elements are quicker packed as arguments of a call than converted by NumPy, which watches itself.
+# Up to this many elements, packing them as arguments of a call is faster than NumPy's checked conversion.
 _MAX_PACKED = 1024
 
 
 class _Elements:
-    """What the `data` of an input must be.
+    """The required form of an input's `data`.
 
-    `pack` makes the tensor's bytes of a flat list, where that is worth it; `kind` is the accelerator's word for it.
+    `pack` makes the tensor's bytes from a flat list, if that is worth it; `kind` is the accelerator's word for it.
     """
 
     __slots__ = ("count", "datatype", "decode", "depth", "dtype", "kind", "name", "pack", "shape")
@@ -66,9 +66,9 @@ class _Elements:
 
 
 class _JsonTemplate(RequestForm):
-    """`first` stands before the first `data`, and `last` behind the last; `elements` tell what is between two.
+    """`first` is before the first `data`, and `last` after the last one; `elements` describe the parts between.
 
-    `texts` and `kinds` say the same to the accelerator, where there is one that reads all of the arrays.
+    `texts` and `kinds` say the same to the accelerator, if it reads all of the arrays.
     """
 
     __slots__ = (
@@ -105,7 +105,7 @@ class _JsonTemplate(RequestForm):
         self.settings: Mapping[str, Any] | None = settings_of(request)
 
     def inputs(self, body: bytes) -> dict[str, Tensor] | None:
-        """The tensors in `body`; None when it is another call, or a wrong one."""
+        """The tensors in `body`; None when it is a different call, or an invalid one."""
         inputs: dict[str, Tensor] = {}
         if self.kinds is not None and accelerator.read_call is not None:
             raws = accelerator.read_call(body, self.texts, self.kinds)
@@ -131,14 +131,14 @@ class _JsonTemplate(RequestForm):
                         item.name, item.datatype, item.shape, item.count, item.depth, values
                     )
             except _NOT_ALIKE:
-                return None  # whoever decodes it in full says what is wrong
+                return None  # decoding it in full finds the error
             if text is not None:
                 at = stop + len(text)
         return inputs
 
 
 class JsonTemplates:
-    """Calls that are JSON as a whole: so many for so many models and versions, and short but for their data."""
+    """Calls that are JSON only: bounded in number per model and version, and short except for their data."""
 
     def __init__(self) -> None:
         self._templates: dict[tuple[str, int | None], list[_JsonTemplate]] = {}
@@ -166,7 +166,7 @@ class JsonTemplates:
         return None
 
     def learn(self, request: InFlightRequest, form: OutputForm, head: RequestHead, body: bytes) -> None:
-        """Remember a call that was not known and has been decoded, if that is of use."""
+        """Remember an unknown call that was decoded, if that is useful."""
         if not head.inputs or not self._learn_throttle.wants():
             return
         texts: list[bytes] = []

@@ -25,19 +25,19 @@ Shape = tuple[int, ...]
 _INT64 = np.iinfo(np.int64)
 _LEADING_BRACKETS = re.compile(rb"[\[\s]*")
 _BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
-_BYTES = Datatype.BYTES  # to look a member up at its class is a call in Python 3.11
+_BYTES = Datatype.BYTES  # looking a member up in its class is a call in Python 3.11
 _MAX_PACKED = 1024
-# Of a long `data`, what is parsed at a time: some 3 ms at worst.
+# Bytes of a long `data` that are parsed at a time: some 3 ms at worst.
 _PIECE_BYTES = 16 * 1024
 _WITH_NUMPY = orjson.OPT_SERIALIZE_NUMPY
-# What Triton calls the elements of a kind of NumPy's, in a refusal.
+# Triton's words for the elements of a NumPy kind, in a refusal.
 _TRITONS_KINDS = {
     "b": ("boolean", "boolean"),
     "f": ("number", "double"),
     "i": ("signed-integer", "signed-integer"),
     "u": ("unsigned-integer", "unsigned-integer"),
 }
-_N = ord("n")  # as a number: looking for it is then a tenth of the time
+_N = ord("n")  # as a number: searching for it then takes a tenth of the time
 # `struct`'s letters, by dtype's kind and size: NumPy's own depend on the system.
 _LETTERS = {"b1": "?", "u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i1": "b", "i2": "h", "i4": "i", "i8": "q"}
 _LETTERS |= {"f4": "f", "f8": "d"}
@@ -122,9 +122,9 @@ def tensor_from_values(
 
 
 def tensor_to_json(tensor: Tensor, *, is_nested: bool = False) -> bytes:
-    """The `data` of an output, as JSON: flat, or nested as its shape says.
+    """The `data` of an output, as JSON: flat, or nested by its shape.
 
-    Raises InvalidArgumentError for what has no JSON form: FP16, BF16, and BYTES that are not UTF-8.
+    Raises InvalidArgumentError for elements without a JSON form: FP16, BF16, and BYTES that are not UTF-8.
     """
     if tensor.data.size <= SLICE_ELEMENTS:
         return _flat_json(tensor, is_nested=is_nested)
@@ -134,7 +134,7 @@ def tensor_to_json(tensor: Tensor, *, is_nested: bool = False) -> bytes:
 
 
 def _long_json(tensor: Tensor, start: int) -> bytes:
-    """Nested JSON of many elements that begin at `start` of the output: some rows at a time, or a long row by itself.
+    """Nested JSON of many elements from `start` of the output on: some rows at a time, or a long row by itself.
 
     Other threads get their turn between two pieces, and while they are joined.
     """
@@ -155,7 +155,7 @@ def _long_json(tensor: Tensor, start: int) -> bytes:
 
 
 def _flat_json(tensor: Tensor, start: int = 0, *, is_nested: bool = False) -> bytes:
-    """As `tensor_to_json`, of elements that begin at `start` of the output."""
+    """As `tensor_to_json`, for elements from element `start` of the output on."""
     data, datatype = tensor.data, tensor.datatype
     if datatype is _BYTES:
         texts = _decode_strings(tensor, start)
@@ -171,26 +171,26 @@ def _flat_json(tensor: Tensor, start: int = 0, *, is_nested: bool = False) -> by
             return written
     data = np.ascontiguousarray(data).reshape(data.shape) if is_nested else data.ravel()
     text = orjson.dumps(data, None, _WITH_NUMPY)
-    # What is not finite is null there, and nothing else has an n: finding that costs less than looking at each number.
+    # Only numbers that are not finite become null, with an n: searching for that costs less than checking each number.
     if _N in text and data.dtype.kind == "f":
         return with_non_finite(text, data.reshape(-1))
     return text
 
 
 def struct_letter(datatype: Datatype) -> str | None:
-    """That of the datatype's elements; None where `struct` and JSON have none."""
+    """`struct`'s letter of the datatype's elements; None if `struct` and JSON have no such type."""
     return None if datatype in _BINARY_ONLY else _LETTERS.get(datatype.numpy.str[1:])
 
 
 def array_kind(datatype: Datatype, shape: Shape, count: int, depth: int) -> bytes | None:
-    """The accelerator's word for `data` with so many levels; None where it reads no such arrays."""
+    """The accelerator's word for `data` with that many levels; None if it does not read such arrays."""
     letter = struct_letter(datatype)
     return None if letter is None else accelerator.array_kind(letter, (count,) if depth == 1 else shape)
 
 
 @lru_cache(maxsize=256)
 def decoder(datatype: Datatype, depth: int) -> msgspec.json.Decoder[Any]:
-    """Parses so many levels of arrays around elements of that datatype, and nothing else."""
+    """A parser that accepts only that many levels of arrays around elements of that datatype."""
     return msgspec.json.Decoder(_list_type(datatype, depth))
 
 
@@ -229,7 +229,7 @@ def num_levels(data: msgspec.Raw | list[Any]) -> int:
 
 
 def flat_values(values: list[Any]) -> list[Any]:
-    """The elements of lists that nest in any way, in their order."""
+    """The elements of lists with any nesting, in their order."""
     elements: list[Any] = []
     open_lists = [iter(values)]
     while open_lists:
@@ -278,7 +278,7 @@ def _to_array(name: str, datatype: Datatype, depth: int, values: list[Any]) -> n
     """None where rows have different lengths."""
     try:
         if datatype is Datatype.FP32 and depth == 1 and 0 < len(values) <= _MAX_PACKED:
-            # A third of the time that NumPy needs to watch its own conversion; the same numbers are too large.
+            # A third of the time of NumPy's checked conversion; the same numbers are too large.
             return np.frombuffer(struct.pack(f"<{len(values)}f", *values), datatype.numpy)
         with np.errstate(over="raise"):
             return np.array(values, datatype.numpy)

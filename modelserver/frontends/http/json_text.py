@@ -16,7 +16,7 @@ from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
 from modelserver.protocol.limits import HttpLimits
 
-# Always matches from a quote on, closed string or not, so that hostile text costs no more than its length.
+# Always matches from a quote on, closed string or not, so that hostile text takes only linear time.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
 _STRING_OR_COMMA = re.compile(_STRING.pattern + rb"|,", re.DOTALL)
 _NON_FINITE = re.compile(rb"NaN|Infinity")
@@ -24,10 +24,10 @@ _STRING_OR_NON_FINITE = re.compile(_STRING.pattern + rb"|NaN|Infinity", re.DOTAL
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _WORDS = {float("inf"): b"Infinity", float("-inf"): b"-Infinity"}
 _BLOCK = 1 << 20
-# Of a long document, what is parsed at a time: some 3 ms at worst.
+# Bytes of a long document that are parsed at a time: some 3 ms at worst.
 _PIECE_BYTES = 16 * 1024
 _MAX_KEY_BYTES = 64 * 1024
-# Of a long string, what is parsed at a time: less than a millisecond.
+# Bytes of a long string that are parsed at a time: less than a millisecond.
 _LONG_STRING_BYTES = 256 * 1024
 # Characters and whole escapes; the last of them may be half of a character, or of a pair of surrogates.
 _CHARACTERS = re.compile(rb'(?:[^"\\]++|\\u[0-9a-fA-F]{4}|\\[^u])*+', re.DOTALL)
@@ -39,7 +39,7 @@ _KEY = re.compile(rb'[ \t\n\r]*("(?:[^"\\]++|\\.)*+")[ \t\n\r]*:', re.DOTALL)
 
 def check_depth(text: bytes | bytearray, max_depth: int) -> None:
     """Raise InvalidArgumentError when objects and arrays nest deeper than `max_depth`; parses nothing."""
-    # As many levels need at least as many brackets: almost every request ends here.
+    # The depth is at most the number of brackets: almost every request ends here.
     if text.count(b"[") + text.count(b"{") <= max_depth:
         return
     brackets = np.frombuffer(_STRING.sub(b"", text), np.uint8)
@@ -136,7 +136,7 @@ def _string_slices(text: memoryview) -> Slices[str]:
         start += size
         yield
     if start < len(text) - 1 or bytes(text[-1:]) != b'"':
-        pieces.append(_loads(b"".join((b'"', text[start:]))))  # which says what is wrong with it
+        pieces.append(_loads(b"".join((b'"', text[start:]))))  # which reports the error
     return "".join(pieces)
 
 
@@ -160,7 +160,7 @@ def key_of(member: memoryview) -> re.Match[bytes]:
 
 
 def stripped(text: memoryview) -> memoryview:
-    """The text without the blanks around it, which are looked at in pieces."""
+    """The text without the blanks around it, which are removed in pieces."""
     while text and not (left := bytes(text[:_PIECE_BYTES]).lstrip(_SPACE)):
         text = text[_PIECE_BYTES:]
     if text:
@@ -181,7 +181,7 @@ def _loads(text: Buffer) -> Any:
 
 def has_more_members(text: bytes, limit: int) -> bool:
     """Whether a flat object in valid JSON has more than `limit` members; what they nest counts, too. Parses nothing."""
-    # A comma stands between two members, and may be in strings: almost every object ends with the first count.
+    # There is a comma between two members, and commas may be in strings: almost every object ends with the first count.
     if text.count(b",") < limit:
         return False
     commas = (match for match in _STRING_OR_COMMA.finditer(text) if match[0] == b",")

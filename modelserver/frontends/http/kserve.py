@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane
     from modelserver.planes.data import AnyDataPlane
 
-# What both frontends can make true of the protocol's extensions; server metadata lists them in Triton's order.
+# The protocol extensions that both frontends implement; server metadata lists them in Triton's order.
 EXTENSIONS = (
     "classification",
     "sequence",
@@ -84,7 +84,7 @@ class KServe:
             Route("GET", f"{_VERSION}/config", self._model_config, ApiGroup.MODEL_CONFIG, model="name"),
             Route("GET", f"{_MODEL}/stats", self._statistics, ApiGroup.STATISTICS, model="name"),
             Route("GET", f"{_VERSION}/stats", self._statistics, ApiGroup.STATISTICS, model="name"),
-            # Resetting changes what everybody sees: it is control.
+            # Resetting changes the statistics that everybody sees, so it is control.
             Route("POST", "/v2/models/stats/reset", self._reset_statistics, ApiGroup.MODEL_REPOSITORY),
             Route("POST", f"{_MODEL}/stats/reset", self._reset_statistics, ApiGroup.MODEL_REPOSITORY, model="name"),
             Route("POST", f"{_VERSION}/stats/reset", self._reset_statistics, ApiGroup.MODEL_REPOSITORY, model="name"),
@@ -147,7 +147,7 @@ def _repository_routes(control: Control) -> tuple[Route, ...]:
 
 
 def _control_routes(verb: str, call: RouteCall) -> tuple[Route, ...]:
-    """For a model or, which Triton does not know, one version of it; each with and without its repository's name."""
+    """For a model or, unlike Triton, one version of it; each with and without its repository's name."""
     return tuple(
         Route("POST", f"{repository}/models/{{name}}{version}/{verb}", call, ApiGroup.MODEL_REPOSITORY, model="name")
         for repository in ("/v2/repository", "/v2/repository/{repository}")

@@ -1,7 +1,7 @@
-"""How busy a model is, in a header of its answers, for load balancers that choose by it (ORCA).
+"""The load of a model, in a header of its answers, for load balancers that use it (ORCA).
 
 A client asks for it by `endpoint-load-metrics-format: text` or `json`. Named metrics are the requests in flight and
-those that wait; `application_utilization` is requests in flight per instance.
+those waiting; `application_utilization` is requests in flight per instance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEADER = "endpoint-load-metrics"
 
 
 def reporting(exchange: HttpExchange, dataplane: AnyDataPlane, name: str, version: int | None) -> HttpExchange:
-    """`exchange`, or one whose answer has the header, if the client asks for it in a format that there is."""
+    """`exchange`, or one whose answer has the header, if the client asks for it in a known format."""
     wanted = exchange.head.headers.get(ASKING_HEADER, "").strip().lower()
     if wanted not in ("text", "json"):
         return exchange
@@ -45,7 +45,7 @@ class _ReportingExchange(RelayedExchange):
         try:
             load = self._dataplane.load_of(self._name, self._version)
         except ServerError:
-            return headers  # there is no such model, as the answer says
+            return headers  # unknown model, as the answer says
         return [*headers, (_HEADER, _as_json(load) if self._is_json else _as_text(load))]
 
 

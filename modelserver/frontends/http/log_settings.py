@@ -1,4 +1,4 @@
-"""`/v2/logging`: what is logged, and how; and the log itself."""
+"""`/v2/logging`: the settings of the log, and the log itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LogRoutes:
         exchange.respond(json_response(asdict(self._controlplane.logs.settings)))
 
     def update(self, exchange: HttpExchange) -> None:
-        """The body names the settings that shall change; the answer has all of them."""
+        """The body names the settings to change; the answer has all of them."""
 
         def answer(document: dict[str, Any]) -> None:
             exchange.respond(json_response(asdict(self._controlplane.logs.update(document))))
@@ -50,7 +50,7 @@ class LogRoutes:
         with_object(exchange, self._limits, answer)
 
     def lines(self, exchange: HttpExchange) -> None:
-        """The newest lines as text: `?lines=N` of them (100); with `follow=true` new ones too, as they come."""
+        """The newest lines as text: `?lines=N` of them (100); with `follow=true` also new ones as they are logged."""
         query = parse_qs(exchange.head.query, keep_blank_values=True)
         num_lines = _number_of_lines(query.get("lines", ["100"])[-1])
         follows = query.get("follow", ["false"])[-1].lower()

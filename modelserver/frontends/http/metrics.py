@@ -27,7 +27,7 @@ PATH = "/metrics"
 
 
 class Metrics:
-    """Serves what `collect` makes: its first slice on the event loop, the others beside it."""
+    """Serves the page that `collect` makes: its first slice on the event loop, the others beside it."""
 
     def __init__(self, collect: Callable[[], Slices[Sequence[Metric]]]) -> None:
         self._collect = collect
@@ -61,6 +61,6 @@ class TextErrors(ErrorWriter):
             return self.refused(STATUS[error.code], error.message)
         return error_response(error)
 
-    def refused(self, status: int, message: str, code: str | None = None) -> HttpResponse:  # noqa: ARG002  # no codes here
+    def refused(self, status: int, message: str, code: str | None = None) -> HttpResponse:  # noqa: ARG002 # no codes here
         body = message.encode(errors="replace") + b"\n"
         return HttpResponse(status, [("Content-Type", "text/plain; charset=utf-8")], (body,))

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-# Shares of the requests whose latency is told.
+# The quantiles of latency that are reported.
 _QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _HOST_INTERVAL_S = 1.0
 
 
 class Overview:
-    """Makes the document when asked. Durations are in milliseconds, what is counted since load or the last reset."""
+    """Makes the document when asked. Durations are in milliseconds; counts are since load or the last reset."""
 
     def __init__(self, dataplane: AnyDataPlane, controlplane: AnyControlPlane) -> None:
         self._dataplane = dataplane
@@ -34,7 +34,7 @@ class Overview:
         self._host = HostGauges(_HOST_INTERVAL_S)
 
     def document(self) -> Document:
-        """`models` has a row for each row of the repository's index; what is measured, those that serve."""
+        """`models` has a row for each row of the repository's index; only models that serve have measurements."""
         rows = self._dataplane.statistics()
         measured = {(model.name, model.version, model.namespace): (model, numbers) for model, numbers in rows}
         models = []

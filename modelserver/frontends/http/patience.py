@@ -1,6 +1,6 @@
-"""How long the client of an HTTP request waits for its answer, where a proxy says so.
+"""How long the client of an HTTP request waits for its answer, if a proxy says so.
 
-Envoy, and what is made of it, tells servers in a header when it will give up (its documentation of HTTP headers).
+Envoy and its derivatives tell servers in a header when they will give up (its documentation of HTTP headers).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NS_PER_MS: Final = 1_000_000
 
 
 def patience_ns(headers: Mapping[str, str]) -> int:
-    """The time from now on in which an answer is of use; 0: for ever, also where the header is no number."""
+    """The time from now on in which an answer is useful; 0: no limit, also if the header is not a number."""
     text = headers.get(PATIENCE_HEADER)
     if text is None or not (text.isascii() and text.isdigit()) or len(text) > _MAX_DIGITS:
         return 0

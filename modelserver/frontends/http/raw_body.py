@@ -55,7 +55,7 @@ def _bytes_tensor(spec: TensorMetadata, dims: tuple[int, ...], body: Buffer) -> 
 
 
 def _resolve(spec: TensorMetadata, dims: tuple[int, ...], datatype: Datatype, num_bytes: int) -> tuple[int, ...]:
-    assert datatype.itemsize is not None, "BYTES has its own road"
+    assert datatype.itemsize is not None, "BYTES is handled by itself"
     if dims.count(-1) > 1:
         raise InvalidArgumentError(
             f"The shape of the raw input '{spec.name}' can not be deduced because there are more than one "

@@ -29,7 +29,7 @@ class Regions:
         self._limits = limits
 
     def routes(self) -> tuple[Route, ...]:
-        """Both kinds, of one region and of all."""
+        """The routes of both kinds, for one region and for all."""
         return tuple(
             Route(method, f"/v2/{kind}sharedmemory{region}/{verb}", call, ApiGroup.SHARED_MEMORY)
             for kind, verbs in (
@@ -57,7 +57,7 @@ class Regions:
         with_object(exchange, self._limits, answer)
 
     def unregister(self, exchange: HttpExchange, region: str = "") -> None:
-        """Clients unregister all of them before they know whether there are any."""
+        """Clients unregister all regions before they know whether any exist."""
         self._dataplane.shared_memory.unregister(region)
         exchange.respond(bare_response(exchange.head.headers.get("accept"), {}))
 
@@ -81,7 +81,7 @@ class Regions:
         with_object(exchange, self._limits, answer)
 
     def cuda_unregister(self, exchange: HttpExchange, region: str = "") -> None:
-        """There are none; to forget one that is not known is no mistake."""
+        """There are none; unregistering an unknown region succeeds."""
         if region:
             self._dataplane.shared_memory.check_allowed()
         exchange.respond(bare_response(exchange.head.headers.get("accept"), {}))

@@ -1,4 +1,4 @@
-"""An exchange that stands before another one, whose answer it sees first."""
+"""An exchange placed before another one; it sees the answer first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWr
 
 
 class RelayedExchange(HttpExchange):
-    """Passes on what `change` makes of the head of an answer."""
+    """Passes on the head of an answer as `change` returns it."""
 
     __slots__ = ("_exchange",)
 
@@ -37,5 +37,5 @@ class RelayedExchange(HttpExchange):
         return self._exchange.start(status, self.change(headers))
 
     def change(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """The headers that the client gets in place of these."""
+        """The headers that the client gets instead."""
         return headers

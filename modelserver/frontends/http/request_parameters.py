@@ -42,7 +42,7 @@ def apply_parameters(request: InFlightRequest, parameters: Mapping[str, Any]) ->
 
 
 def size_parameter(owner: str, parameters: Mapping[str, Any], name: str) -> int | None:
-    """A size in bytes among a tensor's parameters; None when it is not there."""
+    """A size in bytes among a tensor's parameters; None if it is absent."""
     value = parameters.get(name)
     if value is None:
         return None
@@ -64,7 +64,7 @@ def _unsigned(name: str, value: Any) -> int:
 
 
 def scalar_parameter(name: str, value: Any) -> ParameterValue:
-    """The value of a parameter that travels to the model. Raises InvalidArgumentError for what is none."""
+    """The value of a parameter that travels to the model. Raises InvalidArgumentError for an invalid one."""
     if name.startswith("triton_"):
         raise InvalidArgumentError(
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified. "

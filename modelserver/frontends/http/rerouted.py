@@ -1,4 +1,4 @@
-"""An exchange that is answered as if it had come by another path: how clouds' own endpoints reach ours."""
+"""An exchange that is answered as if it had come by another path: clouds' endpoints reach ours this way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _JSON_LEN = "Inference-Header-Content-Length"
 
 
 class BinaryType:
-    """A content type that says by itself how long the JSON before the tensors is, as clouds pass no other header on."""
+    """A content type that includes the length of the JSON before the tensors, as clouds forward no other header."""
 
     def __init__(self, name: str, *, is_answered: bool) -> None:
         """`name`: such as application/vnd.sagemaker-triton.binary+json. `is_answered`: answers have it too.
@@ -28,7 +28,7 @@ class BinaryType:
         return match[1] if match is not None else None
 
     def rewrite(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Say it so in an answer, in place of our header, where the cloud wants it there."""
+        """Put the size into an answer's content type instead of our header, if the cloud wants it there."""
         if not self._is_answered:
             return headers
         size = next((value for key, value in headers if key == _JSON_LEN), None)

@@ -1,7 +1,7 @@
 """Path and method -> route, by one table of patterns compiled into a tree. Does not know the handlers.
 
-Paths are matched as they came, segment by segment, and each segment is decoded by itself: an encoded slash is a part of
-a name and never separates segments, as for a proxy that stands before us and has rules for paths.
+Paths are matched as they were sent, segment by segment, and each segment is decoded by itself: an encoded slash is part
+of a name and never separates segments, as for a proxy in front of us that has rules for paths.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Arguments = dict[str, str]
 
 _RECENT_PATHS = 1024
 _MAX_PATH_LEN = 2048
-_MAX_HINT_LEN = 200  # a nearest route is looked for only when the path is not absurdly long
+_MAX_HINT_LEN = 200  # no nearest route is searched for a longer path
 
 
 class Match(NamedTuple):
-    """What a path leads to: the routes by method, the values in the path, and the API that the path belongs to."""
+    """The match of a path: the routes by method, the values in the path, and the API that the path belongs to."""
 
     routes: Mapping[str, Route]
     arguments: Arguments
@@ -47,7 +47,7 @@ class Router:
     """Finds the route of a request. Trailing slashes do not count; HEAD is served where GET is."""
 
     def __init__(self, apis: Sequence[Api]) -> None:
-        """Of several APIs that have a path, the first one answers for it where no route does.
+        """If several APIs have a path, the first one answers for it when no route matches.
 
         Raises InvalidArgumentError when two APIs have the same route.
         """
@@ -100,7 +100,7 @@ class Router:
         return found.api if found is not None else self._owner(path) or self.apis[0]
 
     def route(self, method: str, path: str) -> tuple[Route, Arguments] | None:
-        """The one route for a request, and the values in its path; None where there is none."""
+        """The route for a request, and the values in its path; None if there is no route."""
         found = self.find(path)
         route = None if found is None else route_for(found.routes, method)
         return None if found is None or route is None else (route, found.arguments)
@@ -131,13 +131,13 @@ class Router:
             return f"/{rest}"
         segments = path.strip("/").split("/")
         known = sorted({route.pattern for route in api.routes if route.pattern.startswith(start)})
-        # The start that all of them share says nothing.
+        # The common beginning carries no information.
         rests = [_with_names(pattern, segments)[len(start) :] for pattern in known]
         close = difflib.get_close_matches(rest, rests, n=1)
         return start + close[0] if close else None
 
     def starts(self, path: str) -> list[str]:
-        """How paths begin that this port serves: those of the API that `path` belongs to, or else of all."""
+        """The beginnings of paths that this port serves: those of the API that `path` belongs to, or else of all."""
         api = self._owner(path)
         patterns = [route.pattern.strip("/").split("/") for route in (self.routes if api is None else api.routes)]
         if api is None:

@@ -1,4 +1,4 @@
-"""SageMaker's endpoints of several models: load, list, ask and unload models that its agent puts on the disk.
+"""SageMaker's endpoints of several models: load, list, call and unload models that its agent puts on the disk.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html
 """
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Asks a model to answer an exchange: the frontend's infer route.
+# Has a model answer an exchange: the frontend's infer route.
 Invoke = Callable[[HttpExchange, str], None]
 
 _CONFLICT = 409
-# By this status SageMaker's agent knows that it must unload others first.
+# This status tells SageMaker's agent to unload other models first.
 _NO_MEMORY = 507
 _OUT_OF_MEMORY = re.compile(
     rb"out[ _]of[ _]memory|MemoryError|OutOfMemory|\bOOM\b|allocate memory|No space left on device"
@@ -39,7 +39,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 class MultiModel:
-    """`/models` and what is below it. Loads and unloads run as Tasks, which this object keeps alive."""
+    """`/models` and the paths below it. Loads and unloads run as Tasks, which this object keeps alive."""
 
     def __init__(self, controlplane: AnyControlPlane, limits: HttpLimits, invoke: Invoke) -> None:
         self._controlplane = controlplane
@@ -93,7 +93,7 @@ class MultiModel:
 
 
 class _MemoryExchange(RelayedExchange):
-    """Answers that memory is short where an error says so."""
+    """Answers that memory is short if an error says so."""
 
     __slots__ = ()
 
@@ -126,5 +126,5 @@ def _text(document: dict[str, Any], key: str) -> str:
 
 
 def _target(exchange: HttpExchange, name: str) -> str:
-    """What SageMaker's client calls the model; the name is a hash of it."""
+    """The name that SageMaker's client uses for the model; the name here is a hash of it."""
     return exchange.head.headers.get("x-amzn-sagemaker-target-model", name)[:200]

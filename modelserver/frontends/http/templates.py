@@ -1,7 +1,7 @@
-"""Infer calls that a client repeats with other tensors: recognised by their bytes, decoded without a parser.
+"""Repeated infer calls that differ in their tensors: recognised by their bytes, decoded without a parser.
 
-A template is made of a call that `codec.decode_infer` has decoded. So whatever is wrong with a call is found
-there; here it is either known to be right, or not known.
+A template is made from a call that `codec.decode_infer` has decoded. So errors in a call are found there; here a call
+is either known to be valid, or not known.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from modelserver.frontends.http.head import RequestHead
 _MAX_TEMPLATES = 512
 _MAX_HEAD_BYTES = 1024
 
-# An id that stands first, of characters that mean themselves in JSON: what follows it repeats, it does not.
+# An id at the start, of characters that JSON does not escape: the id changes, and the text after it repeats.
 LEADING_ID = re.compile(rb'\{"id": ?"([ !#-\[\]-~]+)",')
-# What would make a second "id" of the rest possible, which then would count.
+# Bytes that would allow a second "id" in the rest, which would then win.
 _OTHER_ID = re.compile(rb'"id"|\\')
 
 _Key = tuple[str, int | None, bytes]
@@ -30,10 +30,10 @@ Known = tuple[InFlightRequest, OutputForm]
 
 
 class RecentCall:
-    """The last known call with some HTTP head: mostly the next one differs in its tensors only.
+    """The last known call with a given HTTP head: usually the next one differs only in its tensors.
 
-    `size` is that of its body, which began with `text`; -1 before there was one. What a body that is so long and
-    begins so is, `template`, `form` and `id` say.
+    `size` is that of its body, which began with `text`; -1 before the first call. A body with the same size and
+    beginning has this `template`, `form` and `id`.
     """
 
     __slots__ = ("form", "id", "size", "template", "text")
@@ -47,11 +47,11 @@ class RecentCall:
 
 
 class BinaryTemplates:
-    """Calls whose tensors follow a JSON head. So many heads, none longer than so much, are remembered."""
+    """Calls whose tensors follow a JSON head. Remembers a bounded number of heads of bounded length."""
 
     def __init__(self) -> None:
         self._plain: dict[_Key, _Remembered] = {}
-        # By what follows a leading id.
+        # The key is the text after a leading id.
         self._with_id: dict[_Key, _Remembered] = {}
         self._learn_throttle = LearnThrottle()
 
@@ -83,13 +83,13 @@ class BinaryTemplates:
         return template.fill(name, version, request_id, body, head_len, stream), form
 
     def learn(self, request: InFlightRequest, form: OutputForm, head: RequestHead, text: bytes) -> None:
-        """Remember a call that was not known and has been decoded, if that is of use; `text` is its JSON."""
+        """Remember an unknown call that was decoded, if that is useful; `text` is its JSON."""
         if len(text) > _MAX_HEAD_BYTES or not self._learn_throttle.wants():
             return
         places: list[TensorPlace] = []
         end = 0
         for item in head.inputs:
-            # BYTES can be wrong inside, and NumPy makes no views of nothing.
+            # BYTES can have errors inside, and NumPy makes no views of empty buffers.
             if not item.num_bytes or item.datatype.itemsize is None:
                 return
             places.append(TensorPlace(item.name, item.datatype, item.shape, end, end + item.num_bytes))

@@ -1,4 +1,4 @@
-"""Parameters of inputs and outputs that say where a tensor is, or in which form it is wanted."""
+"""Parameters of inputs and outputs that give a tensor's place, or the form in which it is wanted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLASSIFICATION = "classification"
 
 
 def region_slice(owner: str, parameters: Mapping[str, Any]) -> RegionSlice | None:
-    """Where the tensor lies or shall go, if in a region. Raises InvalidArgumentError; `owner` names the tensor."""
+    """The region that the tensor is in or goes to, if any. Raises InvalidArgumentError; `owner` names the tensor."""
     region = parameters.get(REGION)
     if region is None:
         return None
@@ -27,5 +27,5 @@ def region_slice(owner: str, parameters: Mapping[str, Any]) -> RegionSlice | Non
 
 
 def class_count(owner: str, parameters: Mapping[str, Any]) -> int:
-    """How many classes are wanted; 0 where it is the tensor that is."""
+    """How many classes are wanted; 0 if the tensor itself is."""
     return size_parameter(owner, parameters, CLASSIFICATION) or 0

@@ -34,7 +34,7 @@ class TraceRoutes:
         exchange.respond(json_response(self._dataplane.trace_settings(name)))
 
     def update(self, exchange: HttpExchange, name: str = "") -> None:
-        """The body names the settings that shall change, null for those that shall no longer; the answer has all."""
+        """The body names the settings to change, with null for those to unset; the answer has all."""
 
         def answer(document: dict[str, Any]) -> None:
             for setting, value in document.items():

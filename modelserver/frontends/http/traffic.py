@@ -21,7 +21,7 @@ _PATH = "/v2/repository/models/{name}/traffic"
 
 
 class TrafficRoutes:
-    """Answers `GET`, `POST` and `DELETE`; the answer is the traffic from then on."""
+    """Answers `GET`, `POST` and `DELETE` with the resulting traffic."""
 
     def __init__(self, controlplane: AnyControlPlane, limits: HttpLimits) -> None:
         self._controlplane = controlplane

@@ -1,4 +1,4 @@
-"""Exchanges that wait until a model is loaded on demand, and are then handled as if they had just come."""
+"""Exchanges that wait until a model is loaded on demand, and are then handled as new ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modelserver.protocol.response import ErrorWriter
 
 
 class WakingExchanges:
-    """Keeps the Tasks of those that wait. Event loop thread only."""
+    """Keeps the Tasks of waiting exchanges. Event loop thread only."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -23,7 +23,7 @@ class WakingExchanges:
         handle: Callable[[HttpExchange], None],
         errors: ErrorWriter,
     ) -> None:
-        """Have the model loaded, and `handle` called again; a client that leaves is not waited for."""
+        """Load the model, then call `handle` again; the wait ends if the client leaves."""
         task = asyncio.get_running_loop().create_task(
             _retry(exchange, asleep, handle, errors), name="exchange for a model asleep"
         )
