@@ -21,9 +21,9 @@ _METHOD = "POST"
 def with_access_log(
     methods: Mapping[str, Method], *, is_logged: bool, keys: KeyRing | None = None
 ) -> Mapping[str, Method]:
-    """The methods, with a line for each of their calls if that is wanted.
+    """The methods, with a log line for each of their calls if that is wanted.
 
-    `keys` tell whose a call is where another process answers it, and looks at its key itself.
+    `keys` identify the caller of a call that another process answers, which checks the key itself.
     """
     return {path: _logged(path, method, keys) for path, method in methods.items()} if is_logged else methods
 
@@ -37,7 +37,7 @@ def _logged(path: str, method: Method, keys: KeyRing | None) -> Method:
 
 
 def _logged_check(path: str, check: CheckHead) -> CheckHead:
-    """A call that is refused by its head has its line, too."""
+    """A call that is refused by its head is logged, too."""
 
     def check_head(metadata: Metadata, peer: str) -> Admitted:
         entry = AccessEntry(
@@ -86,7 +86,7 @@ def _logged_unary(path: str, handler: Callable[[UnaryCall], None], keys: KeyRing
 
 
 class _LoggedCall(UnaryCall):
-    """A call whose answer is noted."""
+    """A call whose answer is recorded."""
 
     __slots__ = ("_call", "_entry")
 

@@ -1,7 +1,7 @@
 """ModelInferRequest bytes -> InFlightRequest, InferResponse -> ModelInferResponse bytes.
 
-Below here nobody sees protobuf. `envelope` takes a request apart, so that tensors stay views of the
-received bytes; `head` reads what comes before them.
+Layers below this one do not see protobuf. `envelope` takes a request apart, so that tensors stay views of the received
+bytes; `head` reads the fields before them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REMEMBERED_BYTES = 1024
 _MAX_ELEMENT_BYTES_ON_LOOP = 128 * 1024
 # Typed contents take up to 35 ms/MB.
 _MAX_CONTENTS_BYTES_ON_LOOP = 64 * 1024
-# Of a request with longer contents, besides these: parsed at once.
+# The most bytes of a request with longer contents, besides these, that are parsed at once.
 _MAX_HEAD_BYTES = 4 * 1024 * 1024
 _REGION = REGION.encode()
 _MALFORMED = "the message is not a serialized inference.ModelInferRequest"
@@ -49,29 +49,29 @@ _IS_FINAL = parameter_fields({"triton_final_response": True})
 _IS_NOT_FINAL = parameter_fields({"triton_final_response": False})
 
 
-# Called with a message, its head without the id, and what that says.
+# Called with a message, its head without the id, and the parsed head.
 Learn = Callable[[Buffer, bytes, RequestHead], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A request whose elements take long to decode. The inputs of `request` have their shapes and no content."""
+    """A request whose elements take long to decode. The inputs of `request` have shapes but no content."""
 
     request: InFlightRequest
     head: RequestHead
     raws: Sequence[Buffer]
-    # Of each input that has some.
+    # Of each input that has contents.
     contents: Sequence[Sequence[memoryview]] = ()
 
 
 def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> InFlightRequest:
-    """The request in a serialized ModelInferRequest. Raises ServerError for everything that is wrong with it."""
+    """The request in a serialized ModelInferRequest. Raises ServerError for every fault in it."""
     decoded = decode_on_loop(message, limits)
     return finish(element_slices(decoded)) if isinstance(decoded, Outline) else decoded
 
 
 def decode_on_loop(message: Buffer, limits: GrpcLimits, *, learn: Learn | None = None) -> InFlightRequest | Outline:
-    """As `decode_infer_request`; where the elements would hold the event loop for long, the request's outline.
+    """As `decode_infer_request`; if the elements would block the event loop for long, the request's outline.
 
     `element_slices` does the rest then. `learn` is called with a request that a client may repeat with other contents.
     """
@@ -157,7 +157,7 @@ def _content_slices(outline: Outline) -> Slices[dict[str, Tensor]]:
     try:
         for item in outline.head.inputs:
             if item.contents is None:
-                inputs[item.name] = _typed_input(item)  # which says that there are none
+                inputs[item.name] = _typed_input(item)  # which reports that there are none
             else:
                 shape = item.shape
                 inputs[item.name] = yield from tensor_slices(item.name, item.datatype, shape, next(contents))
@@ -172,7 +172,7 @@ def _num_element_bytes(head: RequestHead, raws: Sequence[Buffer]) -> int:
 
 
 def request_id(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> str:
-    """The id of a request that could not be decoded, as far as one can be found."""
+    """The id of a request that could not be decoded, if it can be found."""
     try:
         return _decode_id(_split(message, limits).id)
     except ServerError:
@@ -180,7 +180,7 @@ def request_id(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> str
 
 
 def request_names(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> tuple[str, str]:
-    """The model and the id of a request that could not be decoded, as far as they can be found at little cost."""
+    """The model and the id of a request that could not be decoded, if they can be found at little cost."""
     try:
         split = _split(message, limits)
         is_small = len(split.head) <= _REMEMBERED_BYTES
@@ -221,7 +221,7 @@ def encode_stream_error(request_id: str, error: ServerError, model_name: str = "
 
 
 def _check_parameters(split: envelope.SplitRequest, limits: GrpcLimits) -> None:
-    """Count parameters before protobuf makes objects of them, which take some ten times as much memory."""
+    """Count parameters before protobuf makes objects of them, which take some ten times the memory."""
     limit = limits.max_parameters
     if split.num_parameters > limit:
         raise InvalidArgumentError(f"the request has more than {limit} parameters")
@@ -311,7 +311,7 @@ def _too_many(head: RequestHead, limits: GrpcLimits) -> ServerError:
 
 
 def _is_lone(request: InFlightRequest, response: InferResponse) -> bool:
-    """Whether this is the usual response, and the hot one, of which all but the data is known bytes."""
+    """Whether this is the usual response, on the hot path, in which everything but the data is known bytes."""
     return len(response.outputs) == 1 and not request.id and not response.parameters and request.transfer is None
 
 

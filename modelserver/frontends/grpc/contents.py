@@ -1,6 +1,6 @@
 """Tensors from the typed `contents` of a request: one repeated field per family of datatypes.
 
-Long contents are cut into short ones, which mean the same one after another.
+Long contents are cut into short ones, which are equivalent when read in sequence.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIELDS: dict[Datatype, str] = {
     Datatype.FP64: "fp64_contents",
     Datatype.BYTES: "bytes_contents",
 }
-# What Triton calls the elements of a field.
+# Triton's words for the elements of a field.
 _TYPES_OF_FIELDS = {
     "bool_contents": "BOOL",
     "int_contents": "INT32",
@@ -56,7 +56,7 @@ _NARROW: dict[Datatype, np.dtype[Any]] = {
 }
 # Bytes that are parsed at a time: some 2 ms at worst.
 _PIECE_BYTES = 64 * 1024
-# Tags of packed numbers that are as in memory, and of those that are varints.
+# Tags of packed numbers with the layout of memory, and of those that are varints.
 _PACKED_FIXED: dict[int, np.dtype[Any]] = {0x32: np.dtype("<f4"), 0x3A: np.dtype("<f8")}
 _PACKED_VARINTS = frozenset((0x0A, 0x12, 0x1A, 0x22, 0x2A))
 
@@ -102,7 +102,7 @@ def tensor_slices(name: str, datatype: Datatype, shape: tuple[int, ...], views: 
 
 
 def _pieces(view: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Fields together, as tag 0; or a part of the packed numbers of one field, and its tag."""
+    """Several whole fields, with tag 0; or a part of the packed numbers of one field, with its tag."""
     at = 0
     while at < len(view):
         end = _pass_fields(view, at, at + _PIECE_BYTES)
@@ -125,7 +125,7 @@ def _pieces(view: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _pass_fields(view: memoryview, at: int, until: int) -> int:
-    """The end of the first field from `at` on that ends at `until` or behind it, or of the last."""
+    """The end of the first field from `at` on that ends at or after `until`, or else of the last field."""
     if accelerator.pass_fields is not None:
         end = accelerator.pass_fields(view, at, until)
     else:
@@ -154,7 +154,7 @@ def _field_of(name: str, datatype: Datatype) -> str:
 
 
 def _elements(name: str, datatype: Datatype, contents: pb.InferTensorContents, start: int = 0) -> np.ndarray[Any, Any]:
-    """Those of some contents, the first of which is that number `start` of the tensor."""
+    """The elements of some contents, the first of which is element `start` of the tensor."""
     field = _field_of(name, datatype)
     given = [descriptor.name for descriptor, _ in contents.ListFields()]
     if given and given != [field]:
@@ -173,7 +173,7 @@ def _elements(name: str, datatype: Datatype, contents: pb.InferTensorContents, s
 
 
 def _count_error(name: str, datatype: Datatype, shape: tuple[int, ...], got: int | None) -> InvalidArgumentError:
-    """In Triton's words, which count elements of BYTES, and bytes of all else."""
+    """In Triton's words, which count elements of BYTES, and bytes of other datatypes."""
     count = prod(shape)
     detail = f"expected {count} elements in {_FIELDS[datatype]} for shape {list(shape)}"
     if datatype.itemsize is None:

@@ -1,4 +1,4 @@
-"""From a ModelInferRequest to a request: by a template where it is known, in full where it is not."""
+"""From a ModelInferRequest to a request: by a template if it is known, in full otherwise."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class InferDecoder:
         self._templates = Templates()
 
     def decode(self, message: Buffer, stream: ResponseStream) -> InFlightRequest:
-        """The request, whose responses go to `stream`. Raises ServerError for everything that is wrong with it."""
+        """The request, whose responses go to `stream`. Raises ServerError for every fault in it."""
         decoded = self.decode_on_loop(message, stream)
         return finish(self.element_slices(decoded)) if isinstance(decoded, Outline) else decoded
 
     def decode_on_loop(self, message: Buffer, stream: ResponseStream) -> InFlightRequest | Outline:
-        """As `decode`. Where that takes long, the request's outline: `element_slices` does the rest beside the loop."""
+        """As `decode`. If that takes long, the request's outline: `element_slices` does the rest beside the loop."""
         request = self._templates.find(message, stream)
         if request is not None:
             return request

@@ -34,7 +34,7 @@ def parse(message_class: type[RequestT], message: Buffer) -> RequestT:
 
 
 def as_server_error(error: Exception) -> ServerError:
-    """`error` itself if it is meant for callers; otherwise it is logged and they learn only that we failed."""
+    """`error` itself if it is meant for callers; others are logged, and callers learn only their type."""
     if isinstance(error, ServerError):
         return error
     _logger.error("unexpected error while answering a gRPC call", exc_info=error)
@@ -42,10 +42,10 @@ def as_server_error(error: Exception) -> ServerError:
 
 
 def fail(call: UnaryCall, error: Exception) -> None:
-    """End the call with the status that the error stands for.
+    """End the call with the status of the error.
 
-    A caller whose deadline has passed is told that and not UNAVAILABLE, which means "try again": our answer
-    may overtake its own clock.
+    A caller whose deadline has passed gets DEADLINE_EXCEEDED and not UNAVAILABLE, which means "try again": our answer
+    may arrive before its own clock expires.
     """
     told = as_server_error(error)
     status, message = status_of(told)
@@ -59,7 +59,7 @@ def fail(call: UnaryCall, error: Exception) -> None:
 
 
 def answered(request_class: type[RequestT], answer: Callable[[RequestT], Message]) -> Method:
-    """A unary method that is answered at once, or when the model that it asks for was loaded on demand."""
+    """A unary method that is answered at once, or once its model is loaded on demand."""
     waking = Tasks()
 
     def handle(call: UnaryCall) -> None:

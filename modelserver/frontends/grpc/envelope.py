@@ -18,11 +18,11 @@ from modelserver.pb import grpc_service_pb2 as pb
 # Tags of ModelInferRequest: field number and wire type in one.
 _ID, _PARAMETERS, _RAW_INPUT_CONTENTS = 0x1A, 0x22, 0x3A
 _INPUTS = _CONTENTS = 0x2A
-# Of the tags of its tensors, those of their parameters.
+# The tags of parameters in its tensors.
 _PARAMETERS_OF = {0x2A: 0x22, 0x32: 0x12}
 # Wire types: what follows a tag.
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
-# Of a tensor, besides its parameters: name, datatype, contents, and a dimension each where the shape is not packed.
+# Fields of a tensor besides its parameters: name, datatype, contents, and one per dimension if the shape is unpacked.
 _MAX_OTHER_FIELDS = 64
 # Smaller data is copied: cheaper than a view, and aligned.
 _VIEW_BYTES = 4096
@@ -33,7 +33,7 @@ class MalformedError(Exception):
 
 
 class TooManyFieldsError(Exception):
-    """A message has more fields than its limits allow; `num_parameters` of those that were looked at are parameters."""
+    """A message has more fields than its limits allow; `num_parameters` of the fields read are parameters."""
 
     def __init__(self, num_parameters: int) -> None:
         super().__init__(num_parameters)
@@ -42,7 +42,7 @@ class TooManyFieldsError(Exception):
 
 @dataclass(slots=True)
 class SplitRequest:
-    """A ModelInferRequest in pieces: `head` is a serialized one without what the other attributes hold.
+    """A ModelInferRequest in pieces: `head` is a serialized one without the fields that the other attributes hold.
 
     Large entries of `raws` are views of the message. `num_parameters` are those of the request itself.
     """
@@ -56,7 +56,7 @@ class SplitRequest:
 def split_request(message: Buffer, max_fields: int = 1 << 16) -> SplitRequest:
     """Take id and raw_input_contents out of a serialized ModelInferRequest.
 
-    Raises MalformedError where the message cannot be walked; that it can says nothing about the head. Raises
+    Raises MalformedError if the message cannot be walked; otherwise the head may still be malformed. Raises
     TooManyFieldsError for one with more than `max_fields`.
     """
     data = message if isinstance(message, bytes) else memoryview(message).cast("B")
@@ -103,7 +103,7 @@ def split_request(message: Buffer, max_fields: int = 1 << 16) -> SplitRequest:
 def check_tensor_fields(head: bytes, max_parameters: int) -> None:
     """Count the fields of each input and output in a SplitRequest's `head`; parses none of them.
 
-    Raises MalformedError, and TooManyFieldsError for one that has more than it can need.
+    Raises MalformedError, and TooManyFieldsError for a tensor with more fields than it can need.
     """
     most = max_parameters + _MAX_OTHER_FIELDS
     for tag, body, end in _fields(head, 0, len(head)):
@@ -116,7 +116,7 @@ def check_tensor_fields(head: bytes, max_parameters: int) -> None:
 
 
 def _fields(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Of each field between `offset` and `end`: its tag, where its body begins and where it ends."""
+    """For each field between `offset` and `end`: its tag, and where its body begins and ends."""
     try:
         while offset < end:
             tag, body, offset = read_field(data, offset)
@@ -158,7 +158,7 @@ def cut_contents(head: bytes) -> tuple[bytes, list[list[memoryview]]]:
 
 
 def read_field(data: Buffer, offset: int) -> tuple[int, int, int]:
-    """Tag of the field at `offset`, where its body begins, and where the next field does."""
+    """The tag of the field at `offset`, where its body begins, and where the next field begins."""
     tag, offset = _read_varint(data, offset)
     wire_type = tag & 7
     if wire_type == _LENGTH_DELIMITED:
@@ -220,15 +220,15 @@ def lone_output_fields(
 
 
 def raw_input_head(size: int) -> bytes:
-    """What precedes one entry of raw_input_contents that is `size` bytes long."""
+    """The bytes before an entry of raw_input_contents that is `size` bytes long."""
     return b"\x3a" + varint(size)
 
 
 def raw_output_head(size: int) -> bytes:
-    """What precedes one entry of raw_output_contents that is `size` bytes long."""
+    """The bytes before an entry of raw_output_contents that is `size` bytes long."""
     return b"\x32" + varint(size)
 
 
 def infer_response_head(size: int) -> bytes:
-    """What precedes the infer_response, `size` bytes long, in a ModelStreamInferResponse."""
+    """The bytes before an infer_response of `size` bytes in a ModelStreamInferResponse."""
     return b"\x12" + varint(size)

@@ -1,4 +1,4 @@
-"""Methods behind the guard: a call is admitted by its head, once, before its handler sees it."""
+"""Methods behind the guard: a call is admitted once, by its head, before its handler sees it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modelserver.telemetry.audit import PEER
 
 
 def guarded(path: str, method: Method, guard: Guard) -> Method:
-    """The method, with the guard before it where it has something to say. What is started knows its caller."""
+    """The method, with the guard before it if the guard has rules. Tasks of the handler know the caller."""
     if guard.is_idle:
         return _knowing_peer(method) if method.needs.is_control else method
     unary, stream, needs = method.unary, method.stream, method.needs
@@ -60,9 +60,9 @@ def guarded(path: str, method: Method, guard: Guard) -> Method:
 
 
 def _knowing_peer(method: Method) -> Method:
-    """The method of control, whose calls the audit log has, with where they come from."""
+    """A control method, whose calls the audit log records with their peers."""
     unary = method.unary
-    assert unary is not None, "what controls the server is unary"
+    assert unary is not None, "control methods are unary"
 
     def known(call: UnaryCall) -> None:
         token = PEER.set(call.peer)
@@ -79,5 +79,5 @@ def _refusal(error: ServerError) -> RpcError:
 
 
 def _restriction(error: RestrictedError) -> tuple[int, str]:
-    """As Triton says it."""
+    """In Triton's words."""
     return Status.UNAVAILABLE, f"This protocol is restricted, expecting header '{error.header}'"

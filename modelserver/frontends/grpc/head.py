@@ -1,4 +1,4 @@
-"""What a ModelInferRequest says apart from its id and its raw data: the same for request after request of a client."""
+"""A ModelInferRequest without its id and its raw data: clients repeat this part from request to request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.grpc.parameters import CLASSIFICATION, REGION, class_count, region_slice
 from modelserver.pb import grpc_service_pb2 as pb
 
-# What NumPy 1.x can hold; 2.x could do 64.
+# The limit of NumPy 1.x; 2.x allows 64.
 _MAX_DIMENSIONS = 32
 # As over HTTP: names go into errors and logs.
 MAX_NAME_LEN = 1024
@@ -27,7 +27,7 @@ _DATATYPES = {datatype.value: datatype for datatype in Datatype}
 
 @dataclass(frozen=True, slots=True)
 class InputHead:
-    """An input without its raw data. `num_bytes` is what the raw data must have, None for BYTES."""
+    """An input without its raw data. `num_bytes` is the required size of the raw data, None for BYTES."""
 
     name: str
     datatype: Datatype
@@ -38,7 +38,7 @@ class InputHead:
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """Checked as far as that is possible without the data and the model. `inputs` are those that are in the message."""
+    """Checked as far as possible without the data and the model. `inputs` are the inputs in the message."""
 
     model_name: str
     version: int | None
@@ -52,7 +52,7 @@ class RequestHead:
 def read_head(serialized: bytes) -> RequestHead:
     """The head in a serialized ModelInferRequest that has no raw contents.
 
-    Raises ServerError for everything that is wrong with it.
+    Raises ServerError for every fault in it.
     """
     try:
         wire = pb.ModelInferRequest.FromString(serialized)
@@ -136,10 +136,10 @@ def _region_input(tensor: InputHead, place: RegionSlice) -> RegionInput:
 def _transfer(
     inputs: tuple[RegionInput, ...], outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]
 ) -> Transfer | None:
-    """What does not come and go in the message."""
+    """The tensors that do not travel in the message."""
     placed: dict[str, RegionSlice] = {}
     class_counts: dict[str, int] = {}
-    # As with Triton an output that is asked for twice comes once, as it was asked for first.
+    # As in Triton, an output that is requested twice is sent once, as it was requested first.
     for output in {output.name: output for output in reversed(outputs)}.values():
         what = f"requested output '{output.name}'"
         count = class_count(what, output.parameters)

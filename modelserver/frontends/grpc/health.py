@@ -1,4 +1,4 @@
-"""grpc.health.v1.Health: what load balancers and Kubernetes ask."""
+"""grpc.health.v1.Health, for load balancers and Kubernetes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane
 
 SERVICE = "grpc.health.v1.Health"
-# The whole server, under the two names that clients use; any other name is that of a model.
+# The whole server, under the two names that clients use; any other name is a model's.
 _SERVER_NAMES = ("", "inference.GRPCInferenceService")
 
 
 class Health:
-    """Readiness of the server and, by name, of each model. A caller with a key is told of its models as well.
+    """Readiness of the server and, by name, of each model. A caller with a key can also ask for its models.
 
     `Watch` looks at the data plane every `watch_interval_s` seconds and reports changes; it ends when the
     server drains, so that watchers do not hold up the shutdown.
@@ -56,7 +56,7 @@ class Health:
         service = parse(health_pb2.HealthCheckRequest, message).service
         reported = None
         while True:
-            # Read first: what is reported after the drain began is the last word.
+            # Read first: a report after the drain began is the last one.
             is_last = self._draining.is_set()
             status = self._watched_status(service)
             if status != reported:

@@ -21,7 +21,7 @@ from modelserver.protocol.limits import GrpcLimits
 if TYPE_CHECKING:
     from modelserver.planes.data import InferPlane
 
-# Streams are read on at a drain: what their clients sent before they could know of it.
+# At a drain, streams are read a little longer, for messages that clients sent before they could know.
 _LAST_REQUESTS_S = 0.25
 
 
@@ -52,7 +52,7 @@ class Inference:
             self._drain_soon(stream)
 
     def _drain_soon(self, stream: InferStream) -> None:
-        """What the client sent before it could know is taken."""
+        """Take messages that the client sent before it could know of the drain."""
         asyncio.get_running_loop().call_later(_LAST_REQUESTS_S, stream.drain)
 
     def _model_infer(self, call: UnaryCall) -> None:

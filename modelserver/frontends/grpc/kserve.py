@@ -42,7 +42,7 @@ class KServe:
         methods = {
             name: method.of(group) for group, methods in self._methods().items() for name, method in methods.items()
         }
-        # Load balancers, who have no key, ask for these.
+        # Load balancers, which have no key, call these.
         for name in ("ServerLive", "ServerReady"):
             methods[name] = methods[name].of(ApiGroup.HEALTH, KeyUse.UNUSED)
         return Service(
@@ -53,7 +53,7 @@ class KServe:
         )
 
     def _methods(self) -> Mapping[ApiGroup, Mapping[str, Method]]:
-        """By the group, which says what a caller needs, and the name."""
+        """By the group, which sets the requirements, and the name."""
         regions, settings = Regions(self._dataplane), Settings(self._dataplane, self._controlplane)
         return {
             ApiGroup.HEALTH: {

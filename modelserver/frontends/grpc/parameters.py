@@ -33,8 +33,8 @@ CLASSIFICATION = "classification"
 def apply_parameters(request: InFlightRequest, parameters: Mapping[str, pb.InferParameter]) -> None:
     """Set the attributes that reserved keys stand for; all other parameters go to the model.
 
-    Raises InvalidArgumentError for a parameter without a value, a reserved key with the wrong kind
-    of value, or a key that is not a client's to set.
+    Raises InvalidArgumentError for a parameter without a value, a reserved key with the wrong kind of value, or a key
+    that clients may not set.
     """
     free: dict[str, ParameterValue] = {}
     for key, parameter in parameters.items():
@@ -67,7 +67,7 @@ def _checked(key: str, kind: str, kinds: tuple[str, ...], value: ParameterValue)
 
 
 def region_slice(what: str, parameters: Mapping[str, pb.InferParameter]) -> RegionSlice | None:
-    """Where a tensor lies or shall go, if in a region; `what` names it.
+    """The region that a tensor is in or goes to, if any; `what` names the tensor.
 
     Raises InvalidArgumentError. Parameters that mean nothing here are ignored, as in Triton.
     """
@@ -85,7 +85,7 @@ def region_slice(what: str, parameters: Mapping[str, pb.InferParameter]) -> Regi
 
 
 def class_count(what: str, parameters: Mapping[str, pb.InferParameter]) -> int:
-    """How many classes of an output are wanted; 0 where it is the tensor that is."""
+    """How many classes of an output are wanted; 0 if the tensor itself is."""
     return _size(what, parameters, CLASSIFICATION)
 
 

@@ -23,7 +23,7 @@ class Reflection:
 
     def __init__(self, services: Sequence[Service]) -> None:
         self._services = sorted((*SERVICES, *(service.name for service in services)))
-        # A pool of its own, because our messages and those of health are in different ones.
+        # A separate pool, because our messages and those of health are in different pools.
         self._pool = DescriptorPool()
         files = [file for service in services for file in service.files]
         for file in (*files, reflection_pb2.DESCRIPTOR):
@@ -60,7 +60,7 @@ class Reflection:
         return response
 
     def _files(self, request: reflection_pb2.ServerReflectionRequest, kind: str | None) -> list[FileDescriptor] | None:
-        """The file asked for, then all that it needs; KeyError if nobody knows it, None for other kinds of request."""
+        """The requested file, then its dependencies; KeyError if it is unknown, None for other kinds of request."""
         if kind == "file_by_filename":
             return _with_imports(self._pool.FindFileByName(request.file_by_filename))
         if kind == "file_containing_symbol":

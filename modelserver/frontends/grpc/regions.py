@@ -44,7 +44,7 @@ class Regions:
         return pb.SystemSharedMemoryRegisterResponse()
 
     def _unregister(self, request: pb.SystemSharedMemoryUnregisterRequest) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Clients unregister all of them before they know whether there are any."""
+        """Clients unregister all regions before they know whether any exist."""
         self._dataplane.shared_memory.unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 

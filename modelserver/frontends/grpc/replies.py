@@ -1,4 +1,4 @@
-"""Messages that answer everything but inference, built from what the planes report."""
+"""Messages that answer everything but inference, built from the planes' reports."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _duration(stat: DurationStat) -> pb.StatisticDuration:
 
 
 def repository_index(entries: Iterable[IndexEntry]) -> pb.RepositoryIndexResponse:
-    """Versions and states that nobody knows are left out, as in Triton."""
+    """Unknown versions and states are left out, as in Triton."""
     return pb.RepositoryIndexResponse(
         models=[
             pb.RepositoryIndexResponse.ModelIndex(

@@ -24,7 +24,7 @@ class Settings:
         self.trace: Method = answered(pb.TraceSettingRequest, self._trace)
 
     def _trace(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """A setting without values is one that shall no longer be set."""
+        """A setting without values is unset."""
         changes = {name: list(setting.value) for name, setting in request.settings.items()}
         settings = self._dataplane.update_trace_settings(changes, request.model_name)
         return pb.TraceSettingResponse(

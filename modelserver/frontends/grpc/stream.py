@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Slot(ResponseStream):
-    """One request of the stream, or the error that it met before it was one, with responses that wait for their turn.
+    """One request of the stream, or the error that prevented it, with responses that wait for their turn.
 
     The request has it as its stream, and it has the request until the last response is sent.
     """
@@ -53,10 +53,10 @@ class _Slot(ResponseStream):
 class InferStream:
     """One ModelStreamInfer call.
 
-    A reader task submits requests until `max_stream_inflight` of them are unanswered, then leaves
-    further messages to the flow control of the wire. Responses of decoupled models are sent as they come, all others
-    in the order of their requests. They are sent where they are delivered, as long as the wire takes them at once;
-    else by the call's own task.
+    A reader task submits requests until `max_stream_inflight` of them are unanswered, then leaves further messages to
+    the flow control of the wire. Responses of decoupled models are sent as they come, all others in the order of their
+    requests. The code that delivers them also sends them while the wire takes them at once; otherwise the call's own
+    task does.
     """
 
     def __init__(self, call: StreamCall, dataplane: InferPlane, decoder: InferDecoder, limits: GrpcLimits) -> None:
@@ -70,10 +70,10 @@ class InferStream:
         access = limits.access
         self._caller = access.caller(call.metadata, call.peer) if access.callers_by else ""
         self._ends_on_error = str(call.metadata.get("triton_grpc_error", "")).lower() == "true"
-        self._open: dict[_Slot, None] = {}  # those whose last response was not sent, as they came
-        self._turns: deque[_Slot] = deque()  # those that are answered in order and have not ended
+        self._open: dict[_Slot, None] = {}  # requests whose last response was not sent, in their order
+        self._turns: deque[_Slot] = deque()  # requests that are answered in order and have not ended
         self._outgoing: deque[tuple[_Slot, InferResponse]] = deque()  # what may be sent now
-        # The call's own task is, or nobody may any more.
+        # The call's own task sends, or sending has ended.
         self._is_sending = False
         self._has_room = asyncio.Event()
         self._has_news = asyncio.Event()
@@ -99,7 +99,7 @@ class InferStream:
             self._turns.clear()
             self._outgoing.clear()
             for slot in slots:
-                slot.is_finished = True  # what still comes is for nobody
+                slot.is_finished = True  # later responses are dropped
                 if slot.request is not None:
                     slot.request.cancel()
                     slot.request = None
@@ -167,7 +167,7 @@ class InferStream:
             self._advance()
             return
         if not slot.is_free and slot.request is not None and slot.request.is_decoupled and slot in turns:
-            # In a front process this is known from the first response on: it waits for nobody, nobody waits for it.
+            # A front process learns this with the first response: the request waits for no other, and no other for it.
             slot.is_free = True
             turns.remove(slot)
             self._advance()
@@ -179,7 +179,7 @@ class InferStream:
             slot.held.append(response)
 
     def _advance(self) -> None:
-        """Let go what has waited for its turn."""
+        """Release the responses that waited for their turn."""
         turns = self._turns
         while turns and (held := turns[0].held) is not None:
             slot = turns[0]
@@ -192,7 +192,7 @@ class InferStream:
                 return
 
     def _push(self, slot: _Slot, response: InferResponse) -> None:
-        """The response may be sent: at once if that takes no waiting, else by the call's own task."""
+        """The response may be sent: at once if possible without waiting, else by the call's own task."""
         outgoing, send_now = self._outgoing, self._call.send_now
         is_slow = self._ends_on_error or is_long(response.outputs, as_text=False)
         if outgoing or self._is_sending or send_now is None or is_slow:
@@ -210,7 +210,7 @@ class InferStream:
 
     async def _write(self, reader: asyncio.Task[None]) -> None:
         while True:
-            # Cleared before looking: news that arrive during a send are not missed.
+            # Cleared before looking, so that responses that arrive during a send are not missed.
             self._has_news.clear()
             self._is_sending = True
             await self._send_ready()
@@ -240,7 +240,7 @@ class InferStream:
             slot.has_read()
 
     def _encode(self, slot: _Slot, response: InferResponse) -> Parts | None:
-        """What to send for a response, which may be nothing. Raises RpcError where an error ends the call."""
+        """The message to send for a response, if any. Raises RpcError if an error ends the call."""
         error = response.error
         request = slot.request
         if error is None:

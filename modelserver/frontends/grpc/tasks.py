@@ -1,4 +1,4 @@
-"""Background tasks with an owner, so that none is collected while it runs."""
+"""Background tasks with an owner, so that none is garbage-collected while it runs."""
 
 from __future__ import annotations
 

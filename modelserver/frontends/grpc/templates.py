@@ -1,8 +1,8 @@
-"""Requests that a client repeats with other tensors: recognised by their bytes, decoded without a parser.
+"""Repeated requests that differ in their tensors: recognised by their bytes, decoded without a parser.
 
-Protobuf writes fields in the order of their numbers: names, version, id, inputs, outputs, and the raw contents at
-the end. So messages of one size that begin alike have their tensors at the same places. A template is made of a
-request that `codec` has decoded; whatever is wrong with a request is found there.
+Protobuf writes fields in the order of their numbers: names, version, id, inputs, outputs, and the raw contents at the
+end. So messages of the same size and beginning have their tensors at the same places. A template is made from a request
+that `codec` has decoded; errors in a request are found there.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from modelserver.frontends.grpc.head import RequestHead
 
 _MAX_TEMPLATES = 512
 _MAX_HEAD_BYTES = 1024
-# Sizes of tensors that messages of one size are tried with.
+# How many sizes of tensors are tried for messages of one size.
 _MAX_SPLITS = 4
 
 _MODEL_NAME, _MODEL_VERSION, _ID = 0x0A, 0x12, 0x1A
 
 
 class _GrpcTemplate(RequestTemplate):
-    """`gaps` stand between tensors: where, relative to the first tensor, and what."""
+    """`gaps` are the bytes between tensors, with their positions relative to the first tensor."""
 
     __slots__ = ("gaps", "model_name", "version")
 
@@ -43,11 +43,11 @@ class _GrpcTemplate(RequestTemplate):
 
 
 class Templates:
-    """So many requests, of heads no longer than so much, are remembered. Event loop thread only."""
+    """Remembers a bounded number of requests with heads of bounded length. Event loop thread only."""
 
     def __init__(self) -> None:
         self._plain: dict[bytes, _GrpcTemplate] = {}
-        # By the bytes before the first tensor without the id, which varies.
+        # The key is the bytes before the first tensor without the id, which varies.
         self._with_id: dict[bytes, _GrpcTemplate] = {}
         # Size of a message without its id -> how many bytes follow the beginning of the first tensor.
         self._data_lens: dict[int, tuple[int, ...]] = {}
@@ -80,9 +80,9 @@ class Templates:
         return None
 
     def learn(self, message: Buffer, serialized_head: bytes, head: RequestHead) -> None:
-        """Remember a request that was not known and has been decoded, if that is of use.
+        """Remember an unknown request that was decoded, if that is useful.
 
-        It has raw contents and no parameters; `serialized_head` is what it is without its id and contents.
+        It has raw contents and no parameters; `serialized_head` is the message without its id and contents.
         """
         if len(serialized_head) > _MAX_HEAD_BYTES or not self._learn_throttle.wants():
             return
@@ -90,7 +90,7 @@ class Templates:
         gaps: list[tuple[int, bytes]] = []
         at = 0
         for tensor in head.inputs:
-            if not tensor.num_bytes:  # BYTES can be wrong inside, and NumPy makes no views of nothing
+            if not tensor.num_bytes:  # BYTES can have errors inside, and NumPy makes no views of empty buffers
                 return
             raw_head = raw_input_head(tensor.num_bytes)
             gaps.append((at, raw_head))
@@ -99,7 +99,7 @@ class Templates:
             at += tensor.num_bytes
         start, end = _id_field(message)
         tail = len(message) - at
-        # Only if the message is written as expected: what it is without the tensors is all that comes before them.
+        # Only for messages in the expected order: everything but the tensors comes before them.
         if bytes(message[:start]) + bytes(message[end:tail]) != serialized_head:
             return
         if any(message[tail + where : tail + where + len(raw_head)] != raw_head for where, raw_head in gaps):
@@ -143,9 +143,9 @@ def _has_gaps(template: _GrpcTemplate, message: Buffer, offset: int) -> bool:
 
 
 def _id_field(message: Buffer) -> tuple[int, int]:
-    """Where the id is, tag and length included, if it is short and stands after the model's name and version.
+    """The place of the id, tag and length included, if it is short and follows the model's name and version.
 
-    (0, 0) when it is not there.
+    (0, 0) otherwise.
     """
     at = 0
     try:

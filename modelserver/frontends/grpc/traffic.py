@@ -1,4 +1,4 @@
-"""A model's traffic as gRPC's messages have it."""
+"""A model's traffic in gRPC's messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def traffic_document(message: pb.ModelTraffic) -> dict[str, Any]:
-    """What the message says, as JSON would."""
+    """The message's content in the form of the JSON."""
     document: dict[str, Any] = {
         "weights": dict(message.weights),
         "sticky_by": message.sticky_by,
@@ -24,7 +24,7 @@ def traffic_document(message: pb.ModelTraffic) -> dict[str, Any]:
 
 
 def traffic_reply(traffic: Traffic | None, shares: Mapping[int, float]) -> pb.RepositoryModelTrafficResponse:
-    """How it is now."""
+    """The current traffic."""
     if traffic is None:
         return pb.RepositoryModelTrafficResponse()
     return pb.RepositoryModelTrafficResponse(

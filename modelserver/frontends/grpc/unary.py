@@ -19,8 +19,7 @@ class UnaryReply(ResponseStream):
     """Takes a request's responses and ends the call with the only one.
 
     A decoupled model may send its response first and an empty final one later: the reply waits for the end, because
-    a second response, or none at all, means that this call cannot carry them. `request` is set before the request is
-    submitted.
+    this call cannot carry a second response, or none at all. `request` is set before the request is submitted.
     """
 
     __slots__ = ("_call", "_held", "request")
@@ -30,7 +29,7 @@ class UnaryReply(ResponseStream):
     request: InFlightRequest
 
     def __init__(self, call: UnaryCall) -> None:
-        self.on_read = None  # what else a stream has is for its readers, and this one reads itself
+        self.on_read = None  # the stream's other state is for readers, and this stream reads itself
         self._call: UnaryCall | None = call
         self._held: InferResponse | None = None
 
@@ -43,7 +42,7 @@ class UnaryReply(ResponseStream):
             return
         request, held = self.request, self._held
         self._call = self._held = None  # as `release`
-        self.request = None  # type: ignore[assignment]  # nobody asks any more
+        self.request = None  # type: ignore[assignment]  # not used any more
         if response.error is not None:
             if not response.is_final:
                 request.cancel()
@@ -69,13 +68,13 @@ class UnaryReply(ResponseStream):
         return self._call is None
 
     def release(self) -> None:
-        """Let go of the call, which is ended.
+        """Release the call, which is ended.
 
-        The request has this object as its stream: a circle would keep its tensors in memory until the garbage
-        collector comes by.
+        The request has this object as its stream: a cycle would keep its tensors in memory until the garbage collector
+        runs.
         """
         self._call = self._held = None
-        self.request = None  # type: ignore[assignment]  # nobody asks any more
+        self.request = None  # type: ignore[assignment]  # not used any more
 
 
 def _reply(call: UnaryCall, encoded: Result[Parts]) -> None:
@@ -88,9 +87,9 @@ def _reply(call: UnaryCall, encoded: Result[Parts]) -> None:
 
 
 def _only(request: InFlightRequest, held: InferResponse | None, last: InferResponse) -> InferResponse:
-    """The one response among an earlier one, if there was any, and the last.
+    """The one response, from an earlier one, if any, and the last.
 
-    Raises UnsupportedError, and cancels the request, if there was another number of them.
+    Raises UnsupportedError, and cancels the request, unless there was exactly one.
     """
     is_empty = last.is_final and last.is_empty
     if held is None and not is_empty:
