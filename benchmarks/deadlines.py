@@ -20,12 +20,12 @@ import numpy as np
 
 from benchmarks.models import identity
 from benchmarks.servers.ours import modelserver
-from modelserver.bench.address import Address
-from modelserver.bench.encode import GrpcHead
-from modelserver.bench.grpc_lane import GrpcLane
-from modelserver.bench.grpc_messages import frame
-from modelserver.bench.h2_connection import H2Connection
-from modelserver.bench.lane import Lane
+from modelserver.client.address import Address
+from modelserver.client.grpc_lane import GrpcLane
+from modelserver.client.grpc_messages import frame
+from modelserver.client.h2_connection import H2Connection
+from modelserver.client.lane import Lane
+from modelserver.client.request_heads import GrpcHead
 from modelserver.pb import grpc_service_pb2 as pb
 
 TIMEOUT_MS = 100

@@ -28,12 +28,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("modelserver.planes", "modelserver.auth.authorized_planes"),
     ("modelserver.protocol",),
     ("modelserver.api", "modelserver.frontends"),
+    ("modelserver.client", "modelserver.wire"),
     (
         "modelserver.app",
         "modelserver.bench",
         "modelserver.cli",
         "modelserver.toolkit",
-        "modelserver.wire",
+        # Processes of their own, with logs that the app sets up.
+        "modelserver.wire.processes",
         "modelserver.__main__",
     ),
 )

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelserver.bench.address import Address, Tls, check_files, parse_address
 from modelserver.bench.encode import Parameter
 from modelserver.bench.flags import WITHOUT_EFFECT, make_parser
 from modelserver.bench.input_data import RANDOM, ZERO, DataOptions
@@ -27,6 +26,7 @@ from modelserver.bench.report_files import check_file
 from modelserver.bench.search import LoadRange, parse_range
 from modelserver.bench.window import Stability
 from modelserver.bench.work import Sequences
+from modelserver.client.address import Address, Tls, check_files, parse_address
 from modelserver.core.numerals import is_digits
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import TRUE_WORDS

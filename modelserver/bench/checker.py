@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modelserver.bench.grpc_messages import unframe
-from modelserver.bench.http_lane import HttpLane
-from modelserver.bench.lane import Lane
 from modelserver.bench.work import Template, Transport, Work
+from modelserver.client.grpc_messages import unframe
+from modelserver.client.http_lane import HttpLane
+from modelserver.client.lane import Lane
 from modelserver.pb import grpc_service_pb2 as pb
 
 MAX_SHOWN = 8

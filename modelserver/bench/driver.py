@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from time import monotonic_ns
 
 from modelserver.bench.feed import Feed
-from modelserver.bench.lane import Lane
 from modelserver.bench.pacer import make_pacer
 from modelserver.bench.recorder import Recorder
 from modelserver.bench.work import PeriodicLoad
+from modelserver.client.lane import Lane
 from modelserver.errors import ServerError
 
 # Due requests that are sent in one go before the loop looks at its sockets again.

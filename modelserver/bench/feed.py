@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
-from modelserver.bench.grpc_messages import frame
-from modelserver.bench.lane import Lane
 from modelserver.bench.work import Sequences, Share, Template, Transport, Work
+from modelserver.client.grpc_messages import frame
+from modelserver.client.lane import Lane
 from modelserver.pb import grpc_service_pb2 as pb
 
 # What an HTTP template leaves free for the parameters of a sequence.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modelserver.bench.control import Control, Document
 from modelserver.bench.tensors import TensorSpec
+from modelserver.client.control import Control, Document
 from modelserver.config.suggestion import suggest
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from modelserver.bench.grpc_lane import GrpcLane, StreamLane
-from modelserver.bench.h2_connection import H2Connection
-from modelserver.bench.http_lane import HttpLane
-from modelserver.bench.lane import Answers, Lane
 from modelserver.bench.work import Transport, Work
+from modelserver.client.grpc_lane import GrpcLane, StreamLane
+from modelserver.client.h2_connection import H2Connection
+from modelserver.client.http_lane import HttpLane
+from modelserver.client.lane import Answers, Lane
 from modelserver.errors import UnavailableError
 
 # Connections that are opened at the same time: a server's backlog is finite.

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from modelserver.bench.address import Address
-from modelserver.bench.encode import HttpHead
-from modelserver.bench.http_lane import HttpLane
-from modelserver.bench.lane import Lane
+from modelserver.client.address import Address
+from modelserver.client.http_lane import HttpLane
+from modelserver.client.lane import Lane
+from modelserver.client.request_heads import HttpHead
 from modelserver.errors import UnavailableError
 
 _SAMPLE = re.compile(r'^(nv_gpu_\w+)\{[^}]*gpu_uuid="([^"]*)"[^}]*\}\s+(\S+)', re.MULTILINE)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from modelserver.bench.address import Address
 from modelserver.bench.encode import Parameter
 from modelserver.bench.input_data import DataOptions
 from modelserver.bench.search import LoadRange
 from modelserver.bench.window import Stability
 from modelserver.bench.work import Sequences
+from modelserver.client.address import Address
 
 
 class Mode(StrEnum):

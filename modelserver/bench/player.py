@@ -9,11 +9,11 @@ from typing import Protocol
 from modelserver.bench import messages
 from modelserver.bench.driver import ClosedDriver, Driver, OpenDriver, PeriodicDriver
 from modelserver.bench.feed import Feed, make_feed
-from modelserver.bench.lane import Answers, Lane
 from modelserver.bench.lane_pool import LanePool
 from modelserver.bench.recorder import Recorder, TensorRecorder
 from modelserver.bench.schedule import due_times
 from modelserver.bench.work import ClosedLoad, Load, OpenLoad, PeriodicLoad, Share, Work
+from modelserver.client.lane import Answers, Lane
 from modelserver.errors import UnavailableError
 
 

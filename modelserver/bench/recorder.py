@@ -6,9 +6,9 @@ from typing import Protocol
 
 from modelserver.bench.checker import problem_of
 from modelserver.bench.feed import TensorFeed
-from modelserver.bench.lane import Lane
 from modelserver.bench.records import Records
 from modelserver.bench.work import Transport, Work
+from modelserver.client.lane import Lane
 
 
 class Recorder(Protocol):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modelserver.bench.control import Control
 from modelserver.bench.interface import Interface
+from modelserver.client.control import Control
 from modelserver.errors import ServerError
 
 _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from modelserver.bench.control import Control, GrpcControl, HttpControl
-from modelserver.bench.encode import GrpcHead, HttpHead, RequestForm, model_path
+from modelserver.bench.encode import RequestForm
 from modelserver.bench.fleet import Fleet
 from modelserver.bench.input_data import Step, read_data
 from modelserver.bench.interface import Interface, read_interface
@@ -17,6 +16,8 @@ from modelserver.bench.results import Results
 from modelserver.bench.server_statistics import ServerCounts, read_counts
 from modelserver.bench.shared_regions import Regions
 from modelserver.bench.work import Template, Transport, Work
+from modelserver.client.control import Control, GrpcControl, HttpControl
+from modelserver.client.request_heads import GrpcHead, HttpHead, model_path
 from modelserver.errors import InvalidArgumentError
 
 MAX_WORKERS = 16

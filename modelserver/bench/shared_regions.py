@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from modelserver.bench.control import Control, Document
 from modelserver.bench.encode import SharedOutput
 from modelserver.bench.input_data import Step
 from modelserver.bench.interface import Interface
 from modelserver.bench.options import RequestOptions, SharedMemory
+from modelserver.client.control import Control, Document
 from modelserver.errors import InternalError, ServerError, UnavailableError, UnsupportedError
 
 _ALIGNMENT = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from modelserver.bench.address import Address
+from modelserver.client.address import Address
 
 DEFAULT_SEED = 0
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from modelserver.cli.client import DEFAULT_URL, ServerClient
 from modelserver.cli.output import print_line
+from modelserver.client.server_client import DEFAULT_URL, ServerClient
 
 # A slower probe counts as failed: kubelet and container engines wait a few seconds only.
 TIMEOUT_S = 3.0

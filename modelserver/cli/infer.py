@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from modelserver.cli.client import DEFAULT_URL, Reply, ServerClient
 from modelserver.cli.models import AsJson, Url
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.cli.tensor_argument import InputSpec, parse_tensor
+from modelserver.client.server_client import DEFAULT_URL, Reply, ServerClient
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor, tensor_from_bytes, tensor_to_bytes
 from modelserver.errors import InvalidArgumentError

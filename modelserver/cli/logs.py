@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from modelserver.cli.client import DEFAULT_URL, ServerClient
 from modelserver.cli.models import Url
 from modelserver.cli.output import print_line
+from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.telemetry.log_tail import NUM_KEPT
 
 # A server may log nothing for a long time.

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from modelserver.auth.api_keys import open_keys
-from modelserver.cli.client import ServerClient
 from modelserver.cli.usage import bytes_text
+from modelserver.client.server_client import ServerClient
 from modelserver.errors import ServerError
 from modelserver.options.server_options import ServerOptions
 from modelserver.platform.diagnosis import Finding, FindingLevel

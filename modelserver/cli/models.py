@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from modelserver.cli.client import DEFAULT_URL, ServerClient
 from modelserver.cli.inspection import inspect_model, inspect_repositories
 from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.config.message import config_to_json
 from modelserver.errors import ConfigError, InvalidArgumentError, ServerError
 from modelserver.repository.options import DefinitionOptions

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from modelserver.cli.client import DEFAULT_URL, ServerClient
 from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.core.numerals import parse_float
 from modelserver.errors import InvalidArgumentError
 

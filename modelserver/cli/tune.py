@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modelserver.cli.client import DEFAULT_URL
 from modelserver.cli.convert import Data, LabelOutput, sample_options
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.cli.steps import Steps
+from modelserver.client.server_client import DEFAULT_URL
 from modelserver.core.numerals import parse_int
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerError
 

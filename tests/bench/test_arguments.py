@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from modelserver.bench.address import Address
 from modelserver.bench.arguments import parse_arguments, wants_help
 from modelserver.bench.flags import make_parser
 from modelserver.bench.llm.options import Length, LlmOptions, Target
@@ -14,6 +13,7 @@ from modelserver.bench.llm.work import EndpointType
 from modelserver.bench.options import BenchOptions, Mode, SharedMemory
 from modelserver.bench.search import LoadRange
 from modelserver.bench.work import Sequences
+from modelserver.client.address import Address
 from modelserver.errors import InvalidArgumentError
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from time import monotonic_ns
 
 from modelserver.bench.driver import ClosedDriver, OpenDriver, PeriodicDriver
-from modelserver.bench.lane import Lane
 from modelserver.bench.work import PeriodicLoad
+from modelserver.client.lane import Lane
 from modelserver.errors import UnavailableError
 
 

@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from modelserver.bench.address import Address
-from modelserver.bench.encode import GrpcHead, HttpHead, RequestForm, SharedOutput
+from modelserver.bench.encode import RequestForm, SharedOutput
 from modelserver.bench.feed import HOLE_BYTES
 from modelserver.bench.tensors import InputTensor
+from modelserver.client.address import Address
+from modelserver.client.request_heads import GrpcHead, HttpHead
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
 from modelserver.pb import grpc_service_pb2 as pb

@@ -8,13 +8,14 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from modelserver.bench.address import Address
-from modelserver.bench.encode import HttpHead, RequestForm
+from modelserver.bench.encode import RequestForm
 from modelserver.bench.feed import make_feed
-from modelserver.bench.grpc_messages import unframe
-from modelserver.bench.lane import Lane
 from modelserver.bench.tensors import InputTensor
 from modelserver.bench.work import Sequences, Share, Template, Transport, Work
+from modelserver.client.address import Address
+from modelserver.client.grpc_messages import unframe
+from modelserver.client.lane import Lane
+from modelserver.client.request_heads import HttpHead
 from modelserver.core.datatype import Datatype
 from modelserver.pb import grpc_service_pb2 as pb
 

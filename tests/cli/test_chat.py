@@ -16,8 +16,8 @@ from support.serving import RunningServer, running_server
 from support.waiting import until_true
 
 from modelserver.cli.chat import Conversation, _print_answer
-from modelserver.cli.client import ServerClient
 from modelserver.cli.main import main
+from modelserver.client.server_client import ServerClient
 from modelserver.errors import ServerError
 
 

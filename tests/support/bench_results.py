@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from modelserver.bench.address import Address
 from modelserver.bench.fleet import Harvest
 from modelserver.bench.interface import Interface
 from modelserver.bench.options import BenchOptions
 from modelserver.bench.results import LevelResult, Results
 from modelserver.bench.server_statistics import Duration, ModelCounts, ServerCounts
 from modelserver.bench.window import make_window
+from modelserver.client.address import Address
 
 US = 1000
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.serving import running_server
 
-from modelserver.cli.client import ServerClient
+from modelserver.client.server_client import ServerClient
 from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from modelserver.bench.address import Address
 from modelserver.bench.llm.options import Length, LlmOptions, PromptOptions, Target
 from modelserver.bench.llm.work import EndpointType
 from modelserver.bench.options import LoadOptions, Mode, ReportOptions
+from modelserver.client.address import Address
 from modelserver.core.documents import parse_json
 from modelserver.core.numerals import parse_float
 from modelserver.errors import InvalidArgumentError

@@ -8,9 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from modelserver.bench.address import Address
 from modelserver.bench.llm.work import EndpointType
 from modelserver.bench.options import LoadOptions, ReportOptions
+from modelserver.client.address import Address
 
 DEFAULT_PATHS = {
     EndpointType.CHAT: "/v1/chat/completions",

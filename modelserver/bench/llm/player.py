@@ -8,16 +8,16 @@ from array import array
 from collections import Counter
 
 from modelserver.bench import messages
-from modelserver.bench.address import Address
 from modelserver.bench.feed import Feed
-from modelserver.bench.http_lane import HttpLane
-from modelserver.bench.lane import Answers, Lane
 from modelserver.bench.llm.events import Chunk, EventReader, read_chunk
 from modelserver.bench.llm.records import Call, pack_calls
 from modelserver.bench.llm.work import EndpointType, LlmWork
 from modelserver.bench.player import Player
 from modelserver.bench.recorder import Recorder
 from modelserver.bench.work import Share
+from modelserver.client.address import Address
+from modelserver.client.http_lane import HttpLane
+from modelserver.client.lane import Answers, Lane
 
 
 class EventLane(HttpLane):

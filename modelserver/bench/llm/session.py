@@ -6,7 +6,6 @@ import asyncio
 from time import monotonic_ns
 from typing import Protocol
 
-from modelserver.bench.encode import model_path
 from modelserver.bench.fleet import Fleet, Harvest
 from modelserver.bench.latency import Nanoseconds
 from modelserver.bench.llm.figures import level_figures
@@ -19,6 +18,7 @@ from modelserver.bench.options import Mode
 from modelserver.bench.profiler import OPEN_START_NS, search_levels
 from modelserver.bench.session import count_workers
 from modelserver.bench.work import ClosedLoad, OpenLoad
+from modelserver.client.request_heads import model_path
 from modelserver.errors import UnavailableError
 
 POLL_S = 0.1

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from modelserver.cli.client import ServerClient
+from modelserver.client.server_client import ServerClient
 from modelserver.errors import UnavailableError
 
 START_TIMEOUT_S = 300.0

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from modelserver.bench.encode import GrpcHead, HttpHead, RequestForm, model_path
-from modelserver.bench.grpc_lane import GrpcLane
-from modelserver.bench.grpc_messages import frame, unframe
-from modelserver.bench.h2_connection import H2Connection
-from modelserver.bench.http_lane import HttpLane
-from modelserver.bench.lane import Answers, Lane
+from modelserver.bench.encode import RequestForm
 from modelserver.bench.tensors import InputTensor
+from modelserver.client.grpc_lane import GrpcLane
+from modelserver.client.grpc_messages import frame, unframe
+from modelserver.client.h2_connection import H2Connection
+from modelserver.client.http_lane import HttpLane
+from modelserver.client.lane import Answers, Lane
+from modelserver.client.request_heads import GrpcHead, HttpHead, model_path
 from modelserver.config.schema import ModelConfig
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor, tensor_from_bytes, tensor_to_bytes

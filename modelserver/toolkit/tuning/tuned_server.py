@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from modelserver.bench.address import Address, Tls, parse_address
-from modelserver.bench.control import Control, GrpcControl, HttpControl
-from modelserver.cli.client import CA_VARIABLE, CERTIFICATE_KEY_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
+from modelserver.client.address import Address, Tls, parse_address
+from modelserver.client.control import Control, GrpcControl, HttpControl
+from modelserver.client.server_client import CA_VARIABLE, CERTIFICATE_KEY_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE
 
 HTTP_PORT, HTTPS_PORT, GRPC_PORT = 80, 443, 8001
 

@@ -6,7 +6,7 @@ import psutil
 import pytest
 from support.model_files import write_identity
 
-from modelserver.cli.client import ServerClient
+from modelserver.client.server_client import ServerClient
 from modelserver.errors import UnavailableError
 from modelserver.toolkit.tuning.private_server import private_server
 from modelserver.toolkit.tuning.tuned_server import tuned_server

@@ -14,7 +14,7 @@ from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
 from modelserver.bench.input_data import DataOptions
-from modelserver.cli.client import ServerClient
+from modelserver.client.server_client import ServerClient
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from modelserver.toolkit.sample_options import SampleOptions

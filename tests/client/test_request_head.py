@@ -5,7 +5,7 @@ from __future__ import annotations
 import hpack
 import pytest
 
-from modelserver.bench.request_head import RequestHead
+from modelserver.client.h2_outgoing import RequestHead
 
 FIELDS = (
     (b":method", b"POST"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.bench.grpc_messages import frame, read_stream_answer, status_name, unframe
+from modelserver.client.grpc_messages import frame, read_stream_answer, status_name, unframe
 from modelserver.pb import grpc_service_pb2 as pb
 
 

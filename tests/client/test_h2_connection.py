@@ -12,12 +12,12 @@ import h2.events
 import h2.settings
 import pytest
 
-from modelserver.bench.address import Address
-from modelserver.bench.encode import GrpcHead
-from modelserver.bench.grpc_lane import GrpcLane, StreamLane
-from modelserver.bench.grpc_messages import frame
-from modelserver.bench.h2_connection import H2Connection
-from modelserver.bench.lane import Lane
+from modelserver.client.address import Address
+from modelserver.client.grpc_lane import GrpcLane, StreamLane
+from modelserver.client.grpc_messages import frame
+from modelserver.client.h2_connection import H2Connection
+from modelserver.client.lane import Lane
+from modelserver.client.request_heads import GrpcHead
 from modelserver.errors import UnavailableError
 from modelserver.pb import grpc_service_pb2 as pb
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hpack
 import pytest
 
-from modelserver.bench.h2_heads import MAX_HEAD_BYTES, HeadReader, unpadded
+from modelserver.client.h2_incoming import MAX_HEAD_BYTES, HeadReader, unpadded
 from modelserver.wire.http2.frame import (
     CONTINUATION,
     END_HEADERS,

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from modelserver.bench.address import Address
-from modelserver.bench.http_lane import HttpLane
-from modelserver.bench.lane import Lane
+from modelserver.client.address import Address
+from modelserver.client.http_lane import HttpLane
+from modelserver.client.lane import Lane
 from modelserver.errors import UnavailableError
 
 REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n"

@@ -6,9 +6,9 @@ import asyncio
 from time import monotonic_ns
 from typing import cast
 
-from modelserver.bench.address import Address
-from modelserver.bench.http_head import AnswerHead, ChunkedBody, MalformedAnswerError, failure_text, read_head
-from modelserver.bench.lane import Answers, Lane
+from modelserver.client.address import Address
+from modelserver.client.http_head import AnswerHead, ChunkedBody, MalformedAnswerError, failure_text, read_head
+from modelserver.client.lane import Answers, Lane
 from modelserver.errors import UnavailableError
 
 MAX_REMEMBERED_HEADS = 1024

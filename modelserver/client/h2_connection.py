@@ -11,13 +11,9 @@ from collections.abc import Sequence
 from time import monotonic_ns
 from typing import cast
 
-from modelserver.bench.address import Address
-from modelserver.bench.h2_greeting import greeting
-from modelserver.bench.h2_heads import Head, HeadReader, unpadded
-from modelserver.bench.h2_outgoing import JOIN_BYTES, Outgoing
-from modelserver.bench.h2_stream import Stream, code_name
-from modelserver.bench.h2_uploads import Uploads
-from modelserver.bench.request_head import DEFAULT_TABLE_BYTES, RequestHead
+from modelserver.client.address import Address
+from modelserver.client.h2_incoming import Head, HeadReader, Stream, code_name, unpadded
+from modelserver.client.h2_outgoing import DEFAULT_TABLE_BYTES, JOIN_BYTES, Outgoing, RequestHead, Uploads, greeting
 from modelserver.errors import UnavailableError
 from modelserver.wire.http2.frame import (
     ACK,

@@ -11,13 +11,13 @@ from urllib.parse import quote
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from modelserver.bench.address import Address
-from modelserver.bench.encode import GrpcHead, HttpHead, model_path
-from modelserver.bench.grpc_lane import GrpcLane
-from modelserver.bench.grpc_messages import frame, unframe
-from modelserver.bench.h2_connection import H2Connection
-from modelserver.bench.http_lane import HttpLane
-from modelserver.bench.lane import Lane
+from modelserver.client.address import Address
+from modelserver.client.grpc_lane import GrpcLane
+from modelserver.client.grpc_messages import frame, unframe
+from modelserver.client.h2_connection import H2Connection
+from modelserver.client.http_lane import HttpLane
+from modelserver.client.lane import Lane
+from modelserver.client.request_heads import GrpcHead, HttpHead, model_path
 from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, ServerError, UnavailableError
 from modelserver.pb import grpc_service_pb2 as pb
 

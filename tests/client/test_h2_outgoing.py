@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hyperframe.frame
 
-from modelserver.bench.h2_outgoing import Outgoing
-from modelserver.bench.h2_uploads import Uploads
+from modelserver.client.h2_outgoing import Outgoing, Uploads
 from modelserver.wire.http2.settings import INITIAL_WINDOW_SIZE
 
 

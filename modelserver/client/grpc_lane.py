@@ -5,10 +5,10 @@ from __future__ import annotations
 from time import monotonic_ns
 from urllib.parse import unquote_to_bytes
 
-from modelserver.bench.grpc_messages import PREFIX_BYTES, read_stream_answer, status_name, unframe
-from modelserver.bench.h2_connection import WINDOW_STEP, H2Connection
-from modelserver.bench.h2_heads import Head
-from modelserver.bench.lane import Answers, Lane
+from modelserver.client.grpc_messages import PREFIX_BYTES, read_stream_answer, status_name, unframe
+from modelserver.client.h2_connection import WINDOW_STEP, H2Connection
+from modelserver.client.h2_incoming import Head
+from modelserver.client.lane import Answers, Lane
 
 _OK = 0
 

@@ -1,8 +1,9 @@
-"""Heads and ends of answers, from the header blocks of an HTTP/2 connection."""
+"""What an HTTP/2 client reads: heads and ends of answers, and the interface of a stream's owner."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from modelserver.wire.http2.frame import (
     CONTINUATION,
@@ -90,3 +91,25 @@ def unpadded(flags: int, payload: bytes) -> bytes:
     if not payload:
         raise protocol_fault("a padded frame without the length of its padding")
     return payload[1 : len(payload) - payload[0]]
+
+
+class Stream(Protocol):
+    """What a connection tells the owner of a stream."""
+
+    def on_open(self, stream_id: int) -> None:
+        """The stream, which had to wait for its connection, has started."""
+
+    def on_head(self, head: Head, now_ns: int) -> None: ...
+
+    def on_data(self, buffer: bytes, start: int, end: int, now_ns: int) -> None: ...
+
+    def on_end(self, head: Head | None, now_ns: int, problem: str | None) -> None:
+        """The stream is over: with its last fields, or for a problem of the connection."""
+
+
+def code_name(payload: bytes) -> str:
+    code = int.from_bytes(payload, "big")
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return f"code {code}"
