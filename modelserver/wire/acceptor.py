@@ -1,4 +1,4 @@
-"""Accepts connections on a bound socket and gives them away as sockets."""
+"""Accepts connections on a bound socket and hands them on as sockets."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 # In one turn of the loop, so that a flood of new connections leaves time for the others.
 _MAX_ACCEPTED_PER_TURN = 64
-# Until the next attempt when the system has nothing left to accept with.
+# Until the next attempt when the system lacks resources to accept.
 _EXHAUSTED_PAUSE_S = 1.0
 
 
 class Acceptor:
-    """From `start` to `close`. `take` becomes the owner of each accepted socket, which does not block.
+    """Runs from `start` to `close`. `take` becomes the owner of each accepted socket, which does not block.
 
-    Not asyncio's `create_server`: what it accepts counts only after its TLS handshake, a new certificate would
-    need a new listener, and a socket could not be given to another process.
+    Not asyncio's `create_server`: it reports a connection only after the TLS handshake, a new certificate would need a
+    new listener, and a socket could not be given to another process.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Accept what has connected already, then no more, and close the bound socket. Safe to repeat.
+        """Accept the connections that are waiting, then no more, and close the bound socket. Safe to repeat.
 
-        Closing the socket resets the connections of its backlog, which their clients take for open.
+        Closing the socket resets the connections of its backlog, which their clients consider open.
         """
         if self._bound.fileno() < 0:
             return
@@ -84,7 +84,7 @@ class Acceptor:
                     return
 
     def _accept_next(self) -> bool:
-        """Take one connection, if one waits. Raises OSError when the system has nothing left to accept with."""
+        """Take one connection, if one waits. Raises OSError when the system lacks resources to accept."""
         try:
             descriptor, _ = self._bound._accept()  # type: ignore[attr-defined]  # `accept` makes enums
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):

@@ -1,4 +1,4 @@
-"""Where a port listens: the socket, and what an operator changes when it cannot be had."""
+"""Where a port listens: the socket, and the flags that an operator changes when it is not available."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from modelserver.errors import UnavailableError
 
-# Of what a client does not read, the system takes so much from us and no more.
+# The most unread bytes per client that the system buffers for us.
 MAX_UNSENT_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`port` 0 is any free one; `port_flag` is what an operator changes when the port is taken."""
+    """`port` 0 is any free one; `port_flag` is the flag to change when the port is taken."""
 
     host: str
     port: int
@@ -28,7 +28,7 @@ class Address:
         return self.port_flag.replace("-port", "-address")
 
     def bind(self) -> socket.socket:
-        """A bound socket that does not block. Raises UnavailableError, naming the flag, when there can be none."""
+        """A bound socket that does not block. Raises UnavailableError, naming the flag, if it cannot be bound."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
             bound = socket.socket(family, kind, protocol)
@@ -37,9 +37,9 @@ class Address:
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if sys.platform == "linux":
-                # Accepted sockets inherit it. Without, it is 2.6 MB each, in one go; what is on its way does not count.
+                # Accepted sockets inherit it. Without it, each takes 2.6 MB at once; bytes on their way do not count.
                 bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
-                # An answer does not wait until the peer has acknowledged the last one.
+                # Answers do not wait for the acknowledgement of earlier ones.
                 bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.reuse_port:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -65,6 +65,6 @@ def authority(host: str, port: int) -> str:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
-    """Who is at the other end, as `host:port`; empty where the transport does not know."""
+    """The peer as `host:port`; empty if the transport does not know it."""
     name = transport.get_extra_info("peername")
     return authority(name[0], name[1]) if isinstance(name, tuple) and len(name) >= 2 else ""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-# The kernel hands over up to about this much at once; more would only be read in a further call.
+# The kernel returns up to about this much in one call.
 ARENA_BYTES = 320 * 1024
 
 
 class Arena:
     """Memory that every connection of a loop receives into, so that an idle one owns none.
 
-    All transports, ours and the loops', ask a `BufferedProtocol` for its buffer, fill it and call `buffer_updated`
-    in one go, without anything else of the loop running in between. Whoever gets the bytes must therefore have taken
-    what it wants to keep when `buffer_updated` returns: afterwards they are somebody else's. `view` is what
-    `get_buffer` returns; `memory` are the same bytes, for `find` and the like.
+    All transports, ours and the loops', ask a `BufferedProtocol` for its buffer, fill it and call `buffer_updated` in
+    one go, without anything else of the loop running in between. So the receiver must copy the bytes that it wants to
+    keep before `buffer_updated` returns: afterwards another connection overwrites them. `view` is what `get_buffer`
+    returns; `memory` are the same bytes, for `find` and the like.
     """
 
     __slots__ = ("memory", "view")

@@ -1,4 +1,4 @@
-"""The memory that all requests together may take up while they are received, and who gives way when it is short."""
+"""The memory that all requests together may use while they are received, and which give way when it is short."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from ipaddress import IPv6Address
 from typing import Final, Protocol
 
-# So much of each request is free: it is the large ones that are held to the budget.
+# This many bytes of each request are free: the budget is for large requests.
 FREE_BYTES: Final = 1024 * 1024
 # A request that arrives more slowly than this gives way first, also one of a caller with little in assembly.
 SLOW_BYTES_PER_S: Final = 64 * 1024
 # The pace of a request is that of the last one or two of these periods.
 _PERIOD_S: Final = 2.0
 _LEAST_S: Final = 0.1
-# The part of an IPv6 address that one client has to itself.
+# The part of an IPv6 address that identifies one client.
 _HOST_BITS: Final = 64
 
 
@@ -23,11 +23,11 @@ class Holder(Protocol):
     """A request that is being received, as the budget sees it."""
 
     def give_up(self) -> None:
-        """Another request needs the memory: forget what has come, and fail soon."""
+        """Another request needs the memory: forget the received bytes, and fail soon."""
 
 
 class _Account:
-    """What one request has taken, and how fast it comes."""
+    """The memory that one request has taken, and its pace."""
 
     __slots__ = ("_base", "_mark", "_mark_s", "_since_s", "holder", "num_bytes", "owner")
 
@@ -35,7 +35,7 @@ class _Account:
         self.holder = holder
         self.owner = owner
         self.num_bytes = 0
-        # The pace is measured from the older of two marks, so that it is never that of one moment. It counts the free
+        # The pace is measured from the older of two marks, so that it is never a momentary value. It counts the free
         # bytes too: the first byte beyond them says nothing about the pace.
         self._since_s = self._mark_s = now_s
         self._base = self._mark = -FREE_BYTES
@@ -47,20 +47,20 @@ class _Account:
         self.num_bytes += num_bytes
 
     def pace(self, now_s: float) -> float:
-        """Bytes a second, lately. That of a request that has stopped falls by itself."""
+        """Recent bytes per second. For a stalled request it falls by itself."""
         return (self.num_bytes - self._base) / max(_LEAST_S, now_s - self._since_s)
 
 
 class AssemblyBudget:
     """Bytes of unfinished requests beyond the first `FREE_BYTES` of each. Event loop thread only.
 
-    A request charges what has arrived of it, not what it announced: a promise costs nothing, and so takes
-    nothing away from others. Whatever was charged is released when the request is complete or given up.
+    A request is charged for the bytes that have arrived, not for the announced size: an announcement costs nothing and
+    takes nothing away from others. The charge is released when the request is complete or given up.
 
-    When the budget is short, requests give way, one after the other: first those that come slowly, the slowest first;
-    then the slowest of an owner who has more than an equal share. Owners are keys, or the addresses of clients without
-    one. A request that would have to give way itself, because it is larger than the budget, is exempt if no other
-    is, or if it is faster than the other: so a lone one may be as large as its own limit says. What is exempt takes
+    When the budget is short, requests give way, one after the other: first slow requests, the slowest first; then the
+    slowest one of an owner with more than an equal share. Owners are API keys, or the addresses of clients without one.
+    A request that would have to give way itself, because it is larger than the budget, is exempt if no other is, or if
+    it is faster than the exempt one: so a lone request may be as large as its own limit allows. An exempt request takes
     nothing away from others.
     """
 
@@ -70,13 +70,13 @@ class AssemblyBudget:
         self._max_bytes = max_bytes
         self._clock = clock
         self._accounts: dict[Holder, _Account] = {}
-        # What those that are not exempt have taken, and the same by owner.
+        # Bytes taken by requests that are not exempt, in total and by owner.
         self.num_bytes = 0
         self._owners: Counter[str] = Counter()
         self._exempt: _Account | None = None
 
     def charge(self, num_bytes: int, holder: Holder, owner: str = "") -> bool:
-        """Take `num_bytes` more for `holder`. False if it may not have them: then all that it had is released."""
+        """Take `num_bytes` more for `holder`. False if it may not have them: then its whole charge is released."""
         now_s = self._clock()
         account = self._accounts.get(holder)
         if account is None:
@@ -87,7 +87,7 @@ class AssemblyBudget:
         self.num_bytes += num_bytes
         self._owners[owner] += num_bytes
         while self.num_bytes > self._max_bytes:
-            # For a request that is larger than the whole budget others would give way without use.
+            # Others giving way would not help a request that is larger than the whole budget.
             last = account if account.num_bytes > self._max_bytes else self._choose(now_s)
             if last is not account:
                 self._give_up(last)
@@ -97,7 +97,7 @@ class AssemblyBudget:
         return True
 
     def release(self, holder: Holder) -> None:
-        """Give back all that `holder` has charged, if anything."""
+        """Release the whole charge of `holder`, if any."""
         account = self._accounts.pop(holder, None)
         if account is None:
             return
@@ -137,7 +137,7 @@ class AssemblyBudget:
 
 
 def owner_of(caller: str, peer: str) -> str:
-    """Whose request it is: of the key of that name, or without one of the client at that address and port."""
+    """The owner of a request: the key of that name, or without one the client at that address and port."""
     if caller:
         return f"key {caller}"
     host = peer.rpartition(":")[0].strip("[]")

@@ -9,9 +9,9 @@ from modelserver.errors import PayloadTooLargeError, ServerError, UnavailableErr
 from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
 from modelserver.wire.large_buffers import aligned_buffer
 
-# From here on it pays to receive straight into the body's own buffer.
+# From this size on it pays to receive straight into the body's own buffer.
 MIN_DIRECT_BYTES = 32 * 1024
-# A longer body gets memory of its whole size only when so much of it has come: announcing costs nothing.
+# A longer body gets memory of its whole size only after this many bytes: announcing costs nothing.
 MAX_PROMISED_BYTES = 64 * 1024 * 1024
 
 
@@ -19,12 +19,12 @@ _SHORT = "the server is receiving too many large requests at once, and others ca
 
 
 class BodyCollector:
-    """One body that comes in pieces: `add`, or `room` and `filled`, until `finish`; `drop` if it never ends.
+    """One body in pieces: `add`, or `room` and `filled`, until `finish`; `drop` if it never ends.
 
-    A body of announced length that does not come in one piece is collected in a buffer of that size, which is
-    placed so that the tensors behind the `header_length` bytes of JSON of an infer request are aligned. As soon
-    as the body is known to be over `max_bytes`, or must give way where the `budget` of all bodies is short, there is an
-    `error`, and what still comes is dropped.
+    A body of announced length that does not come in one piece is collected in a buffer of that size, which is placed so
+    that the tensors behind the `header_length` bytes of JSON of an infer request are aligned. As soon as the body is
+    known to be over `max_bytes`, or must give way where the `budget` of all bodies is short, there is an `error`, and
+    further bytes are dropped.
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class BodyCollector:
         budget: AssemblyBudget | None = None,
         owner: str = "",
     ) -> None:
-        """`owner` is whose share of the budget the body counts to."""
+        """`owner` is the client whose share of the budget the body counts towards."""
         self.is_complete = False
         self.error: ServerError | None = None
         self.num_bytes = 0
@@ -58,14 +58,14 @@ class BodyCollector:
         self._max_bytes = max_bytes
         self._budget = budget
         self._owner = owner
-        # Called when another body needs the memory of this one, which has an `error` then; not within a call of ours.
+        # Called when another body needs this one's memory, and this one has an `error`; never within a call of ours.
         self.on_given_up: Callable[[], None] | None = None
         self._chunks: list[bytes] = []
         self._buffer: memoryview | None = None
         self.expect(content_length or 0)
 
     def expect(self, num_bytes: int) -> None:
-        """So many bytes more are announced: better refused before they come."""
+        """This many more bytes are announced: refuse them before they arrive, if necessary."""
         if self.num_bytes + num_bytes > self._max_bytes:
             self._fail(
                 PayloadTooLargeError(
@@ -75,7 +75,7 @@ class BodyCollector:
             )
 
     def add(self, chunk: bytes | memoryview) -> None:
-        """Take the next piece. `bytes` are given away; a view's are copied, for it may be of somebody else's memory."""
+        """Take the next piece. `bytes` are kept; a view is copied, because its memory may be shared."""
         self.expect(len(chunk))
         if self.error is not None:
             self.num_bytes += len(chunk)
@@ -89,14 +89,14 @@ class BodyCollector:
         self._count(len(chunk))
 
     def room(self) -> memoryview | None:
-        """Where the next bytes may be received, all of them this body's; None for what is better given to `add`."""
+        """Memory for the next bytes, all of which belong to this body; None if they should be given to `add`."""
         length = self._content_length
         if length is None or self.error is not None or (self._buffer is None and length < MIN_DIRECT_BYTES):
             return None
         return self._room(1)
 
     def filled(self, num_bytes: int) -> None:
-        """So many bytes of `room` were received."""
+        """This many bytes of `room` were received."""
         if self.error is None:
             self._count(num_bytes)
         else:
@@ -104,7 +104,7 @@ class BodyCollector:
 
     @property
     def is_full(self) -> bool:
-        """Whether a body of announced length has come."""
+        """Whether a body of announced length has arrived."""
         return self.num_bytes == self._content_length
 
     def finish(self) -> None:
@@ -113,7 +113,7 @@ class BodyCollector:
         self._release()
 
     def drop(self) -> None:
-        """The body will not end; forget what came of it."""
+        """The body will not end; forget the received part."""
         self._chunks.clear()
         self._buffer = None
         self._release()

@@ -1,18 +1,18 @@
-"""Turns for connections that are sent much, so that a thousand of them do not hold up who is sent little."""
+"""Turns for connections with much to send, so that a thousand of them do not delay those with little."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 
-# What a connection may be sent before it waits for its next turn.
+# Bytes that a connection may be sent before it waits for its next turn.
 TURN_BYTES = 64 * 1024
-# Connections that have their turn in one turn of the loop: about a millisecond of making, copying and handing over.
+# Connections served in one turn of the loop: about a millisecond of making, copying and sending.
 MAX_TURNS_AT_ONCE = 16
 
 
 class BulkTurns:
-    """Lets go on who waits, a few in each turn of the loop and in the order in which they came. Loop thread only."""
+    """Resumes waiting connections, a few in each turn of the loop, in the order of their arrival. Loop thread only."""
 
     __slots__ = ("_loop", "_waiting")
 
@@ -21,7 +21,7 @@ class BulkTurns:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Return when it is the caller's turn, which is in the loop's next turn at the earliest."""
+        """Return when it is the caller's turn, in the loop's next turn at the earliest."""
         turn: asyncio.Future[None] = self._loop.create_future()
         if not self._waiting:
             self._loop.call_soon(self._give)

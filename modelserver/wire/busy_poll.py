@@ -1,9 +1,9 @@
-"""Whether the event loop falls asleep between two requests of a client that sends one at a time.
+"""Decides whether the event loop sleeps between two requests of a client that sends one at a time.
 
-To be woken takes longer than a small request does, and the core that the loop sleeps on must be woken too. So where a
-request was answered at once, and nothing else is to do, the loop looks for the next one some more times before it
-sleeps: for as long as the answers to the last ones let expect one, and with so much of its time at most. A request that
-comes so soon that falling asleep and being woken would have taken as much costs nothing of that time.
+Waking up takes longer than a small request does, and the core that the loop sleeps on must wake up too. So when a
+request was answered at once, and there is nothing else to do, the loop polls for the next one some more times before it
+sleeps: for as long as recent requests suggest, and for at most a share of its time. A request that arrives within the
+time that sleeping and waking would have taken costs nothing of that share.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import Final
 
 from modelserver.execution.process.busy_wait import BusyWait
 
-# How long the next request may take to come: a client that answers at once needs some 25 µs.
+# How long to wait for the next request: a client that sends it at once needs some 25 µs.
 _BUDGET_US: Final = 50
 # The CPU time of a lone client's request where the loop slept before it came: most of it is falling asleep and being
-# woken (awake, a request takes some 12 µs). So to be awake from one request to the next is no loss for as long. The
-# 34 µs of HTTP/1.1 are not counted in full: a loop that never sleeps leaves its core to nobody.
+# woken (awake, a request takes some 12 µs). So staying awake for that long between requests is no loss. The 34 µs of
+# HTTP/1.1 are not counted in full: a loop that never sleeps leaves its core to no other thread.
 GRPC_WOKEN_NS: Final = 40_000
 HTTP1_WOKEN_NS: Final = 15_000
-# Where the next request is answered sooner than this it came in the same turn: clients enough keep the loop awake. So
-# many more pass before it looks again.
+# A request that is answered sooner than this came in the same turn: enough clients keep the loop awake. This many more
+# requests pass before it polls again.
 _BUSY_NS: Final = 4_000
 _NUM_TO_PASS: Final = 100
-# So many pass when all that may be spent is spent: to ask each time costs a lone request 2 µs.
+# This many requests pass when the share is used up: asking each time costs a lone request 2 µs.
 _NUM_TO_PASS_WITHOUT_CREDIT: Final = 64
-# What may be spent at once of what was not spent before.
+# How much of the unused share may be spent at once.
 _MAX_CREDIT_NS: Final = 1_000_000
 _ALWAYS: Final = 100
 
 
-# Reads what comes from a client within the next moment.
+# Reads from a client for the next moment.
 ReceiveSoon = Callable[[], None]
 
 
 class BusyPoll:
-    """Of one port, and called on its event loop. `percent` of the time is lost to looking at most; 0: never.
+    """One per port, called on its event loop. Polling takes at most `percent` of the time; 0 turns it off.
 
-    It looks by asking for another turn of the loop: each polls the sockets, and what has come is done first.
+    It polls by asking for another turn of the loop: each turn polls the sockets and handles their input first.
     """
 
     __slots__ = (
@@ -80,15 +80,15 @@ class BusyPoll:
         self._credit_ns = 0
         self._since_ns = now_ns()
         self._woken_ns = 0
-        # How to receive from the client that was answered last, and the same where it was the one before, too.
+        # How to receive from the client that was answered last, and the same if it was also the one before.
         self._last: ReceiveSoon | None = None
         self._lone: ReceiveSoon | None = None
 
     def expect(self, woken_ns: int, receive_soon: ReceiveSoon | None = None) -> None:
         """A request was answered at once, and its client may send the next one soon.
 
-        `woken_ns` is the CPU time of that one if it has to wake the loop: to be awake for so long is no loss.
-        `receive_soon` is always the same one of a connection, if it has one.
+        `woken_ns` is the CPU time of the next request if it has to wake the loop: staying awake that long is no loss.
+        `receive_soon` is always the same object for a connection, if it has one.
         """
         self.num_expected += 1
         if not self._is_on:
@@ -106,7 +106,7 @@ class BusyPoll:
         now_ns = self._now_ns()
         self._credit_ns = min(_MAX_CREDIT_NS, self._credit_ns + (now_ns - self._since_ns) * self._percent // _ALWAYS)
         self._since_ns = now_ns
-        # What one look in vain costs must be there; who may look all the time needs nothing.
+        # The cost of one unsuccessful poll must be available, unless polling is unlimited.
         if self._credit_ns < _BUDGET_US * 1000 and self._percent != _ALWAYS:
             self._num_to_pass = _NUM_TO_PASS_WITHOUT_CREDIT
         elif self._busy_wait.begin():
@@ -115,7 +115,7 @@ class BusyPoll:
             self._loop.call_soon(self._look)
 
     def _look(self) -> None:
-        """Called in each turn of the loop, once it has done what has come."""
+        """Called in each turn of the loop, after it has handled its input."""
         if self._lone is not None and self.num_expected == self._num_seen:
             self._lone()  # a turn of the loop takes longer to find it
         has_come = self.num_expected != self._num_seen
@@ -125,7 +125,7 @@ class BusyPoll:
         self._busy_wait.end(has_come=has_come)
         self._is_looking = False
         if not has_come:
-            self._last = self._lone = None  # it may have left, and is not to be kept
+            self._last = self._lone = None  # it may have left, and must not be kept in memory
         now_ns = self._now_ns()
         spent_ns = now_ns - self._since_ns
         saved_ns = min(spent_ns, self._woken_ns) if has_come else 0
@@ -135,7 +135,7 @@ class BusyPoll:
             self._go_on(spent_ns)
 
     def _go_on(self, looked_ns: int) -> None:
-        """What was looked for so long has come."""
+        """The awaited request has arrived, after that long."""
         if looked_ns < _BUSY_NS:
             self._num_to_pass = _NUM_TO_PASS
         else:

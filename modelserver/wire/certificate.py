@@ -1,4 +1,4 @@
-"""When certificates expire: the one field that is read of them here, as X.509 has it (RFC 5280, 4.1)."""
+"""When certificates expire: the one field that is read here, as X.509 defines it (RFC 5280, 4.1)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def first_not_after_s(pem: bytes) -> float | None:
 
 def _not_after_s(body: bytes) -> float:
     der = ssl.PEM_cert_to_DER_cert(f"{ssl.PEM_HEADER}\n{body.decode('ascii').strip()}\n{ssl.PEM_FOOTER}")
-    [(_, certificate), *_] = _elements(der)  # behind a trusted one there is what it is trusted for
+    [(_, certificate), *_] = _elements(der)  # a trusted one is followed by the purposes that it is trusted for
     (_, signed), *_ = _elements(certificate)
     fields = [field for field in _elements(signed) if field[0] != _VERSION]
     _serial, _algorithm, _issuer, (_, validity), *_ = fields

@@ -1,4 +1,4 @@
-"""What all connections of our own wire have in common."""
+"""The parts that all connections of our own wire share."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from modelserver.wire.http2.settings import announcement
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.outbox import Outbox
 
-# What a client that waits for no answer gets to ask when the server stops: a round trip, and time to write.
+# The time that a client without requests in flight gets to send one when the server stops: a round trip and a margin.
 FIRST_WORDS_S = 0.25
-# What who is dismissed is told.
+# The message for requests that are given up.
 DISMISSAL = "the server is shutting down and gives this request up after --exit-timeout-secs; send it to another one"
 
 
@@ -31,19 +31,19 @@ class Connection(Protocol):
     """
 
     def sweep(self, now_s: float) -> None:
-        """Called about once a second with the loop's time: close what has used up its time."""
+        """Called about once a second with the loop's time: close the connection if its time is up."""
 
     def retire(self) -> None:
-        """Make the next answer the last one where the protocol can say so with it; go on until then. Safe to repeat."""
+        """Make the next answer the last, if the protocol can say so; continue until then. Safe to repeat."""
 
     def shutdown(self) -> None:
-        """Take no further request; close once the ones that came are answered. Safe to repeat."""
+        """Take no further request; close once the received ones are answered. Safe to repeat."""
 
     def dismiss(self) -> None:
-        """Answer what is not answered with the news that it will not be, and close. After `shutdown`."""
+        """Answer open requests with an error that says they are given up, and close. After `shutdown`."""
 
     def abort(self) -> None:
-        """Close now, whatever is in progress."""
+        """Close now, regardless of work in progress."""
 
 
 @dataclass(slots=True)
@@ -57,17 +57,17 @@ class WireContext:
     counts: WireCounts
     outbox: Outbox
     connections: set[Connection] = field(default_factory=set)
-    # The maker of several ports may have them share one of each.
+    # Several ports may share one of each.
     arena: Arena = field(default_factory=Arena)
     assembly: AssemblyBudget = field(init=False)
     bulk: BulkTurns = field(init=False)
     deadlines: DeadlineWheel = field(init=False)
     busy_poll: BusyPoll = field(init=False)
-    # What every HTTP/2 connection sends first.
+    # The first bytes that every HTTP/2 connection sends.
     http2_announcement: bytes = field(init=False)
-    # Of answers that nobody will be sent, since their memory was last given back to the system.
+    # Bytes of abandoned answers since their memory was last returned to the system.
     num_given_up_bytes: int = 0
-    # Connections end with their next answer, where the protocol can say so with it.
+    # Connections end with their next answer, if the protocol can say so.
     is_retiring: bool = False
     # No connection of this port takes further requests.
     is_draining: bool = False

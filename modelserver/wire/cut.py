@@ -1,4 +1,4 @@
-"""How a connection ends whose peer takes nothing."""
+"""The end of a connection whose peer reads nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _DROP_UNSENT = struct.pack("ii", 1, 0)
 
 
 def cut(transport: asyncio.Transport, context: WireContext) -> None:
-    """Close at once, and have the peer know: what the system holds for it is dropped, and it gets a reset.
+    """Close at once with a reset, so that the peer knows; the system drops its unsent data.
 
-    After a close alone the system would go on offering it what is unsent, for minutes, and the peer would take
-    itself for connected.
+    After a plain close the system would try to send the rest for minutes, and the peer would believe it is still
+    connected.
     """
     context.num_given_up_bytes += transport.get_write_buffer_size()
     opened = transport.get_extra_info("socket")

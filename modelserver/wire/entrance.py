@@ -1,4 +1,4 @@
-"""What the new connections of a port have in common before their protocol is known."""
+"""The parts that new connections of a port share before their protocol is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelserver.wire.context import Connection, WireContext
 
 _logger = logging.getLogger(__name__)
 
-# One peer that does the same wrong thing again and again must not fill the log.
+# A peer that repeats the same mistake must not fill the log.
 _SILENCE_S = 60.0
 
 
@@ -21,7 +21,7 @@ class OpenedConnection(Connection, Protocol):
     """A connection whose protocol is known; an `asyncio.BufferedProtocol` besides."""
 
     def begin(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Called once, in place of `connection_made`, with what was read already."""
+        """Called once, in place of `connection_made`, with the bytes already read."""
 
 
 MakeConnection = Callable[[WireContext], OpenedConnection]
@@ -40,9 +40,9 @@ class Entrance:
         self._silent_until_s: dict[Violation, float] = {}
 
     def complain(self, violation: Violation, text: str) -> None:
-        """Count what a peer did before its protocol was known; log it unless the like was just logged."""
+        """Count a peer's violation before its protocol was known; log it unless a similar one was just logged."""
         self.context.counts.violated(Spoken.UNKNOWN, violation)
         now_s = self.context.loop.time()
         if now_s >= self._silent_until_s.get(violation, 0.0):
             self._silent_until_s[violation] = now_s + _SILENCE_S
-            _logger.warning("%s: %s (said at most once in %g s)", self._name, text, _SILENCE_S)
+            _logger.warning("%s: %s (logged at most once in %g s)", self._name, text, _SILENCE_S)

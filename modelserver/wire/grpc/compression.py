@@ -1,4 +1,4 @@
-"""Compression of gRPC messages, each for itself, bounded against messages that explode."""
+"""Compression of gRPC messages, each by itself, bounded against decompression bombs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ IDENTITY: Final = b"identity"
 GZIP: Final = b"gzip"
 DEFLATE: Final = b"deflate"
 
-# What we understand, as `grpc-accept-encoding` says it.
+# The encodings that we understand, in the form of `grpc-accept-encoding`.
 ACCEPT_ENCODING: Final = b"identity,deflate,gzip"
 # What zlib calls the container; gRPC's deflate is the zlib format (RFC 1950).
 _WINDOWS: Final = {GZIP: 31, DEFLATE: 15}
-# zlib's level for each name that the options know.
+# zlib's level for each name in the options.
 LEVELS: Final = {"low": 1, "medium": 6, "high": 9}
 
 # More bytes than this are compressed and decompressed off the event loop: 16 KiB take it about half a millisecond.
 _MAX_ON_LOOP_BYTES: Final = 16 * 1024
-# What decompression on the event loop may bring out: a millisecond at worst.
+# The most bytes that decompression on the event loop may produce: a millisecond at worst.
 _MAX_INFLATED_ON_LOOP_BYTES: Final = 256 * 1024
 # Bytes that are decompressed at a time, and the most that come out at a time.
 _CHUNK: Final = 256 * 1024
@@ -74,7 +74,7 @@ def decompress(message: Buffer, encoding: bytes, max_bytes: int) -> bytes:
 
 
 def decompress_on_loop(message: Buffer, encoding: bytes, max_bytes: int) -> bytes | None:
-    """As `decompress`, but None for what would hold up the event loop: call `decompress` in another thread then."""
+    """As `decompress`, but None for a message that would block the event loop: use `decompress` in a thread then."""
     if max_bytes <= _MAX_INFLATED_ON_LOOP_BYTES:
         return decompress(message, encoding, max_bytes)
     if belongs_off_loop(len(message)):

@@ -1,6 +1,6 @@
 """Custom metadata of gRPC calls: header fields as handlers see them, and back.
 
-Keys that end in `-bin` have any bytes, in base64 on the wire; others have text.
+Keys that end in `-bin` have arbitrary bytes, in base64 on the wire; others have text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 Field = tuple[bytes, bytes]
 
 _BINARY_SUFFIX = b"-bin"
-# Fields that are the protocol's own.
+# Fields of the protocol itself.
 _RESERVED = frozenset({b"content-type", b"te"})
 _RESERVED_PREFIXES = (b":", b"grpc-")
 
@@ -59,7 +59,7 @@ def encode(metadata: Iterable[tuple[str, str | bytes]]) -> list[Field]:
 def _field(key: str, value: str | bytes) -> Field:
     name = key.encode()
     if not name or name.translate(None, _KEY_CHARACTERS) or not is_custom(name):
-        raise ValueError(f"{key!r} is no key for metadata: use digits, lower-case letters, '-', '_' and '.'")
+        raise ValueError(f"{key!r} is not a valid metadata key: use digits, lower-case letters, '-', '_' and '.'")
     if is_binary(name) != isinstance(value, bytes):
         raise ValueError(f"the value of {key!r} must be {'bytes' if is_binary(name) else 'a string'}")
     if isinstance(value, bytes):
@@ -81,7 +81,7 @@ def _from_base64(item: bytes) -> bytes:
 
 
 def _text(value: bytes) -> str:
-    # Text should be ASCII; what is not is UTF-8 with most clients, and anything with others.
+    # Text should be ASCII; most clients send other text as UTF-8, some in other encodings.
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -14,7 +14,7 @@ RESPONSE_HEADERS: Final = _STATUS_OK_FIELD + CONTENT_TYPE
 _STATUS_FIELDS: Final = [literal(b"grpc-status", b"%d" % status) for status in range(17)]
 OK_TRAILERS: Final = _STATUS_FIELDS[0]
 
-# Printable ASCII stays as it is, but for the sign of encoding itself.
+# Printable ASCII stays as it is, except the percent sign.
 _ENCODED: Final = [
     bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != ord("%") else b"%%%02X" % byte for byte in range(256)
 ]

@@ -19,9 +19,9 @@ _MAX_DIGITS: Final = 20
 
 
 def parse_timeout(value: bytes) -> int:
-    """Nanoseconds, at most MAX_TIMEOUT_NS; 0 is a wait that has ended already.
+    """Nanoseconds, at most MAX_TIMEOUT_NS; 0 means that the wait has already ended.
 
-    Raises ValueError for what is not digits and one of the units H M S m u n.
+    Raises ValueError for anything but digits and one of the units H M S m u n.
     """
     digits = value[:-1]
     unit_ns = _UNIT_NS.get(value[-1]) if value else None

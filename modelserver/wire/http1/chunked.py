@@ -1,7 +1,7 @@
 """Bodies in chunks (RFC 9112, 7.1), read as strictly as llhttp reads heads.
 
-llhttp itself would do, but it does not say where in the received bytes a body ended, nor what the bytes beside
-the body were; with pipelined requests both must be known.
+llhttp could read them, but it does not report where in the received bytes a body ended, nor which bytes were framing;
+with pipelined requests both must be known.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from modelserver.telemetry.wire import Violation
 from modelserver.wire.body import BodyCollector
 from modelserver.wire.http1.head import RefusedError
 
-# Sizes of up to 15 digits: more than any body has bytes. Blanks around the size are what smugglers use.
+# Sizes of up to 15 digits: more than any body has bytes. Blanks around the size are a means of request smuggling.
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(;[\t\x20-\x7e]*)?")
-# What nearly all chunks begin with.
+# The beginning of nearly all chunks.
 _USUAL_SIZE = re.compile(rb"([0-9A-Fa-f]{1,7})\r\n")
 _TRAILER_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[\t\x20-\x7e\x80-\xff]*")
-# What decides where a request ends or whom it is for has no place behind its body (RFC 9110, 6.5.1).
+# Fields that frame or route a request must not follow its body (RFC 9110, 6.5.1).
 _FORBIDDEN_TRAILERS = frozenset({b"content-length", b"transfer-encoding", b"host"})
 
 MAX_EXTENSION_BYTES = 16 * 1024
 MAX_TRAILER_BYTES = 16 * 1024
 MAX_TRAILERS = 100
 _MAX_SIZE_DIGITS = 15
-# Each chunk costs time, however small it is: so many are free, the others need this size on average.
+# Even small chunks cost time: this many are free, and the others need this size on average.
 MAX_TINY_CHUNKS = 10_000
 _MIN_AVERAGE_BYTES = 64
-# That are read before others have their turn.
+# Chunks read before other connections have their turn.
 MAX_CHUNKS_PER_TURN = 1000
 # Chunks up to this size are joined before the body takes them.
 _MAX_JOINED_BYTES = 4096
 
 
 class _Part(enum.Enum):
-    """What comes next."""
+    """The element that comes next."""
 
     SIZE = enum.auto()
     DATA = enum.auto()
@@ -75,8 +75,8 @@ class ChunkedBody:
     def feed(self, data: bytes, at: int) -> int:
         """Read `data` from `at` on; returns where it stopped.
 
-        That is before the end when the body is complete or has an error, or when so many chunks were read that it is
-        the others' turn. Raises RefusedError.
+        It stops before the end when the body is complete or has an error, or after a number of chunks, so that other
+        connections have their turn. Raises RefusedError.
         """
         size = len(data)
         last_chunk = self._num_chunks + MAX_CHUNKS_PER_TURN
@@ -110,12 +110,12 @@ class ChunkedBody:
         return at
 
     def _read_small(self, data: bytes, at: int, last_chunk: int) -> int:
-        """Read the small chunks at `at`, as far as they are whole and usual; returns where they end.
+        """Read the small chunks at `at`, as long as they are complete and usual; returns where they end.
 
-        A client may send thousands at once, each of which costs a third here of what it costs part by part.
+        A client may send thousands at once; reading one here takes a third of the time of reading it in parts.
         """
         pieces: list[bytes] = []
-        # That many would be borne if they were empty.
+        # This many would be accepted if they were empty.
         num_left = min(last_chunk, self._max_chunks) - self._num_chunks
         read_size = _USUAL_SIZE.match
         while len(pieces) < num_left and (match := read_size(data, at)):
@@ -132,7 +132,7 @@ class ChunkedBody:
 
     @property
     def _max_chunks(self) -> int:
-        """How many there may be, by what has come until now."""
+        """The number of chunks allowed, by the bytes received so far."""
         return MAX_TINY_CHUNKS + self.body.num_bytes // _MIN_AVERAGE_BYTES
 
     def _check_line_length(self, num_bytes: int) -> None:
