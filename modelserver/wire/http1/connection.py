@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection on asyncio: the order of its answers, how it ends, and how long it waits for its peer.
 
-Requests are answered one at a time in the order in which they came; what a client pipelines waits. There is
-no Task and no Future per request, and all answers of one read leave in one write.
+Requests are answered one at a time in the order of their arrival; pipelined requests wait. There is no Task and no
+Future per request, and all answers of one read leave in one write.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Http1Connection(RequestReader):
         self._is_last = False  # that answer
         self._is_finished = self._is_lost = False
         self._is_reading = True
-        # What the last plain answer began with: mostly the next one has the same headers, often the same size.
+        # The beginning of the last plain answer: usually the next one has the same headers, often the same size.
         self._known_headers: Sequence[tuple[str, str]] | None = None
         self._known_num_bytes = -1
         self._known_start = self._known_head = b""
 
     def begin(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Called once, in place of `connection_made`, with what was read already."""
+        """Called once, in place of `connection_made`, with the bytes already read."""
         context = self._context
         self._transport = transport
         self._outgoing = Outgoing(transport, context.outbox, context.bulk)
@@ -90,12 +90,12 @@ class Http1Connection(RequestReader):
     # Called by the transport.
 
     def eof_received(self) -> None:
-        """A client that has finished sending has left: the transport closes, behind what is to be sent."""
+        """A client that has finished sending has left: the transport closes, after the pending data."""
         self.flush()
 
     def pause_writing(self) -> None:
         self._outgoing.pause()
-        self._set_reading()  # who does not read answers gets no further requests read
+        self._set_reading()  # while a client does not read answers, its requests are not read
 
     def resume_writing(self) -> None:
         self._outgoing.resume()
@@ -123,7 +123,7 @@ class Http1Connection(RequestReader):
     # Requests in their turn.
 
     def _advance(self) -> None:
-        """Go on after an answer: begin what waits, read what was held."""
+        """Continue after an answer: begin waiting requests, read held data."""
         self._outgoing.is_collecting = True
         self._begin_waiting()
         if self._is_held and self._exchange is None and not self._waiting and not self._outgoing.is_paused:
@@ -157,7 +157,7 @@ class Http1Connection(RequestReader):
             self._advance()
 
     def _set_reading(self) -> None:
-        """Read, unless there is enough to do."""
+        """Read, unless enough requests wait."""
         is_reading = not (self._outgoing.is_paused or self._is_held or self._num_dropped > self._max_dropped)
         if is_reading == self._is_reading or self._transport.is_closing():
             return
@@ -204,9 +204,9 @@ class Http1Connection(RequestReader):
             self._advance()
 
     def _plain_head(self, headers: Sequence[tuple[str, str]], num_bytes: int) -> bytes:
-        """The head of an answer with status 200 and a body of so many bytes, after which the connection goes on."""
+        """The head of an answer with status 200 and a body of that many bytes, after which the connection continues."""
         if headers is not self._known_headers:
-            # Only what cannot change is known again.
+            # Only immutable objects are recognised.
             self._known_headers = headers if isinstance(headers, tuple) else None
             self._known_start = answer_start(200, tuple(headers))
             self._known_num_bytes = -1
@@ -252,7 +252,7 @@ class Http1Connection(RequestReader):
             self._advance()
 
     def flush(self) -> None:
-        """Send what is collected."""
+        """Send the collected data."""
         self._outgoing.flush()
 
     def _has_no_more(self) -> bool:
@@ -260,7 +260,7 @@ class Http1Connection(RequestReader):
         return has_none and self._rest in (b"", b"\r\n")
 
     def _has_work(self) -> bool:
-        """Whether the end of an answer lets something else go on."""
+        """Whether the end of an answer lets other work continue."""
         incoming = self._incoming
         is_asked = incoming is not None and not incoming.is_invited
         return bool(self._waiting) or self._is_held or self._refusal is not None or is_asked
@@ -277,7 +277,7 @@ class Http1Connection(RequestReader):
         self._finish(lingers=True)
 
     def _finish(self, *, lingers: bool = False) -> None:
-        """Close behind the last answer; one that `lingers` leaves the peer the time to read it."""
+        """Close after the last answer; with `lingers` the peer gets time to read it."""
         if self._is_finished or self._is_lost:
             return
         self._is_finished = self._is_over = True
@@ -292,7 +292,7 @@ class Http1Connection(RequestReader):
     # Called by the port.
 
     def sweep(self, now_s: float) -> None:
-        """Called about once a second: close what has used up its time."""
+        """Called about once a second: close the connection if its time is up."""
         if self._is_lost:
             return
         times = self._context.limits.times
@@ -316,7 +316,7 @@ class Http1Connection(RequestReader):
         self._check_age(now_s)
 
     def _check_end(self, now_s: float) -> None:
-        """Everything was answered; the peer may take the time to read it, and to send what is dropped."""
+        """Everything was answered; give the peer time to read it, and drop what it still sends."""
         times = self._context.limits.times
         if self._transport.get_write_buffer_size():
             return
@@ -370,10 +370,10 @@ class Http1Connection(RequestReader):
         self._is_draining = True
 
     def shutdown(self) -> None:
-        """Take no further request; close once the ones that came are answered. Safe to repeat."""
+        """Take no further request; close once the received ones are answered. Safe to repeat."""
         self._is_draining = True
         if self._is_idle():
-            # A request may be on its way: who asks all the time asks within this time, and is told by the answer.
+            # A request may be on its way: a busy client sends one within this time, and learns from its answer.
             self._context.loop.call_later(FIRST_WORDS_S, self._finish_if_idle)
 
     def _finish_if_idle(self) -> None:
@@ -389,7 +389,7 @@ class Http1Connection(RequestReader):
             or self._pieces is not None
             or (exchange is None and self._incoming is None)
         ):
-            self._transport.abort()  # what has begun cannot be told any more; the missing end does
+            self._transport.abort()  # an answer that has begun cannot say it any more; its missing end does
             return
         path = exchange.head.path if exchange is not None else ""
         if self._incoming is not None:
@@ -411,5 +411,5 @@ class Http1Connection(RequestReader):
         self.flush()
 
     def abort(self) -> None:
-        """Close now, whatever is in progress."""
+        """Close now, regardless of work in progress."""
         self._transport.abort()

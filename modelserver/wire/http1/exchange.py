@@ -24,9 +24,9 @@ class Answering(Protocol):
 
 
 class Http1Exchange(HttpExchange):
-    """One exchange. The tie to its connection is cut when it is answered or lost.
+    """One exchange. It drops its reference to the connection when it is answered or lost.
 
-    What a handler hangs on an exchange may refer to it: without the cut both would wait for the garbage collector.
+    Objects that a handler sets on an exchange may refer to it: otherwise both would wait for the garbage collector.
     """
 
     __slots__ = ("_connection", "request")
@@ -71,7 +71,7 @@ class Http1Exchange(HttpExchange):
 
 
 class LostWriter:
-    """Takes an answer in pieces that nobody will read."""
+    """Takes an answer in pieces after its client has left."""
 
     def send(self, _data: Buffer) -> bool:
         raise ConnectionResetError("the client has left")

@@ -18,7 +18,7 @@ from modelserver.wire.limits import HeadLimits, WireLimits
 
 END_OF_HEAD = b"\r\n\r\n"
 
-# A first line with neither a version nor a path is another protocol's.
+# A first line without a version and a path belongs to another protocol.
 _LIKE_A_REQUEST = re.compile(rb"[^\r\n]* (HTTP/|/|[A-Za-z]+://|\*)")
 _REQUEST_LINE = re.compile(rb"[A-Z-]+ (\S+) HTTP/(\d\.\d)\r\n")
 _ABSOLUTE_FORM = re.compile(r"(?i:https?)://([^/?#]+)([^?]*)(.*)")
@@ -26,7 +26,7 @@ _HOST = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 
 
 class RefusedError(Exception):
-    """What came is no request that we serve: answer `status`, say why, and close."""
+    """The received bytes are not a request that we serve: answer `status` with the reason, and close."""
 
     def __init__(self, status: int, message: str, violation: Violation = Violation.PROTOCOL) -> None:
         super().__init__(message)
@@ -36,16 +36,15 @@ class RefusedError(Exception):
 
 
 class ForeignError(RefusedError):
-    """What came is of another protocol: who sent it would make nothing of an answer, if a connection begins with it."""
+    """The bytes are of another protocol: at the beginning of a connection, its client could not read an answer."""
 
 
 class RequestHead:
-    """A checked head: what the frontend sees of it, and what it says about the body and the connection.
+    """A checked head: the part for the frontend, and the facts about the body and the connection.
 
-    `content_length` is 0 where there is none. `has_plain_body` tells that the body is just that many bytes,
-    not too many, which the client sends without being asked, and `has_plain_answer` that the answer has a body
-    and leaves the connection as it is. `json_length` says where the tensors of an infer
-    request begin, if the client tells the truth.
+    `content_length` is 0 if there is none. `has_plain_body` says that the body is just that many bytes, within the
+    limit, which the client sends without being asked; `has_plain_answer` says that the answer has a body and leaves the
+    connection open. `json_length` says where the tensors of an infer request begin, if the client is right.
     """
 
     __slots__ = (
@@ -73,7 +72,7 @@ class RequestHead:
         self.is_head = http.method == "HEAD"
         self.keeps_alive = "close" not in options and (not is_http_1_0 or "keep-alive" in options)
         self.has_plain_answer = self.keeps_alive and not is_http_1_0 and not self.is_head
-        # An HTTP/1.0 client does not know what it asks for (RFC 9110, 10.1.1).
+        # HTTP/1.0 clients do not understand this expectation (RFC 9110, 10.1.1).
         has_body = self.is_chunked or self.content_length > 0
         self.expects_continue = "expect" in headers and has_body and not is_http_1_0
         is_too_long = self.content_length > max_body_bytes
@@ -83,12 +82,12 @@ class RequestHead:
 def check_beginning(data: bytes, limits: HeadLimits) -> None:
     """Raise RefusedError if `data`, the beginning of a head or all of it, cannot become one.
 
-    Judges the same bytes the same way whatever follows, so that what is refused does not depend on how it
-    was cut into reads.
+    Judges the same bytes the same way regardless of what follows, so that a refusal does not depend on how the bytes
+    were split into reads.
     """
     limit = limits.max_http1_bytes
     beginning = data[:limit]
-    start = 2 if beginning.startswith(b"\r\n") else 0  # an empty line before a request is borne (RFC 9112, 2.2)
+    start = 2 if beginning.startswith(b"\r\n") else 0  # an empty line before a request is allowed (RFC 9112, 2.2)
     first = beginning[start : start + 1]
     if first and not b"A" <= first <= b"Z" and beginning != b"\r":
         raise RefusedError(400, "this is not HTTP/1.1: a request begins with a method in capital letters")
@@ -112,7 +111,7 @@ def read_head(data: bytes, wire_limits: WireLimits) -> RequestHead:
     try:
         parser.feed_data(data)
     except httptools.HttpParserUpgrade:
-        pass  # an offer that we do not take, or CONNECT; bodies are not llhttp's affair here, so it cannot misplace one
+        pass  # an offer that we do not take, or CONNECT; llhttp does not read bodies here, so it cannot misplace one
     except httptools.HttpParserError as error:
         is_framing = "Content-Length" in str(error) or "Transfer-Encoding" in str(error)
         violation = Violation.SMUGGLING if is_framing else Violation.PROTOCOL
@@ -137,14 +136,14 @@ def read_head(data: bytes, wire_limits: WireLimits) -> RequestHead:
     _check_framing(headers, is_http_1_0=is_http_1_0)
     method = parser.get_method().decode("latin-1")
     if method == "CONNECT":
-        raise RefusedError(405, "this server is no proxy: CONNECT is not served")
+        raise RefusedError(405, "this server is not a proxy: CONNECT is not served")
     path, query = _split_target(lines.target.decode("latin-1"), headers)
     http = HttpHead(method, path, headers, query, _names(lines.fields))
     return RequestHead(http, wire_limits.max_body_bytes, is_http_1_0=is_http_1_0)
 
 
 class _Lines:
-    """What llhttp reports of one head."""
+    """The parts of one head that llhttp reports."""
 
     def __init__(self) -> None:
         self.target = b""
@@ -176,7 +175,7 @@ def _headers(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _names(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The names that are not in lower case, by what they are there; of lines that are joined the first one's."""
+    """The names that are not in lower case, by their lower-case form; for joined lines, the first one's."""
     names: dict[str, str] = {}
     for field, _ in fields:
         name = field.decode("latin-1")
@@ -186,16 +185,16 @@ def _names(fields: list[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _check_host(fields: list[tuple[bytes, bytes]], headers: Mapping[str, str], *, is_http_1_0: bool) -> None:
-    """RFC 9112, 3.2: exactly one, and one that could be a host."""
+    """RFC 9112, 3.2: exactly one, with a valid form."""
     num_hosts = sum(name.lower() == b"host" for name, _ in fields)
     if num_hosts > 1 or (num_hosts == 0 and not is_http_1_0):
         raise RefusedError(400, f"a request must have one Host header, this one has {num_hosts}", Violation.SMUGGLING)
     if not _HOST.fullmatch(headers.get("host", "")):
-        raise RefusedError(400, "the Host header is no host and port", Violation.SMUGGLING)
+        raise RefusedError(400, "the Host header is not a host and port", Violation.SMUGGLING)
 
 
 def _check_framing(headers: Mapping[str, str], *, is_http_1_0: bool) -> None:
-    """What two readers could read differently; llhttp has refused the rest of it (RFC 9112, 6)."""
+    """Refuse heads that two readers could read differently; llhttp has refused the other cases (RFC 9112, 6)."""
     coding = headers.get("transfer-encoding")
     if coding is not None and is_http_1_0:
         raise RefusedError(400, "HTTP/1.0 has no Transfer-Encoding", Violation.SMUGGLING)
@@ -209,7 +208,7 @@ def _check_framing(headers: Mapping[str, str], *, is_http_1_0: bool) -> None:
 
 
 def _split_target(target: str, headers: dict[str, str]) -> tuple[str, str]:
-    """The path, as it came, and the query. One in absolute form decides on the host (RFC 9112, 3.2.2)."""
+    """The path as sent, and the query. A target in absolute form sets the host (RFC 9112, 3.2.2)."""
     if not target.startswith("/") and target != "*":
         absolute = _ABSOLUTE_FORM.fullmatch(target)
         if absolute is None or not _HOST.fullmatch(absolute[1]):

@@ -20,11 +20,11 @@ class Incoming:
         self.collector = BodyCollector(length, request.json_length, max_bytes, budget, owner)
         self._chunks = ChunkedBody(self.collector) if request.is_chunked else None
         self._num_chunk_bytes = 0
-        # A client that asked first sends its body when it is told to.
+        # A client that expects 100-continue sends its body after that.
         self.is_invited = not request.expects_continue
 
     def feed(self, data: bytes, at: int) -> int:
-        """Take what belongs to the body from `data`, from `at` on; returns where it ended. Raises RefusedError."""
+        """Take the body's part of `data`, from `at` on; returns where it ended. Raises RefusedError."""
         if at == len(data):
             return at
         self.is_invited = True
@@ -37,12 +37,12 @@ class Incoming:
 
     @property
     def num_bytes(self) -> int:
-        """How much has come, of the body and around it."""
+        """The bytes received, of the body and its framing."""
         return self.collector.num_bytes if self._chunks is None else self._num_chunk_bytes
 
     @property
     def is_complete(self) -> bool:
-        """Whether the body has come."""
+        """Whether the body is complete."""
         return self.collector.is_full if self._chunks is None else self._chunks.is_complete
 
     def finish(self) -> Buffer:

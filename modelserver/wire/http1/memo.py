@@ -17,11 +17,11 @@ _MAX_DIGITS = 15
 
 
 class HeadMemo:
-    """Gives for the bytes of a head what `read_head` gives, mostly without calling it.
+    """Gives the result of `read_head` for the bytes of a head, mostly without calling it.
 
-    Full, it is cleared: a client whose heads all differ gains nothing by it, and is not to pay for
-    bookkeeping. A head that differs from the last one parsed in nothing but the number of its Content-Length
-    is made from that one. What a client sent as a secret may lie here, and goes with the connection.
+    It is cleared when full: a client whose heads all differ gains nothing from it, and should not pay for bookkeeping.
+    A head that differs from the last one parsed in nothing but the number of its Content-Length is made from that one.
+    It may hold clients' secrets, and ends with the connection.
     """
 
     __slots__ = ("_head", "_heads", "_limits", "_prefix", "_suffix")
@@ -51,7 +51,7 @@ class HeadMemo:
 
     def _keep_shape(self, data: bytes, head: RequestHead) -> None:
         line = _LENGTH_LINE.search(data)
-        # Whether an upgrade is refused depends on the length, so such a head is not the model of others.
+        # Whether an upgrade is refused depends on the length, so such a head cannot be the pattern for others.
         if line is not None and "upgrade" not in head.http.headers:
             self._head, self._prefix, self._suffix = head, data[: line.start(1)], data[line.end(1) :]
 

@@ -1,4 +1,4 @@
-"""What one connection sends: answers of one moment leave in one write, large buffers without being copied."""
+"""The sending side of a connection: answers made together leave in one write, large buffers without being copied."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from modelserver.wire.sockets.transport import gathers
 
 # Below this one write is cheaper than avoiding a copy.
 _MAX_JOINED_BYTES = 32 * 1024
-# More than this is not collected: the transport is to tell when the peer does not keep up.
+# At most this much is collected, so that the transport notices when the peer does not keep up.
 _MAX_COLLECTED_BYTES = 64 * 1024
 
 
 class Outgoing:
     """Collects while `is_collecting`, and otherwise until the outbox flushes at the end of the loop's turn.
 
-    While `is_lone` an answer is sent at once: one request was read, and nothing else is due.
+    While `is_lone`, an answer is sent at once: one request was read, and no other work is due.
     """
 
     __slots__ = (
@@ -50,10 +50,10 @@ class Outgoing:
         self._parts: list[Buffer] = []
         self._num_collected = 0
         self._num_written = 0
-        # When so much is written, others have their turn before more is made.
+        # After this many bytes, other connections have their turn.
         self._turn_ends_at = TURN_BYTES
         self._is_in_outbox = False
-        self._room: asyncio.Future[None] | None = None  # of who waits for the peer to read
+        self._room: asyncio.Future[None] | None = None  # of handlers that wait for the peer to read
         self._progress: Progress | None = None
 
     def add(self, head: bytes, body: Sequence[Buffer], num_body_bytes: int) -> None:
@@ -77,7 +77,7 @@ class Outgoing:
             self._outbox.add(self)
 
     def flush(self) -> None:
-        """Send what is collected."""
+        """Send the collected data."""
         self._is_in_outbox = False
         parts = self._parts
         if not parts:
@@ -121,8 +121,8 @@ class Outgoing:
     async def room(self) -> None:
         """Wait until more may be sent: the peer has read enough and it is this connection's turn, or the peer has left.
 
-        Without turns a handler that never waits for anything else would go on until the system takes no more, which
-        for a thousand connections is a second of the loop.
+        Without turns, a handler that never waits for anything else would continue until the system takes no more, which
+        for a thousand connections blocks the loop for a second.
         """
         while self.is_paused:
             if self._room is None:
@@ -133,24 +133,24 @@ class Outgoing:
             await self._bulk.wait()
 
     def pause(self) -> None:
-        """The transport holds enough."""
+        """The transport is full."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """The transport takes more."""
+        """The transport has room again."""
         self.is_paused = False
         room, self._room = self._room, None
         if room is not None:
             room.set_result(None)
 
     def close(self) -> None:
-        """The connection is lost: forget what was not sent."""
+        """The connection is lost: forget unsent data."""
         self._parts = []
         self._num_collected = 0
         self.resume()
 
     def stalled_s(self, now_s: float) -> float:
-        """For how long the peer has taken nothing of what waits for it."""
+        """For how long the peer has taken none of the waiting data."""
         num_waiting = self._transport.get_write_buffer_size()
         if num_waiting == 0:
             self._progress = None

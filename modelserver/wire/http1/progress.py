@@ -1,4 +1,4 @@
-"""How long a connection waits for its peer. Decides from what it is told; knows no socket and no clock."""
+"""How long a connection waits for its peer. Decides from the values it is given; uses no socket and no clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Progress:
         self._window_s = 0.0
 
     def restart(self) -> None:
-        """What was missed until now is forgiven."""
+        """Start measuring again; earlier pauses no longer count."""
         self._moved_s = None
 
     def paused_s(self, now_s: float, count: int) -> float:

@@ -1,4 +1,4 @@
-"""Reads the requests of one HTTP/1.1 connection from what arrives, and begins each when it has its turn.
+"""Reads the requests of one HTTP/1.1 connection, and begins each one in its turn.
 
 Heads that repeat are not parsed again, and large bodies are received into their own memory.
 """
@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 _MAX_WAITING_BYTES = 1024 * 1024
 # Requests that one connection begins before others have their turn.
 _MAX_NEW_PER_READ = 128
-# Of what a refused client still sends: a close with unread bytes could overtake the answer on its way. Many
+# The most bytes of a refused client that are still read: a close with unread bytes could overtake the answer. Many
 # clients send all of a body before they read; one that is too large is dropped up to the size of a permitted one.
 _MAX_DROPPED_BYTES = 64 * 1024
 _NO_HTTP = "this port serves gRPC only, which needs HTTP/2"
@@ -40,10 +40,10 @@ _NO_HTTP = "this port serves gRPC only, which needs HTTP/2"
 class RequestReader(asyncio.BufferedProtocol, abc.ABC):
     """The reading half of a connection.
 
-    What came goes through these in order: `_rest` are bytes of a head that is not complete, or of what is not read
-    yet (`_is_held`): requests of which enough others wait, or a body that has had its turn. `_incoming` is the
-    request whose body is being received. `_waiting` are complete, `_exchange` is being answered. `_refusal` is the
-    answer to what was no request, which is the last one. When `_is_over`, no more requests are read.
+    Received bytes go through these in order: `_rest` are bytes of an incomplete head, or held bytes (`_is_held`):
+    further requests while enough others wait, or a body that has had its turn. `_incoming` is the request whose body is
+    being received. `_waiting` are complete requests, `_exchange` is being answered. `_refusal` is the answer to an
+    invalid request, which is the last answer. When `_is_over`, no more requests are read.
     """
 
     __slots__ = (
@@ -83,24 +83,24 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._outgoing: Outgoing
         self._receive_soon: ReceiveSoon | None = None
         self._memo = HeadMemo(context.limits)
-        # The head that came last: mostly the next one is the same.
+        # The last head: usually the next one is the same.
         self._last_data = b""
         self._last_head: RequestHead | None = None
-        # The size of that head, and with its body; -1 unless the body is plain and the connection goes on behind it.
+        # The size of that head, and with its body; -1 unless the body is plain and the connection continues after it.
         self._last_len = 0
         self._last_size = -1
         self._rest = b""
         self._incoming: Incoming | None = None
-        self._room: memoryview | None = None  # where the body of `_incoming` goes directly
+        self._room: memoryview | None = None  # memory that the body of `_incoming` is received into directly
         self._waiting: list[Http1Exchange] = []
         self._exchange: Http1Exchange | None = None
         self._refusal: HttpResponse | None = None
         self._num_dropped = 0
         self._max_dropped = _MAX_DROPPED_BYTES
         self._is_held = self._is_over = self._is_draining = self._is_quiet = False
-        self._has_asked = False  # whether a request has come at all
-        self._progress = Progress()  # of `_incoming`, or of what is dropped
-        # When the head that is awaited began; None while none is.
+        self._has_asked = False  # whether any request has been received
+        self._progress = Progress()  # of `_incoming`, or of dropped data
+        # When the awaited head began; None while none is awaited.
         self._head_since_s: float | None = None
 
     @property
@@ -118,11 +118,11 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
 
     @abc.abstractmethod
     def _finish(self, *, lingers: bool = False) -> None:
-        """Close behind the last answer; one that `lingers` leaves the peer the time to read it."""
+        """Close after the last answer; with `lingers` the peer gets time to read it."""
 
     @abc.abstractmethod
     def _settle(self) -> None:
-        """Everything that was received is read: send what there is to send."""
+        """All received bytes are read: send the collected answers."""
 
     # Called by the transport.
 
@@ -141,7 +141,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             and not outgoing.is_paused
             and self._is_free()
         ):
-            # Just one whole request that begins as the last one, the usual case and the hot one: as `_receive`.
+            # Exactly one complete request with the last head, the usual case on the hot path: as `_receive`.
             exchange: Any = Http1Exchange(self, request, self._arena[self._last_len : nbytes].tobytes())
             self._exchange = exchange  # until its answer, which may be there when `handle` returns
             self._head_since_s = None
@@ -160,7 +160,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             self._receive(self._arena[:nbytes].tobytes())
 
     def _is_free(self) -> bool:
-        """Whether what comes is the beginning of a request that nothing is to be done before."""
+        """Whether the next bytes begin a request and no earlier work is due."""
         return not (
             self._rest
             or self._waiting
@@ -171,7 +171,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         )
 
     def _receive(self, data: bytes) -> None:
-        """Read what came."""
+        """Read the received bytes."""
         self._outgoing.is_collecting = True
         if self._is_held:
             self._rest += data
@@ -180,7 +180,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._settle()
 
     def _go_through(self, data: bytes) -> None:
-        """Read what comes behind what was read before."""
+        """Read new bytes together with the kept ones."""
         at = self._feed(data, 0) if self._incoming is not None else 0
         if self._is_held:
             self._rest = data[at:]
@@ -190,9 +190,9 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             self._read(self._rest + data if self._rest else data, at)
 
     def _read(self, data: bytes, at: int) -> None:
-        """Begin, or let wait, the requests in `data` from `at` on; what is incomplete becomes `_rest`.
+        """Begin the requests in `data` from `at` on, or let them wait; incomplete bytes become `_rest`.
 
-        One function, because this is what a small request costs.
+        One function, because it is most of the cost of a small request.
         """
         size, start, num_left = len(data), at, _MAX_NEW_PER_READ
         outgoing = self._outgoing
@@ -237,7 +237,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
     def _read_head(self, data: bytes, at: int) -> int:
         """Make the head at `at` the last one; returns where it ends, 0 if it does not, or if it is refused."""
         limits = self._context.limits
-        # The search begins behind an empty line before the head.
+        # The search begins after an empty line before the head.
         end = data.find(END_OF_HEAD, at + 2) + len(END_OF_HEAD)
         try:
             if end < len(END_OF_HEAD):
@@ -293,7 +293,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             self._settle()
 
     def _feed(self, data: bytes, at: int) -> int:
-        """Give the body that is being received what is its own; returns where it ends in `data`."""
+        """Give the body being received its part of `data`; returns where that ends."""
         incoming = self._incoming
         assert incoming is not None, "a body is being received"
         try:
@@ -310,7 +310,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         return at
 
     def _fill(self, nbytes: int) -> None:
-        """So many bytes of a body were received where they belong."""
+        """This many bytes of a body were received in place."""
         incoming = self._incoming
         assert incoming is not None, "a body is being received"
         self._outgoing.is_collecting = True
@@ -319,7 +319,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._settle()
 
     def _go_on(self, incoming: Incoming) -> None:
-        """More of the body has come, perhaps all."""
+        """More of the body has arrived, perhaps all."""
         error = incoming.collector.error
         if error is not None:
             self._refuse_body(incoming.request.http.path, error)
@@ -330,7 +330,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             self._room = incoming.collector.room()
 
     def _receive_large(self, nbytes: int) -> None:
-        """Read what came; if it begins with the head of a large body, that one is copied once only."""
+        """Read the received bytes; if they begin with the head of a large body, the body is copied only once."""
         view, limit = self._arena, self._context.limits.head.max_http1_bytes
         is_free = not (self._rest or self._waiting or self._is_over or self._is_held) and self._incoming is None
         end = self._context.arena.memory.find(END_OF_HEAD, 2, min(nbytes, limit)) + len(END_OF_HEAD) if is_free else 0
@@ -377,15 +377,15 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             exchange = self._exchange = self._waiting.pop(0)
             self._frontend.handle(exchange)
 
-    # What is no request.
+    # Invalid requests.
 
     def _refuse(self, response: HttpResponse, violation: Violation) -> None:
-        """Answer what is no request, behind the answers that are due, and close."""
+        """Answer an invalid request, after the answers that are due, and close."""
         self._context.counts.violated(Protocol.HTTP1, violation)
         self._end_with(response)
 
     def _end_with(self, response: HttpResponse) -> None:
-        """Answer what is not read on, behind the answers that are due, and close."""
+        """Answer a request that is not read further, after the answers that are due, and close."""
         if self._incoming is not None:
             self._incoming.collector.drop()
         self._incoming = self._room = None
@@ -395,7 +395,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._refusal = response
 
     def _leave(self, error: ForeignError) -> None:
-        """Close on a client that speaks something else, without a word that it would not understand."""
+        """Close on a client of another protocol, without an answer that it would not understand."""
         self._context.counts.violated(Protocol.HTTP1, error.violation)
         _logger.debug("closed the connection of %s: %s", self.peer, error.message)
         self._rest = b""
@@ -409,13 +409,13 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._refuse(self._frontend.errors(path).failed(error), violation)
 
     def _forget_heads(self) -> None:
-        """An idle connection is to take little memory, and not to keep what may be secrets."""
+        """An idle connection should take little memory, and keep no possible secrets."""
         self._last_data, self._last_head, self._last_size = b"", None, -1
         self._memo = HeadMemo(self._context.limits)
 
 
 class _NoFrontend(Frontend):
-    """Of a port that serves no HTTP: says so."""
+    """Tell the client of a port without HTTP that it serves none."""
 
     def handle(self, exchange: HttpExchange) -> None:
         exchange.respond(message_response(404, _NO_HTTP))

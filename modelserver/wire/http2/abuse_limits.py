@@ -1,4 +1,4 @@
-"""What is borne of a peer before its connection ends: resets, frames without effect, piled-up answers, pings."""
+"""How much abuse of a peer is tolerated before its connection ends: resets, useless frames, unread answers, pings."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class AbuseLimits:
             raise too_much(Violation.TOO_MANY_RESETS)
 
     def count_glitches(self, number: int = 1) -> None:
-        """Something came that means nothing."""
+        """A frame without effect arrived."""
         if not self._glitches.take(number):
             raise too_much(Violation.TOO_MANY_GLITCHES)
 
     def count_answer(self) -> None:
-        """A control frame came that we must answer."""
+        """A control frame arrived that we must answer."""
         self._num_answers += 1
         if self._num_answers > self._max_answers:
             raise too_much(Violation.TOO_MANY_CONTROL_FRAMES)
 
     def forget_answers(self) -> None:
-        """The peer took what was written in answer to all that it had sent."""
+        """The peer took the answers to everything that it had sent."""
         self._num_answers = 0
 
     def count_ping(self, now_s: float, *, has_streams: bool, progress: tuple[int, int]) -> None:
-        """A PING came. `progress` changes when HEADERS or DATA are sent: pings among those are no offence."""
+        """A PING arrived. `progress` changes when HEADERS or DATA are sent: pings between those are allowed."""
         if progress != self._progress:
             self._progress = progress
             self._strikes.forgive()

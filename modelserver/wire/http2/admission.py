@@ -1,4 +1,4 @@
-"""From header blocks to streams: what a block means, and whether its request may begin."""
+"""From header blocks to streams: decodes a block and decides whether its request may begin."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Admission:
         self.known: dict[bytes, Route] = {}
 
     def take(self, stream_id: int, flags: int, block: bytes) -> None:
-        """A complete block came on a stream: its request begins, or its trailers. Raises ConnectionFault."""
+        """A complete block arrived on a stream: its request begins, or its trailers. Raises ConnectionFault."""
         connection = self._connection
         if not stream_id & 1:
             raise protocol_fault(f"HEADERS on stream {stream_id}: clients open streams with odd ids")
@@ -70,7 +70,7 @@ class Admission:
                 self.known.clear()
 
     def _check_late(self, stream_id: int) -> None:
-        """HEADERS on a stream that is closed: in flight when we reset it, or wrong."""
+        """HEADERS on a closed stream: in flight when we reset it, or an error."""
         how = self._connection.closed.get(stream_id)
         if how is Closed.RESET_BY_US:
             self._connection.unended.end(stream_id)
@@ -114,7 +114,7 @@ class Admission:
             refused.answer(found)
 
     def _find(self, stream_id: int, fields: tuple[Field, ...] | None) -> Route | Refusal | None:
-        """What the fields lead to; None for a request that is malformed: its stream is reset here."""
+        """The route of the fields; None for a malformed request, whose stream is reset here."""
         if fields is None:
             return _TOO_LARGE
         try:
@@ -131,7 +131,7 @@ class Admission:
             self.known[block] = route
 
 
-# An answer that clients of HTTP and of gRPC understand: which of them it was is not known.
+# An answer that clients of HTTP and of gRPC understand: the kind of client is unknown.
 _TOO_LARGE: Final = Refusal(
     trailers_only(Status.RESOURCE_EXHAUSTED, "the header list of the request is over the announced limit", 431)
 )

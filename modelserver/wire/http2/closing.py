@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _MARKER: Final = b"leaving!"
 # For a client that does not answer it.
 _MARKER_TIMEOUT_S: Final = 5.0
-# What is read, and dropped, after the last word.
+# The most bytes that are read and dropped after the last frame.
 _MAX_DISCARDED_BYTES: Final = 1024 * 1024
 
 
@@ -56,7 +56,7 @@ class Closing:
         return self._step is _Step.HUNG_UP
 
     def announce(self, grace_s: float | None = None) -> None:
-        """Begin the graceful end; after `grace_s` it is no longer graceful. Safe to repeat."""
+        """Begin the graceful end; after `grace_s` it becomes abrupt. Safe to repeat."""
         if self._step is not _Step.OPEN:
             return
         self._step = _Step.ANNOUNCED
@@ -68,21 +68,20 @@ class Closing:
             self._later(grace_s, connection.abort)
 
     def ping_answered(self, payload: bytes) -> None:
-        """A PING of ours came back."""
+        """Our PING was acknowledged."""
         if payload == _MARKER:
             self.refuse()
 
     def close_if_done(self) -> None:
-        """Hang up if all streams are done and their answers are with the transport."""
+        """Hang up if all streams are done and their answers are handed to the transport."""
         connection = self._connection
         if self.is_due and not connection.streams and not connection.sender.has_ready:
             self.hang_up(then=connection.transport.close)
 
     def hang_up(self, *, then: Callable[[], None]) -> None:
-        """Send what is there as the last, take nothing more, and wait a little for the client to close; `then` do so.
+        """Send the pending data as the last, read nothing more, and close by `then` unless the client does so soon.
 
-        Closing at once, with something unread, would reset the connection, and the reset can overtake the last
-        answers.
+        Closing at once, with unread data, would reset the connection, and the reset can overtake the last answers.
         """
         if self._step is _Step.HUNG_UP:
             return
@@ -98,7 +97,7 @@ class Closing:
         self._later(connection.context.limits.times.linger_s, then)
 
     def count_discarded(self, num_bytes: int) -> None:
-        """Something came after the last word."""
+        """Data arrived after our last frame."""
         self._num_discarded += num_bytes
         if self._num_discarded > _MAX_DISCARDED_BYTES:
             self._connection.abort()
@@ -111,7 +110,7 @@ class Closing:
         self._timers.clear()
 
     def refuse(self) -> None:
-        """The client knows, or had the time to: what it opens from now on was opened in spite of that."""
+        """The client knows, or had time to learn: streams that it opens from now on violate the GOAWAY."""
         if self._step is not _Step.ANNOUNCED:
             return
         self._step = _Step.FINAL

@@ -27,9 +27,9 @@ from modelserver.wire.sockets.transport import receive_soon_of
 class Http2Connection(asyncio.BufferedProtocol):
     """From the first byte to the close. Everything is called on the event loop thread.
 
-    This is what the halves and the streams of a connection share: `receiver` and `control` take what comes,
-    `sender` holds what goes, `closing` and `timeouts` end it. While it reads, a connection collects its answers
-    and sends them at the end of that; else at the end of the loop's turn.
+    The halves and the streams of a connection share this object: `receiver` and `control` handle input, `sender` holds
+    output, `closing` and `timeouts` end the connection. While it reads, a connection collects its answers and sends
+    them after reading; otherwise it sends at the end of the loop's turn.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.unended = UnendedStreams(self)
         self.control = ControlFrames(self)
         self.abuse_limits = AbuseLimits(limits)
-        # What each stream may receive at first.
+        # The initial receive window of each stream.
         self.initial_window = limits.http2.initial_window_bytes
         self.num_opened = 0
         self.last_stream_id = 0
@@ -79,12 +79,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.has_heard = False
         self.receiver = Receiver(self)
         self._num_abandoned = 0
-        # Open streams, as far as the metrics know.
+        # Open streams as the metrics have counted them.
         self._num_counted = 0
         self._is_reading = True
 
     def begin(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Take over a transport, from which `data` was read already. Called once, in place of connection_made."""
+        """Take over a transport from which `data` was already read. Called once, in place of connection_made."""
         context = self.context
         self.transport: asyncio.Transport = transport
         self.sender = Sender(self, transport)
@@ -157,7 +157,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self.flush()
 
     def retire(self) -> None:
-        """There is a way to say so without an answer, for when the port takes no more connections: `shutdown`."""
+        """Does nothing: HTTP/2 can say so without an answer, in `shutdown`, when the port takes no more connections."""
 
     def shutdown(self) -> None:
         self.closing.announce()
@@ -182,7 +182,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.flush()
 
     def _go_on(self) -> None:
-        """Read what was left over, for which the connection had no turn."""
+        """Read the bytes left over from the last turn."""
         if not self.receiver.has_backlog:
             return
         self.is_flush_due = True
@@ -195,7 +195,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._after_reading()
 
     def _set_reading(self) -> None:
-        """Read on, unless there is enough to do, or the peer does not take what it asked for."""
+        """Continue reading, unless there is enough to do, or the peer does not take its answers."""
         limit = self.context.limits.max_queued_bytes
         is_reading = not self.receiver.has_backlog and not self.sender.holds_more_than(limit)
         if is_reading == self._is_reading or self.transport.is_closing():
@@ -209,13 +209,13 @@ class Http2Connection(asyncio.BufferedProtocol):
     # Sending.
 
     def schedule_flush(self) -> None:
-        """There is something to send; it leaves at the end of this turn of the loop."""
+        """There is data to send; it leaves at the end of this turn of the loop."""
         if not self.is_flush_due:
             self.is_flush_due = True
             self.context.outbox.add(self)
 
     def flush(self) -> None:
-        """Send what is collected, in one write."""
+        """Send the collected data in one write."""
         self.is_flush_due = False
         sender = self.sender
         if sender.flush():
@@ -236,14 +236,14 @@ class Http2Connection(asyncio.BufferedProtocol):
     # Streams.
 
     def new_assembly(self, admitted: Admitted) -> MessageAssembly:
-        """For messages of a call whose head was admitted so."""
+        """An assembly for messages of a call whose head was admitted this way."""
         max_bytes = self.context.limits.max_message_bytes
         if admitted.max_body_bytes is not None:
             max_bytes = min(max_bytes, admitted.max_body_bytes)
         return MessageAssembly(self.context.assembly, max_bytes, owner_of(admitted.caller, peer_of(self.transport)))
 
     def is_idle(self, stream_id: int) -> bool:
-        """Whether nothing may come on the stream, because it was never opened. After a GOAWAY that cannot be told."""
+        """Whether frames on the stream are wrong because it was never opened. After a GOAWAY this is unknown."""
         return not stream_id or self.last_stream_id < stream_id <= self.last_admissible_id
 
     def admits(self, stream_id: int) -> bool:
@@ -254,7 +254,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if len(self.streams) < self.max_open:
             return True
         self.count(Violation.TOO_MANY_STREAMS)
-        # A client that does not know our limit yet is not to blame.
+        # A client that does not know our limit yet is not at fault.
         self.refuse(stream_id, ErrorCode.REFUSED_STREAM, is_counted=not self.control.num_unacknowledged)
         return False
 
@@ -298,12 +298,12 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._count_streams()
 
     def settle_abandoned(self) -> None:
-        """The handler of a stream that was closed before is done."""
+        """The handler of an already closed stream is done."""
         self._num_abandoned -= 1
         self.update_max_open()
 
     def update_max_open(self) -> None:
-        """Room for streams is what handlers are not busy with; none while too much is waiting to be sent."""
+        """The limit less the handlers of abandoned streams; no room while too much data waits to be sent."""
         limits = self.context.limits
         has_room = self.sender.num_queued_bytes <= limits.max_queued_bytes
         self.max_open = limits.http2.max_concurrent_streams - self._num_abandoned if has_room else 0
@@ -325,7 +325,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self.sender.drop(stream)
         stream.release()
 
-    # What the peer may not do.
+    # Violations of the peer.
 
     def count(self, violation: Violation) -> None:
         """A limit ended a request."""

@@ -29,8 +29,8 @@ from modelserver.wire.http2.frame import (
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
 
-# WINDOW_UPDATEs that cost the peer nothing: so many at first, for each stream, for each turn of sending, and one for so
-# many bytes that were sent (HAProxy gives back what it reads in pieces, to stream and connection).
+# WINDOW_UPDATEs that are free: this many at first, for each stream, for each turn of sending, and one per this many
+# bytes sent (HAProxy returns credit for each piece that it reads, to stream and connection).
 _FREE_WINDOW_UPDATES: Final = 64
 _FREE_PER_STREAM: Final = 8
 _FREE_PER_TURN: Final = 4
@@ -40,8 +40,8 @@ _BYTES_PER_FREE: Final = 2048
 class ControlFrames:
     """Acts on the control frames that the peer sends on one connection.
 
-    All methods that take a frame raise ConnectionFault for what breaks the rules. Frames without effect are
-    counted against the peer.
+    All methods that take a frame raise ConnectionFault for violations. Frames without effect are counted against the
+    peer.
     """
 
     __slots__ = ("_connection", "_num_window_updates", "num_unacknowledged")
@@ -89,7 +89,7 @@ class ControlFrames:
         self.take_window_update(stream_id, unpack_u32(payload)[0] & MAX_31_BITS)
 
     def _take_priority(self, _flags: int, stream_id: int, payload: bytes) -> None:
-        """Priorities are obsolete (RFC 9113, 5.3.2): checked, and not heeded."""
+        """Priorities are obsolete (RFC 9113, 5.3.2): checked and ignored."""
         if not stream_id:
             raise protocol_fault("PRIORITY on stream 0")
         _check_length("PRIORITY", payload, 5)
@@ -150,7 +150,7 @@ class ControlFrames:
 
 
 def check_dependency(stream_id: int, payload: Buffer) -> None:
-    """Raises ConnectionFault for priority fields that have a stream depend on itself."""
+    """Raises ConnectionFault for priority fields that make a stream depend on itself."""
     if unpack_u32(payload)[0] & MAX_31_BITS == stream_id:
         raise protocol_fault(f"stream {stream_id} depends on itself")
 
@@ -161,7 +161,7 @@ def _check_length(name: str, payload: bytes, expected: int) -> None:
 
 
 def _check_goaway(_control: ControlFrames, _flags: int, stream_id: int, payload: bytes) -> None:
-    """The peer will open no further streams; those that are open go on."""
+    """The peer will open no further streams; open ones continue."""
     if stream_id:
         raise protocol_fault(f"GOAWAY on stream {stream_id}")
     if len(payload) < 8:

@@ -7,19 +7,19 @@ import time
 from typing import Final, Protocol
 
 TICK_NS: Final = 1_000_000
-# The timer looks at least so often while calls wait: so it need not be set anew by each that comes and goes.
+# While calls wait, the timer runs at least this often, so that calls need not reset it.
 _HORIZON_NS: Final = 20_000_000
 
 
 class Expiring(Protocol):
-    """What has a deadline. Hashable by identity."""
+    """A call with a deadline. Hashable by identity."""
 
     def expire(self) -> None:
         """The deadline has passed. Does not raise."""
 
 
 class DeadlineWheel:
-    """Calls by the tick in which their deadline lies; each expires when that has passed.
+    """Calls by the tick of their deadline; each expires when the tick has passed.
 
     That is at most `TICK_NS` late. There is no timer while nothing waits. Event loop thread only.
     """
@@ -43,7 +43,7 @@ class DeadlineWheel:
         slot.add(call)
 
     def remove(self, call: Expiring, deadline_ns: int) -> None:
-        """Forget a call; in vain if it has expired."""
+        """Forget a call; does nothing if it has expired."""
         slot = self._slots.get(deadline_ns // TICK_NS)
         if slot is not None:
             slot.discard(call)
@@ -51,19 +51,19 @@ class DeadlineWheel:
                 del self._slots[deadline_ns // TICK_NS]
 
     def _schedule(self, tick: int) -> None:
-        """Look when this tick, the first that there is, has passed."""
+        """Check when this tick, the earliest, has passed."""
         if self._timer is not None:
             self._timer.cancel()
         now_ns = time.monotonic_ns()
         self._wake_ns = min((tick + 1) * TICK_NS, now_ns + _HORIZON_NS)
-        # A millisecond later, because loops round to one, and a look that comes early finds nothing.
+        # A millisecond later, because loops round to one, and an early check would find nothing.
         self._timer = self._loop.call_later(max(0, self._wake_ns - now_ns) / 1e9 + 0.001, self._look)
 
     def _look(self) -> None:
         self._timer = None
         current = time.monotonic_ns() // TICK_NS
         for tick in [tick for tick in self._slots if tick < current]:
-            # Whoever expires may remove the others of a slot that is late too.
+            # A call that expires may remove other late calls of the slot.
             for call in self._slots.pop(tick, ()):
                 call.expire()
         if self._slots and self._timer is None:

@@ -72,7 +72,7 @@ _VIOLATIONS: Final = {
 
 
 class ConnectionFault(Exception):
-    """The peer broke a rule of the connection: it is told in a GOAWAY, and the connection closes."""
+    """The peer broke a rule of the connection: a GOAWAY says so, and the connection closes."""
 
     def __init__(self, code: ErrorCode, text: str, violation: Violation | None = None) -> None:
         super().__init__(text)

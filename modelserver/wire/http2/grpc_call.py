@@ -46,7 +46,7 @@ _pack_data: Final = struct.Struct(">HBBBIBI").pack
 class GrpcCall(UnaryCall, Http2Stream):
     """One unary call, from its HEADERS to its trailers.
 
-    The message is handed over when the client has ended the stream, as then it is known to be the only one.
+    The message is handed over when the client has ended the stream, because only then it is known to be the only one.
     """
 
     __slots__ = (*STREAM_SLOTS, "_assembly")
@@ -70,7 +70,7 @@ class GrpcCall(UnaryCall, Http2Stream):
             connection.context.deadlines.add(self, deadline_ns)
 
     @property
-    def metadata(self) -> Metadata:  # type: ignore[override]  # nobody sets it: it is read when asked for
+    def metadata(self) -> Metadata:  # type: ignore[override] # never set: read when asked for
         return self.route.head.metadata
 
     @property
@@ -90,7 +90,7 @@ class GrpcCall(UnaryCall, Http2Stream):
         if length > sender.inline_bytes or length > sender.window or length > self.send_window:
             self._queue(b"\0", parts, RESPONSE_HEADERS)
             return
-        # A small answer that nothing stands in the way of, which is most of them: three frames in one piece.
+        # A small answer that can be sent at once, as most can: three frames in one piece.
         sender.window -= length
         stream_id = self.id
         frames = None
@@ -99,7 +99,7 @@ class GrpcCall(UnaryCall, Http2Stream):
         if frames is None:
             frames = _join_answer(stream_id, parts, size)
         sender.frames.append(frames)
-        # What `Http2Connection.finish` does with a stream that both sides have ended.
+        # As `Http2Connection.finish` for a stream that both sides have ended.
         self.phase = DONE
         self.on_cancel = None
         del connection.streams[stream_id]
@@ -133,7 +133,7 @@ class GrpcCall(UnaryCall, Http2Stream):
             self.phase = DONE
             self.connection.settle_abandoned()
 
-    # The request, where it is not one whole message in one frame: that is for the frame loop.
+    # The request, unless it is one whole message in one frame, which the frame loop handles.
 
     def receive(self, data: memoryview) -> None:
         assembly = self._assembly
@@ -141,7 +141,7 @@ class GrpcCall(UnaryCall, Http2Stream):
             self.phase = RECEIVING
             route = self.route
             if route.check_head is not None:
-                # The head may have been known for long: whose key it has may have been taken back.
+                # The head may have been remembered for long: its key may have been revoked.
                 try:
                     route.check_head(route.head.metadata, self.peer)
                 except RpcError as error:
@@ -187,7 +187,7 @@ class GrpcCall(UnaryCall, Http2Stream):
         return self._assembly is None or not self._assembly.is_complete
 
     def _widen(self, assembly: MessageAssembly) -> None:
-        """Let all of a message come that is larger than the window: its memory is bounded by other means."""
+        """Admit all of a message that is larger than the window: other limits bound its memory."""
         increment = assembly.num_missing - self.receive_window
         if increment > 0 and not self.is_ended:
             self.receive_window += increment
@@ -202,7 +202,7 @@ class GrpcCall(UnaryCall, Http2Stream):
             self.fall(error)
 
     def fall(self, error: Exception) -> None:
-        """The handler raised, which it should not: that costs the call, and nothing else."""
+        """The handler raised, which it should not: only this call fails."""
         failure = internal_error(error)
         if self.phase == RUNNING:
             self.fail(failure.status, failure.message)
@@ -273,7 +273,7 @@ class GrpcCall(UnaryCall, Http2Stream):
 
 
 class CompressingCall(GrpcCall):
-    """A unary call of a client that takes compressed answers from a server that is told to compress."""
+    """A unary call with compressed answers: the client accepts them and the server is configured to compress."""
 
     __slots__ = ()
 
@@ -306,7 +306,7 @@ class CompressingCall(GrpcCall):
 
 
 def _join_answer(stream_id: int, parts: Parts, size: int) -> bytes:
-    """The frames of an answer whose message has so many bytes."""
+    """The frames of an answer whose message has that many bytes."""
     length = size + PREFIX_BYTES
     id_bytes = pack_u32(stream_id)
     data_head = _pack_data(length >> 8, length & 0xFF, DATA, 0, stream_id, 0, size)

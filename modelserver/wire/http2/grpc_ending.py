@@ -25,9 +25,9 @@ _ACCEPT_ENCODING_FIELD: Final = literal(b"grpc-accept-encoding", ACCEPT_ENCODING
 
 
 def end_call(stream: Http2Stream, status: int, text: str, *, has_headers: bool = False, retry_ms: int = 0) -> None:
-    """End a call whose answer is not complete with a status other than OK. What was queued is dropped.
+    """End a call whose answer is not complete with a status other than OK. Queued data is dropped.
 
-    `retry_ms` goes where gRPC's clients look for it (A6, "Pushback"), if it is any.
+    `retry_ms`, if given, goes where gRPC's clients look for it (A6, "Pushback").
     """
     connection = stream.connection
     connection.sender.drop(stream)

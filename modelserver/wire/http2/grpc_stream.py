@@ -66,7 +66,7 @@ class GrpcStream(Http2Stream):
         self._task.add_done_callback(self._settle)
 
     async def _run(self, call: StreamCall) -> None:
-        """The handler, and what its end means to the client."""
+        """Run the handler, and end the call for the client as the handler ends."""
         failure: RpcError | None = None
         try:
             await self.route.handle(call)
@@ -96,7 +96,7 @@ class GrpcStream(Http2Stream):
         self.connection.sender.queue(self, (), OK_TRAILERS)
         self.connection.schedule_flush()
 
-    # What the handler sends.
+    # Messages from the handler.
 
     async def send(self, parts: Parts) -> None:
         """Send a message; returns when there is room for more. Raises RpcError when the client has left."""
@@ -114,7 +114,7 @@ class GrpcStream(Http2Stream):
             await asyncio.sleep(0)  # let them be written: then it shows whether there is room
 
     def send_now(self, parts: Parts) -> bool:
-        """Send a message if that needs no waiting; returns whether it did."""
+        """Send a message if possible without waiting; returns whether it did."""
         outgoing = self.outgoing
         if (
             not self.is_open
@@ -150,7 +150,7 @@ class GrpcStream(Http2Stream):
             block += literal(b"grpc-encoding", self.route.encoding)
         self.connection.sender.send_block(self.id, block)
 
-    # What the client sends.
+    # Messages from the client.
 
     def receive(self, data: memoryview) -> None:
         try:
@@ -178,14 +178,14 @@ class GrpcStream(Http2Stream):
     def awaits_body(self) -> bool:
         return not self.is_ended and self.is_open and self._inbox.awaits_rest
 
-    # Ends that are not the handler's.
+    # Ends that the handler did not cause.
 
     def tell_short(self) -> None:
         if self.is_open:
             self._break(BudgetSpentError())
 
     def _break(self, error: RpcError) -> None:
-        """The client sent what is no message."""
+        """The client sent an invalid message."""
         refuse(self, error, has_headers=self._has_headers)
         self._task.cancel()
 

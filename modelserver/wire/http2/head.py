@@ -1,4 +1,4 @@
-"""What the header block of a request says, checked once (RFC 9113, 8.2 and 8.3; gRPC's PROTOCOL-HTTP2).
+"""The content of a request's header block, checked once (RFC 9113, 8.2 and 8.3; gRPC's PROTOCOL-HTTP2).
 
 Clients repeat their heads, so everything here depends on the fields only and is never changed: connections keep
 heads and share them between requests.
@@ -23,11 +23,11 @@ _PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
 _CONNECTION_FIELDS: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
-# Fields whose repetition would leave open which one counts.
+# Fields whose repetition would be ambiguous.
 _SINGLE: Final = _PSEUDO | {b"host", b"content-length", b"content-type", b"te", b"grpc-timeout", b"grpc-encoding"}
 _TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 _PATH_CHARACTERS: Final = bytes(range(0x21, 0x7F))
-# A number of more digits is no length.
+# A number of more digits is not a length.
 _MAX_LENGTH_DIGITS: Final = 19
 _GRPC: Final = b"application/grpc"
 _TIMEOUT: Final = b"grpc-timeout"
@@ -37,7 +37,7 @@ _MAX_KNOWN_BYTES: Final = 2048
 
 
 class MalformedError(Exception):
-    """The fields are no request or no trailers: a stream error PROTOCOL_ERROR, before any handler runs."""
+    """The fields are not a valid request or trailers: a stream error PROTOCOL_ERROR, before any handler runs."""
 
 
 class RequestHead:
@@ -85,7 +85,7 @@ class RequestHead:
         self.memo: object = None
         self._http: HttpHead | None = None
         self._metadata: Metadata | None = None
-        # The head that differs from this one in its timeout only, and has what is derived when asked for.
+        # The head that this one differs from only in its timeout, and which holds the derived values.
         self._original: RequestHead | None = None
 
     @property
@@ -148,7 +148,7 @@ class HeadReader:
         at = self._timeout_at
         if at >= len(fields) or fields[at][0] != _TIMEOUT:
             at = self._timeout_at = next((at for at, field in enumerate(fields) if field[0] == _TIMEOUT), 0)
-        if at < len(_PSEUDO):  # there is none, or it may stand before a pseudo-header
+        if at < len(_PSEUDO):  # there is none, or it may precede a pseudo-header
             return read_request_head(fields)
         rest = fields[:at] + fields[at + 1 :]
         known = self._known.get(rest)
@@ -174,9 +174,9 @@ class HeadReader:
 
 
 def read_request_head(fields: tuple[Field, ...]) -> RequestHead:
-    """Check the fields of a request and read what concerns the wire.
+    """Check the fields of a request and read those that concern the wire.
 
-    Raises MalformedError for what is no HTTP request; what is only wrong as a gRPC call becomes the head's `problem`.
+    Raises MalformedError for an invalid HTTP request; an error that concerns only gRPC becomes the head's `problem`.
     """
     by_name = dict(fields)
     if len(by_name) != len(fields):
@@ -208,7 +208,7 @@ def check_trailers(fields: tuple[Field, ...]) -> None:
 
 
 def _check_pseudo(fields: tuple[Field, ...], by_name: dict[bytes, bytes]) -> int:
-    """Check the pseudo-headers, each of which is there at most once, and return how many there must be."""
+    """Check the pseudo-headers, each of which occurs at most once, and return how many there must be."""
     for name in (b":method", b":scheme", b":path"):
         if name not in by_name:
             raise MalformedError(f"the request has no {name.decode()}")
@@ -233,11 +233,11 @@ def _check_single(fields: tuple[Field, ...]) -> None:
 
 
 def _check_fields(fields: tuple[Field, ...], num_pseudo: int) -> None:
-    """Check what must be right of every field; all at once, because that is several times faster than one by one."""
+    """Check the rules for every field, all at once, because that is several times faster than one by one."""
     if not fields:
         return
     names, values = zip(*fields, strict=True)
-    # What is left is the colon of each pseudo-header.
+    # The colon of each pseudo-header remains.
     if b"".join(names).translate(None, _TOKEN) != b":" * num_pseudo or b"" in names:
         raise MalformedError(
             "field names are lower-case tokens, and pseudo-headers are :method :scheme :path :authority"
@@ -273,7 +273,7 @@ def _read_grpc(head: RequestHead, by_name: dict[bytes, bytes]) -> None:
             head.timeout_ns = parse_timeout(timeout)
         for name in by_name:
             if metadata.is_binary(name):
-                # Found out now, so that `metadata` does not raise when a handler asks for it.
+                # Checked now, so that `metadata` does not raise when a handler asks for it.
                 _ = head.metadata
                 break
     except ValueError as error:

@@ -21,19 +21,19 @@ _PRIORITY_BYTES: Final = 5
 
 
 class OpenBlock:
-    """A block whose HEADERS frame did not have all of it: CONTINUATION frames follow, and nothing else."""
+    """A block that its HEADERS frame did not complete: only CONTINUATION frames may follow."""
 
     __slots__ = ("_num_frames", "content", "flags", "stream_id")
 
     def __init__(self, stream_id: int, flags: int, content: bytes) -> None:
         self.stream_id = stream_id
-        # Those of the HEADERS frame.
+        # The flags of the HEADERS frame.
         self.flags = flags
         self.content = content
         self._num_frames = 0
 
     def check(self, kind: int, stream_id: int, length: int, limits: HeadLimits) -> None:
-        """The head of the next frame has come. Raises ConnectionFault if it is not the block's, or too much."""
+        """The head of the next frame has arrived. Raises ConnectionFault if it is not the block's, or too large."""
         if kind != CONTINUATION or stream_id != self.stream_id:
             raise protocol_fault(f"the header block of stream {self.stream_id} must go on in CONTINUATION frames")
         if self._num_frames >= limits.max_continuations or len(self.content) + length > limits.max_header_block_bytes:
@@ -46,7 +46,7 @@ class OpenBlock:
 
 
 def part_of_block(payload: memoryview, flags: int, stream_id: int) -> bytes:
-    """What a HEADERS frame has of its block, without padding and priority. Raises ConnectionFault."""
+    """The part of the block in a HEADERS frame, without padding and priority. Raises ConnectionFault."""
     num_padding = 0
     if flags & PADDED:
         if not payload:

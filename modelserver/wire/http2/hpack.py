@@ -1,6 +1,6 @@
 """Header compression (RFC 7541): a decoder made for speed and bounded work, and an encoder that keeps no state.
 
-The decoder knows blocks and fields; what fields of a request may be is `head.py`'s.
+The decoder knows blocks and fields; `head.py` has the rules for fields of requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from modelserver.wire.http2.static_table import STATIC_TABLE, Field
 # 0 suits us for good, because we never insert.
 TABLE_SIZE_UPDATE: Final = b"\x20"
 
-# What each field counts beyond its bytes, in tables and lists (RFC 7541, 4.1; RFC 9113, 6.5.2).
+# The overhead of each field in tables and lists (RFC 7541, 4.1; RFC 9113, 6.5.2).
 _FIELD_OVERHEAD: Final = 32
 # A list this many times over its limit is not even read to its end.
 _HARD_FACTOR: Final = 4
@@ -44,9 +44,9 @@ class HeaderListTooLargeError(Exception):
 
 
 class Decoder:
-    """The fields of one connection's header blocks, which must all pass here, in order.
+    """Decodes all header blocks of one connection, in order.
 
-    `generation` grows whenever a block changed the table: what was derived from a block's bytes before is void then.
+    `generation` grows whenever a block changed the table: anything derived from a block's bytes before is then invalid.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Decoder:
 
     def __init__(self, max_list_bytes: int, max_table_bytes: int = 4096) -> None:
         self._max_list_bytes = max_list_bytes
-        # What we announce, and what the peer's encoder made of it.
+        # The size that we announce, and the size that the peer's encoder chose.
         self._size_limit = max_table_bytes
         self._max_table_bytes = max_table_bytes
         # By index: 0 (never right), the static table, the dynamic table, the newest first; and their sizes.
@@ -79,8 +79,8 @@ class Decoder:
     def decode(self, block: bytes) -> tuple[Field, ...]:  # noqa: C901
         """The fields of a complete header block.
 
-        Raises HeaderListTooLargeError for a list over the limit, and HpackError for what cannot be decoded, or is
-        more than four times over it.
+        Raises HeaderListTooLargeError for a list over the limit, and HpackError for a block that cannot be decoded or
+        is more than four times over it.
         """
         fields, sizes = self._fields, self._sizes
         found: list[Field] = []

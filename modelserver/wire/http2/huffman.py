@@ -31,7 +31,7 @@ _MAX_PADDING_BITS = 7
 
 
 class HuffmanError(Exception):
-    """The bytes are no string in this code."""
+    """The bytes are not a valid string in this code."""
 
 
 def codes() -> list[int]:
@@ -47,7 +47,7 @@ def codes() -> list[int]:
 
 
 class _State(dict[int, tuple[bytes, "_State"]]):
-    """Where in the middle of a code a byte boundary fell: what each next byte completes, and the state after it.
+    """A byte boundary in the middle of a code: the symbols that each next byte completes, and the state after it.
 
     Entries are made when first looked up: ordinary strings need a few hundred of the 256 x 256.
     """
@@ -81,7 +81,7 @@ def _tree() -> list[list[int]]:
 
 
 def _walk(node: int, byte: int) -> tuple[bytes, int]:
-    """What the 8 bits of `byte` complete from `node` on, and the node they end in."""
+    """The symbols that the 8 bits of `byte` complete from `node` on, and the node they end in."""
     completed = bytearray()
     for position in range(7, -1, -1):
         node = _TREE[node][byte >> position & 1]

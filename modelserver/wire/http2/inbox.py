@@ -16,14 +16,14 @@ from modelserver.wire.http2.message import PREFIX_BYTES
 if TYPE_CHECKING:
     from modelserver.wire.http2.stream import Http2Stream
 
-# Messages that the handler has not taken yet; what comes beyond them is kept as it came, within the window.
+# The most messages waiting for the handler; bytes beyond them are kept undecoded, within the window.
 _MAX_MESSAGES: Final = 64
-# With so many bytes waiting, the window is not widened for one more large message.
+# With this many bytes waiting, the window is not widened for another large message.
 _MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 
 
 class _Arrived:
-    """A message that waits for the handler; `credit` is what the client may send more when it is taken."""
+    """A message that waits for the handler; `credit` is the window that the client gets back when it is taken."""
 
     __slots__ = ("credit", "is_compressed", "message")
 
@@ -51,7 +51,7 @@ class Inbox:
         self._unread = bytearray()
         # By how much the window was widened for the message in assembly.
         self._widened = 0
-        # What was taken and is not given back yet.
+        # Bytes taken and not yet returned to the window.
         self._credit = 0
         self._news: asyncio.Future[None] | None = None
 
@@ -61,8 +61,8 @@ class Inbox:
         return self
 
     async def __anext__(self) -> Buffer:
-        """The next message. Raises RpcError, which ends the call, for what is none."""
-        if self._unread and not self._arrived:  # not before: what stays unread is copied each time
+        """The next message. Raises RpcError, which ends the call, for an invalid one."""
+        if self._unread and not self._arrived:  # not before: unread bytes are copied each time
             unread, self._unread = self._unread, bytearray()
             self._read(memoryview(unread))
         while not self._arrived:
@@ -94,7 +94,7 @@ class Inbox:
     # For the stream.
 
     def add(self, data: memoryview) -> None:
-        """Bytes from the client. Raises RpcError for what is no message."""
+        """Bytes from the client. Raises RpcError for an invalid message."""
         if self._unread:
             self._unread += data
         else:
@@ -105,29 +105,29 @@ class Inbox:
         return self._assembly.room()
 
     def filled(self, num_bytes: int) -> None:
-        """So many bytes were received into `room`. Raises RpcError when there is no memory for them."""
+        """This many bytes were received into `room`. Raises RpcError when there is no memory for them."""
         self._assembly.filled(num_bytes)
         if self._assembly.is_complete:
             self._take()
 
     def tell(self) -> None:
-        """There is something new: a message, or the end."""
+        """Wake the handler: there is a message, or the end."""
         news, self._news = self._news, None
         if news is not None and not news.done():
             news.set_result(None)
 
     @property
     def is_within_message(self) -> bool:
-        """Whether a part of a message has come."""
+        """Whether a part of a message has arrived."""
         return self._assembly.is_begun
 
     @property
     def awaits_rest(self) -> bool:
-        """Whether the rest of a message is the client's to send: it has a window for all of it."""
+        """Whether the client can send the rest of a message: its window covers all of it."""
         return self._assembly.is_begun and self._assembly.num_missing <= self._stream.receive_window
 
     def drop(self) -> None:
-        """Nobody takes messages any more."""
+        """The handler takes no more messages."""
         self._assembly.drop()
         self._arrived.clear()
         self._unread.clear()
@@ -157,14 +157,14 @@ class Inbox:
     # The stream's window.
 
     def _give_back(self, num_bytes: int) -> None:
-        """The client may send so much more; it is told when that is worth a frame."""
+        """Return this much to the window; a frame tells the client once it is worth one."""
         self._credit += num_bytes
         if self._credit >= self._stream.connection.initial_window // 4:
             self._add_window(self._credit)
             self._credit = 0
 
     def _widen(self) -> None:
-        """Let all of a message come that is larger than the window, if not too much waits already."""
+        """Admit all of a message that is larger than the window, unless too much waits already."""
         missing = self._assembly.num_missing - self._stream.receive_window
         if missing > 0 and self._num_waiting_bytes < _MAX_WAITING_BYTES:
             self._widened += missing

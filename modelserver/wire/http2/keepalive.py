@@ -1,4 +1,4 @@
-"""Pings: what we bear of the peer's, and our own to find out whether a silent peer is still there.
+"""Pings: limits on the peer's, and our own to find out whether a silent peer is still there.
 
 The rules are those of all gRPC servers (gRPC's "Keepalive User Guide", proposal A8).
 """
@@ -16,7 +16,7 @@ _WITHOUT_CALLS_S = 7200.0
 class PingStrikes:
     """Counts pings that come too soon after the one before.
 
-    Whoever sends HEADERS or DATA calls `forgive`: clients measure the bandwidth with pings while data flows.
+    Senders of HEADERS or DATA call `forgive`: clients measure the bandwidth with pings while data flows.
     """
 
     __slots__ = ("_last_s", "_limits", "_num_strikes")
@@ -27,7 +27,7 @@ class PingStrikes:
         self._num_strikes = 0
 
     def count(self, now_s: float, *, has_streams: bool) -> bool:
-        """A ping came; whether it is still bearable."""
+        """A ping arrived; returns whether it is still acceptable."""
         limits = self._limits
         is_allowed = has_streams or limits.ping_without_calls
         interval_s = limits.min_ping_interval_s if is_allowed else max(_WITHOUT_CALLS_S, limits.min_ping_interval_s)
@@ -44,7 +44,7 @@ class PingStrikes:
 
 
 class Pulse(enum.Enum):
-    """What `Keepalive.check` finds."""
+    """The results of `Keepalive.check`."""
 
     FINE = "fine"
     PING = "send a ping"
@@ -64,12 +64,12 @@ class Keepalive:
         self._num_pings = 0
 
     def heard(self, now_s: float) -> None:
-        """Something came from the peer."""
+        """The peer sent something."""
         self._heard_s = now_s
         self._pinged_s = None
 
     def check(self, now_s: float, *, has_streams: bool, has_sent: bool = False) -> Pulse:
-        """What to do now; the caller does it. `has_sent` says that data was sent since the last time."""
+        """The action to take; the caller takes it. `has_sent` says that data was sent since the last call."""
         limits = self._limits
         if has_sent:
             self._num_pings = 0

@@ -15,7 +15,7 @@ from modelserver.wire.large_buffers import aligned_buffer
 PREFIX_BYTES: Final = 5
 # Below this size a message is copied into bytes when it comes in one piece.
 MIN_BUFFER_BYTES: Final = 16 * 1024
-# So much is reserved on the strength of an announcement; beyond it memory grows with what arrives.
+# At most this much is reserved for an announced size; beyond it memory grows with the received bytes.
 _MAX_RESERVED_BYTES: Final = 64 * 1024 * 1024
 
 # Flag and length.
@@ -25,7 +25,7 @@ pack_prefix: Final = _PREFIX.pack
 
 
 class BudgetSpentError(RpcError):
-    """Too many large messages are being received at once, and this one gives way."""
+    """Too many large messages are being received at once, and this one has to give way."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -56,7 +56,7 @@ class MessageAssembly:
     )
 
     def __init__(self, budget: AssemblyBudget, max_bytes: int, owner: str = "") -> None:
-        """`owner` is whose share of the budget messages count to."""
+        """`owner` is the client whose share of the budget messages count towards."""
         self._budget = budget
         self._owner = owner
         self._is_given_up = False
@@ -72,7 +72,7 @@ class MessageAssembly:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a part of a message is there."""
+        """Whether a part of a message has arrived."""
         return self.size is not None or bool(self._prefix)
 
     @property
@@ -85,9 +85,9 @@ class MessageAssembly:
         return self._num_bytes == self.size
 
     def add(self, data: memoryview) -> int:
-        """Take what belongs to this message; returns how many bytes that were.
+        """Take this message's part of the data; returns its number of bytes.
 
-        Raises RpcError for a message that is too large or whose prefix is none, before memory is allocated.
+        Raises RpcError for a message that is too large or has an invalid prefix, before memory is allocated.
         """
         if self._is_given_up:
             raise BudgetSpentError
@@ -102,12 +102,12 @@ class MessageAssembly:
         return start + len(piece)
 
     def room(self) -> memoryview | None:
-        """The memory for what is still to come, as far as it is reserved."""
+        """The reserved memory for the bytes still to come."""
         buffer = self._buffer
         return buffer[self._num_bytes :] if isinstance(buffer, memoryview) and self._num_bytes < len(buffer) else None
 
     def filled(self, num_bytes: int) -> None:
-        """So many bytes were received into `room`. Raises RpcError as `add` does."""
+        """This many bytes were received into `room`. Raises RpcError as `add` does."""
         if self._is_given_up:
             raise BudgetSpentError
         self._charge(self._num_bytes + num_bytes)
@@ -120,7 +120,7 @@ class MessageAssembly:
         return message
 
     def drop(self) -> None:
-        """Forget what is there, and give its share of the budget back."""
+        """Forget the received part, and return its share of the budget."""
         if self._charged:
             self._budget.release(self)
             self._charged = 0
@@ -172,7 +172,7 @@ class MessageAssembly:
         return grown
 
     def _charge(self, num_bytes: int) -> None:
-        """Hold the message to the budget of all that is being received."""
+        """Charge the message to the budget of all messages being received."""
         due = num_bytes - FREE_BYTES - self._charged
         if due <= 0:
             return

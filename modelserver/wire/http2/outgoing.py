@@ -21,7 +21,7 @@ class Outgoing:
 
     def __init__(self) -> None:
         self.parts: deque[Buffer] = deque()
-        # Of the first part, what was sent already.
+        # How much of the first part was already sent.
         self.offset = 0
         self.num_bytes = 0
         self.ending: bytes | None = None
@@ -59,7 +59,7 @@ class Outgoing:
             self._slice(frames, length)
 
     def wake(self) -> None:
-        """There is room again, or nothing will be sent any more."""
+        """There is room again, or nothing more will be sent."""
         room, self.room = self.room, None
         if room is not None and not room.done():
             room.set_result(None)
