@@ -1,4 +1,4 @@
-"""The repository agents of a model: found by name, run one after the other before its directory is read."""
+"""Repository agents of a model. They are found by name and run in order before the model's directory is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BUNDLED = {"checksum": "modelserver.repository.checksum_agent"}
 
 
 class AgentRun(Holding):
-    """The agents of one load, and the directory that they leave: held as long as something reads it."""
+    """The agents of one load, and the directory that they produce, held as long as something reads it."""
 
     def __init__(
         self, model_name: str, directory: Path, agents: Sequence[AgentConfig], agent_directory: Path | None

@@ -1,4 +1,4 @@
-"""Models that come while the server runs, from directories outside the repositories, and go as a whole."""
+"""Models loaded at run time from directories outside the repositories, and unloaded as a whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from modelserver.repository.table import ModelTable
 
 @dataclass(slots=True, eq=False)
 class _Archive:
-    """`root` is the repository that the directory is, once that is known; `is_up`: neither coming nor going."""
+    """`root` is the directory's repository, once known; `is_up`: it is neither being loaded nor unloaded."""
 
     directory: Path
     root: RepositoryRoot | None = None
@@ -32,7 +32,7 @@ class _Archive:
 
 
 class Archives:
-    """Each is a repository of its own as long as it is there. Event loop thread only.
+    """Each archive is a repository of its own as long as it is loaded. Event loop thread only.
 
     `lifecycle_of` makes the lifecycle of a model that has none.
     """
@@ -54,24 +54,24 @@ class Archives:
 
     @property
     def directories(self) -> Mapping[str, Path]:
-        """Where each model that is up was brought from, by name."""
+        """The source directory of each loaded archive, by name."""
         return {name: archive.directory for name, archive in sorted(self._archives.items()) if archive.is_up}
 
     async def add(self, name: str, directory: Path) -> None:
-        """Load the model, or the ensemble with its models; returns when it serves. On failure nothing is left.
+        """Load the model, or the ensemble with its models; returns when it serves. A failure leaves nothing behind.
 
-        Raises AlreadyExistsError for names that are taken, and as `archive_root` and loads do.
+        Raises AlreadyExistsError for names that are in use, and as `archive_root` and loads do.
         """
         repositories = self._table.namespaces.repositories
         if name in {*self._archives, *self._catalog.scan.names, *self._table.lifecycles, *repositories}:
-            raise AlreadyExistsError(f"there is a model or a repository '{name}' already")
+            raise AlreadyExistsError(f"a model or repository '{name}' already exists")
         archive = self._archives[name] = _Archive(directory)
         try:
             archive.root = await self._open(name, directory)
             await self._set_roots((*self._catalog.roots, archive.root))
             for key in self._keys(archive.root):
                 if key in self._catalog.scan.duplicates or key in self._table.lifecycles:
-                    raise AlreadyExistsError(f"'{directory}' brings a model '{key}', and there is one already")
+                    raise AlreadyExistsError(f"'{directory}' contains a model '{key}', which already exists")
             await asyncio.shield(self._lifecycle_of(archive.root.key_of(name)).load(LoadRequest()))
             archive.is_up = True
         finally:
@@ -79,9 +79,9 @@ class Archives:
                 await self._drop(name, archive)
 
     async def remove(self, name: str) -> None:
-        """Unload what was loaded from there; returns when its requests are answered and all is closed.
+        """Unload the models of an archive; returns when their requests are answered and everything is closed.
 
-        Raises NotFoundError for a name that was not added, UnavailableError for one that comes or goes.
+        Raises NotFoundError for a name that was not added, UnavailableError while it is being loaded or unloaded.
         """
         archive = self._archives.get(name)
         if archive is None:
@@ -126,8 +126,8 @@ class Archives:
 def archive_root(directory: Path, name: str, *, find_backend: BackendFinder) -> RepositoryRoot:
     """The root that `directory` is as a repository of its own, in which the model, or the ensemble, is called `name`.
 
-    Blocking. Raises NotFoundError for a path that is no directory, InvalidArgumentError for one that holds no model,
-    or several without one ensemble that needs them.
+    Blocking. Raises NotFoundError if the path is not a directory, InvalidArgumentError if it holds no model,
+    or several models without one ensemble that uses them.
     """
     root = resolve_root(directory, name, find_backend)
     if root.model_name is not None:
@@ -157,7 +157,7 @@ def _ensemble(directory: Path, models: list[str]) -> str:
 
 
 def _config(path: Path) -> ModelConfig:
-    """What can be read of a config; nothing of one that cannot: its load says why."""
+    """A config as far as it can be read; empty if it cannot be read, because its load then reports why."""
     try:
         return read_pbtxt(path.read_text(encoding="utf-8"), str(path)).config
     except (OSError, UnicodeDecodeError, ConfigError):

@@ -1,4 +1,4 @@
-"""`--backend-config` settings that nobody reads: a typing error there should not stay unnoticed."""
+"""Warnings about unused `--backend-config` settings, so that typing errors are noticed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from modelserver.config.problem import Problem
 from modelserver.config.suggestion import did_you_mean, suggest
 from modelserver.repository.options import DefinitionOptions
 
-# Settings that may be given to any backend: ours, and those that Triton's server hands to all of its own.
+# Settings that any backend accepts: ours, and the settings that Triton's server passes to all of its backends.
 FOR_ALL = frozenset(
     {
         "allow-pickle",
@@ -23,9 +23,9 @@ FOR_ALL = frozenset(
 
 
 def setting_warnings(options: DefinitionOptions, name: str, backend_class: type[Backend]) -> tuple[Problem, ...]:
-    """One warning per setting that reaches backend `name` and that it does not know.
+    """One warning for each setting that is passed to backend `name` and that the backend does not know.
 
-    A backend that does not declare its settings is not judged.
+    Backends that do not declare their settings are not checked.
     """
     if backend_class.option_names is None:
         return ()
@@ -47,9 +47,9 @@ def setting_warnings(options: DefinitionOptions, name: str, backend_class: type[
 
 
 def unknown_backends(options: DefinitionOptions) -> tuple[str, ...]:
-    """A sentence for each backend that `--backend-config` names and that is nowhere.
+    """A sentence for each backend that `--backend-config` names but that is not installed.
 
-    Nothing is said where models may bring backends of their own.
+    Empty if models may bring their own backends.
     """
     named = [name for name in options.backend_config if name]
     if options.allow_model_backends or not named:

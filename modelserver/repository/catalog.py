@@ -1,4 +1,4 @@
-"""What the repository's directories hold, as of the last look. Methods block briefly; one thread at a time."""
+"""The contents of the repository's directories at the last scan. Methods block briefly; one thread at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A scan and the state of each model's files; None for a model that must be left as it is."""
+    """A scan and the state of each model's files; None for a model that must not be changed."""
 
     scan: RepositoryScan
     fingerprints: dict[str, ModelFingerprint | None]
@@ -50,7 +50,7 @@ class Catalog:
         return Survey(scan, fingerprints)
 
     def list_clouds(self) -> None:
-        """Ask the object stores anew; all else goes by what they said last. Raises OSError."""
+        """List the object stores again; everything else uses the last listing. Raises OSError."""
         for cloud in self._clouds:
             try:
                 cloud.refresh()
@@ -58,7 +58,7 @@ class Catalog:
                 raise OSError(error.message) from error
 
     def list_clouds_later(self, pool: Executor, max_age_s: float) -> None:
-        """Have object stores asked before the next look, if the last time was before `max_age_s`. Does not block."""
+        """Let the next scan list the object stores again if the last one is older than `max_age_s`. Never blocks."""
         is_due = any(cloud.age_s > max_age_s for cloud in self._clouds)
         if is_due and (self.listing is None or self.listing.done()):
             self.listing = pool.submit(self._try_list_clouds)
@@ -70,7 +70,7 @@ class Catalog:
             logger.warning("%s", error)
 
     def refresh(self) -> None:
-        """Bring the list of models up to date: one `stat` per root if no model came or went; no object store is asked.
+        """Update the list of models: one `stat` per root if no model was added or removed. Lists no object stores.
 
         A root that cannot be read leaves the list as it is.
         """
@@ -89,7 +89,7 @@ class Catalog:
         return self.scan
 
     def _mention(self, ignored: frozenset[IgnoredPath]) -> None:
-        """Log what is left out, once: a model that is not there must say why."""
+        """Log each ignored path once, with the reason: operators must be able to see why a model is missing."""
         for path in sorted(ignored - self._mentioned, key=lambda path: path.path):
             logger.warning("left out: %s: %s", path.path, path.reason)
         self._mentioned = ignored

@@ -1,4 +1,4 @@
-"""The agent `checksum`: a model is loaded only if its files are those that its config says.
+"""The agent `checksum`: a model is loaded only if its files match the checksums in its config.
 
 Parameters are `MD5:<file>` (Triton's) or `SHA256:<file>`, relative to the model's directory, with the checksum in hex.
 """

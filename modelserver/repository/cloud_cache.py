@@ -1,9 +1,9 @@
-"""Local copies of models from object stores: each content once, however many versions of a model hold it.
+"""Local copies of models from object stores. Each content is stored once, even if several versions contain it.
 
-    <directory>/blobs/<digest>                       a file's content, by where it lies and its tag
+    <directory>/blobs/<digest>                       a file's content, by its address and tag
     <directory>/trees/<repository>/<model>/<digest>  one state of a model: links to blobs
 
-Everything is made beside its place and renamed, so what is there is whole. Models read trees and never write them.
+Everything is written to a temporary name and renamed, so that it is complete. Models never write to trees.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Fetch = Callable[[str, RemoteFile, Path], None]
 
 
 class CloudTree(Holding):
-    """One state of a model on disk, not evicted as long as somebody holds it."""
+    """One state of a model on disk. It is not evicted while it is held."""
 
     def __init__(self, path: Path, on_free: Callable[[Path], None]) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class CloudTree(Holding):
 
 
 class CloudCache:
-    """Makes trees and forgets those that were not used for longest. Methods block and may be called from any thread."""
+    """Makes trees and evicts the least recently used ones. Methods block and may be called from any thread."""
 
     def __init__(self, directory: Path, *, max_bytes: int = 0) -> None:
-        """`max_bytes` bounds what nobody holds (0: no bound). Raises InvalidArgumentError for an unusable directory."""
+        """`max_bytes` limits the unused copies (0: no limit). Raises InvalidArgumentError for an unusable directory."""
         self._blobs = directory / "blobs"
         self._trees = directory / "trees"
         self._max_bytes = max_bytes
@@ -71,7 +71,7 @@ class CloudCache:
             ) from error
 
     def _drop_leftovers(self) -> None:
-        """Remove what servers that were killed left half made; what is young may be another server's work."""
+        """Remove unfinished files of killed servers. Recent files stay: another server may still be writing them."""
         oldest_s = time.time() - _LEFTOVER_AGE_S
         for path in (*self._blobs.glob(f"{_TEMPORARY}*"), *self._trees.glob(f"*/*/{_TEMPORARY}*")):
             if path.stat().st_mtime < oldest_s:
@@ -81,9 +81,9 @@ class CloudCache:
                     path.unlink(missing_ok=True)
 
     def materialise(self, repository: str, model: str, listing: Listing, fetch: Fetch) -> CloudTree:
-        """The tree of a model as it is listed, held once by the caller. Only what is not here is fetched.
+        """The tree of a model as listed, held once by the caller. Only missing files are fetched.
 
-        Raises what `fetch` raises, and InternalError when the disk fails; what was fetched stays for the next try.
+        Raises what `fetch` raises, and InternalError when the disk fails; fetched files are kept for the next attempt.
         """
         path = self._tree_path(repository, model, listing)
         self._take(path)
@@ -166,13 +166,13 @@ class CloudCache:
         try:
             fetch(relative, file, temporary)
             temporary.chmod(0o444)
-            with suppress(FileExistsError):  # another load has it meanwhile, and may be linking it
+            with suppress(FileExistsError):  # another load has fetched it meanwhile, and may be linking it
                 os.link(temporary, blob)
         finally:
             temporary.unlink(missing_ok=True)
 
     def _evict(self) -> None:
-        """Forget the trees that were not used for longest until what is left fits; then blobs of no tree."""
+        """Remove the least recently used trees until the rest fits; then remove blobs that no tree uses."""
         if not self._max_bytes:
             return
         with self._lock:
@@ -194,7 +194,7 @@ class CloudCache:
         return (blob for blob in self._blobs.iterdir() if not blob.name.startswith(_TEMPORARY))
 
     def _drop_unlinked_blobs(self) -> int:
-        """The bytes that this frees."""
+        """Remove a tree; returns the number of bytes freed."""
         freed = 0
         for blob in self._whole_blobs():
             status = blob.stat()
@@ -213,7 +213,7 @@ def _digest(value: object) -> str:
 
 
 def _rename(temporary: Path, path: Path) -> None:
-    """Another load may have made the same tree meanwhile: then that one stays."""
+    """If another load has made the same tree meanwhile, that tree is kept."""
     try:
         temporary.rename(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""A model repository in an object store: what it holds, as of the last listing, and local copies of its models."""
+"""A model repository in an object store: its contents at the last listing, and local copies of its models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _VERSION = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class CloudRoot:
-    """Lists and copies; models are told from other files as on disk. Methods but the properties block; any thread."""
+    """Lists and copies; models are recognised as on disk. Methods, except properties, block; any thread."""
 
     def __init__(self, store: CloudStore, cache: CloudCache) -> None:
         self._store = store
         self._cache = cache
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._models: Mapping[str, Listing] = {}
         self._generation = 0
         self._listed_s = 0.0
@@ -43,7 +43,7 @@ class CloudRoot:
 
     @property
     def generation(self) -> int:
-        """A number that is another one when the models or their files are."""
+        """A number that changes whenever the models or their files change."""
         return self._generation
 
     @property
@@ -52,7 +52,7 @@ class CloudRoot:
         return time.monotonic() - self._listed_s
 
     def refresh(self) -> None:
-        """List everything. Raises CloudUnavailableError; then what was known before stays."""
+        """List everything. Raises CloudUnavailableError; the previous listing then stays."""
         listing = self._store.list()
         models = {
             name: part
@@ -70,7 +70,7 @@ class CloudRoot:
         return found
 
     def materialise(self, name: str, listing: Listing) -> CloudTree:
-        """A local copy of a model as it was listed. Raises ServerError."""
+        """A local copy of a model as listed. Raises ServerError."""
 
         def fetch(path: str, file: RemoteFile, target: Path) -> None:
             self._store.fetch(f"{name}/{path}", file, target)
@@ -86,7 +86,7 @@ class CloudRoot:
 
 
 def fingerprint_listing(listing: Listing) -> ModelFingerprint:
-    """The state of a model's files by what is listed of them; no file is read."""
+    """The state of a model's files according to the listing; no file is read."""
     stamps = [FileStamp(f"{path}/", 0, 0) for path in listing.directories]
     stamps += [FileStamp(path, file.size_bytes, _number(file.tag)) for path, file in listing.files.items()]
     return ModelFingerprint(shared=TreeFingerprint(tuple(sorted(stamps, key=lambda stamp: stamp.path))))
@@ -132,7 +132,7 @@ def _by_directory(listing: Listing) -> dict[str, Listing]:
 
 
 def _visible(listing: Listing) -> Listing:
-    """Without what is no part of a model; the mark of an incomplete one stays."""
+    """Without files that do not belong to a model; the marker of an incomplete model stays."""
     files = {path: file for path, file in listing.files.items() if path == ".incomplete" or not _is_hidden(path)}
     return Listing(files, frozenset(path for path in listing.directories if not _is_hidden(path)))
 

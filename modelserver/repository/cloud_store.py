@@ -1,4 +1,4 @@
-"""An object store as a tree of files: listed at once, fetched one by one. Knows fsspec, and nothing of models."""
+"""An object store as a tree of files: listed at once, fetched one by one. This module knows fsspec, but no models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modelserver.repository.cloud_uri import CloudUri
 
 Result = TypeVar("Result")
 
-# What a listing says of a file that changes with its content, best first.
+# Fields of a listing that change with a file's content, best first.
 _TAG_KEYS = (
     "ETag",
     "etag",
@@ -30,7 +30,7 @@ _LIBRARIES = {"s3": "s3fs", "gcs": "gcsfs", "abfs": "adlfs"}
 
 
 class CloudUnavailableError(UnavailableError):
-    """An object store cannot be reached or read, or says something else than before."""
+    """An object store cannot be reached or read, or its files have changed since they were listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class CloudStore:
         self._files = self._guard("opened", lambda: self._open(options))
 
     def list(self, directory: str = "") -> Listing:
-        """All that is below the repository, or one of its directories; nothing if there is no such directory."""
+        """Everything below the repository, or below one of its directories; empty if the directory does not exist."""
         top = f"{self.uri.path}/{directory}" if directory else self.uri.path
 
         def find() -> dict[str, dict[str, Any]]:
@@ -93,11 +93,11 @@ class CloudStore:
                 f"model repository '{self.uri.text}' needs the Python package '{library}', which is not installed: "
                 "pip install 'modelserver[cloud]'"
             ) from error
-        # Listings are made to see what has changed, so they must not be remembered.
+        # Listings serve to detect changes, so fsspec must not cache them.
         return fsspec.filesystem(self.uri.protocol, skip_instance_cache=True, use_listings_cache=False, **options)
 
     def _guard(self, what: str, action: Callable[[], Result]) -> Result:
-        """The edge to libraries each of which has errors of its own."""
+        """Converts the errors of the object stores' libraries."""
         try:
             return action()
         except CloudUnavailableError:

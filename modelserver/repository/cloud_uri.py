@@ -24,9 +24,9 @@ _SCHEMES = ("s3", "gs", "as", "abfs", "abfss", "memory")
 
 @dataclass(frozen=True, slots=True)
 class CloudUri:
-    """Where a repository is: fsspec's `protocol`, the `path` in it, and `settings` that follow from the address.
+    """The place of a repository: fsspec's `protocol`, the `path` in it, and `settings` derived from the address.
 
-    `text` is what the operator wrote, `scheme` the part of it that Triton's credentials are filed under.
+    `text` is the operator's text, `scheme` the part of it that Triton's credentials file uses as a key.
     """
 
     text: str
@@ -37,7 +37,7 @@ class CloudUri:
 
     @property
     def name(self) -> str:
-        """The last part, as of a directory."""
+        """The last part of the path, like the name of a directory."""
         return self.path.rpartition("/")[2]
 
 
@@ -47,7 +47,7 @@ def is_cloud_uri(text: str) -> bool:
 
 
 def parse_cloud_uri(text: str) -> CloudUri:
-    """Raises InvalidArgumentError for an address that is in none of the forms."""
+    """Parse an address. Raises InvalidArgumentError if it has none of the forms."""
     scheme, _, rest = text.partition("://")
     rest = rest.rstrip("/")
     if scheme == "s3":
@@ -95,9 +95,9 @@ _AZURE_KEYS = {"account_str": "account_name", "account_key": "account_key"}
 
 
 def storage_options(uri: CloudUri, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the file system of `uri` is opened with. Raises InvalidArgumentError for a file that is not right.
+    """The arguments to open the file system of `uri`. Raises InvalidArgumentError for an invalid credentials file.
 
-    What is not said here the libraries find themselves, as their clouds' own tools do.
+    The libraries find all other settings themselves, as their clouds' own tools do.
     """
     path = environment.get(VARIABLE, "")
     found = _credential(uri, Path(path)) if path else None
@@ -139,7 +139,7 @@ def _arguments(uri: CloudUri, credential: object) -> dict[str, Any]:
 
 
 def _from_environment(uri: CloudUri, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the libraries do not look for under Triton's names. Those of AWS and Google read their own variables."""
+    """Settings in Triton's variables that the libraries do not read. AWS's and Google's libraries read their own."""
     if uri.scheme != "as":
         return {}
     variables = {"AZURE_STORAGE_ACCOUNT": "account_name", "AZURE_STORAGE_KEY": "account_key"}

@@ -1,4 +1,4 @@
-"""What one model config says that another does not, in words for people."""
+"""The differences between two model configs, as text for people."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def config_changes(old: ModelConfig, new: ModelConfig) -> tuple[str, ...]:
 
 
 def _is_filled(path: str, paths: Sequence[str]) -> bool:
-    """Whether one of the configs has something below `path`, where the other has nothing."""
+    """Whether one of the configs has fields below `path` and the other has none."""
     return any(other.startswith((f"{path}.", f"{path}[")) for other in paths)
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Every value that is no object, and every list that holds none, by its path."""
+    """Every value that is not an object, and every list without objects, by its path."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _leaves(f"{path}.{key}" if path else key, inner)

@@ -1,6 +1,6 @@
-"""From a model's directory to what can be loaded: parse, complete, normalise, validate.
+"""Makes a loadable definition of a model's directory: parse, complete, normalise, validate.
 
-Everything that is wrong is reported at once. Nothing is loaded here; `modelserver check` uses the same way.
+All problems are reported at once. Nothing is loaded here; `modelserver check` uses the same code.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from modelserver.scheduling.strategy import STRATEGY_PARAMETER, find_strategy
 class ModelDefinition:
     """A model that is ready to be loaded. `versions` are those that its policy serves, with their directories.
 
-    `origin` is where the files were copied from, if the directory is a copy. `fingerprint` was taken before anything
-    was read. `missing_versions` are asked for by the policy but absent. `config_source` and `locations` say where the
+    `origin` is the source of the files, if the directory is a copy. `fingerprint` was taken before anything
+    was read. `missing_versions` are named by the policy but absent. `config_source` and `locations` say where the
     config is written. `is_uploaded`: the files came with a request. `read_ns` is the Unix time before reading began.
     """
 
@@ -65,12 +65,12 @@ class ModelDefinition:
 
     @property
     def is_of_files_alone(self) -> bool:
-        """Whether the files below `model_directory`, and the backend of that name, are all that it was made of."""
+        """Whether the definition depends only on the files below `model_directory` and the backend of that name."""
         is_elsewhere = self.is_uploaded or self.origin or self.strategies or self.config.is_ensemble
         return not is_elsewhere and self.config.model_repository_agents is None
 
     def context(self, version: int) -> BackendContext:
-        """What the backend of one version is told."""
+        """The context of one version for its backend."""
         return BackendContext(
             model_name=self.name,
             version=version,
@@ -93,11 +93,11 @@ def read_definition(
     find_config: FindConfig | None = None,
     is_uploaded: bool = False,
 ) -> ModelDefinition:
-    """What `layout` defines; `config_json` replaces its config file. Blocking.
+    """The definition of `layout`; `config_json` replaces its config file. Blocking.
 
-    `find_config` has the configs of an ensemble's models, as far as they are known. What does not fit is told with
-    other problems; alone it is left to whoever lets the ensemble call its models, because these may change.
-    `only_version` is served in place of what the version policy says. Raises NotFoundError when it is not there,
+    `find_config` finds the configs of an ensemble's models, as far as they are known. A mismatch is reported along with
+    other problems. Without other problems it is left to the binding of the ensemble, because its models may change.
+    `only_version` is served instead of the versions of the policy. Raises NotFoundError if it does not exist,
     ConfigError with every problem, UnsupportedError when the only problems are fields that this
     version does not execute, CompletionError when the backend cannot read its files, and what it raises when it cannot
     be imported.
@@ -112,7 +112,7 @@ def read_definition(
 
 
 def read_agents(layout: ModelLayout, *, config_json: str | None = None) -> tuple[RepositoryAgent, ...]:
-    """The repository agents that the config names; none of a config with mistakes, which `read_definition` reports.
+    """The repository agents that the config names; none if the config has errors, which `read_definition` reports.
 
     Raises ConfigError for a config that cannot be read at all.
     """
@@ -122,7 +122,7 @@ def read_agents(layout: ModelLayout, *, config_json: str | None = None) -> tuple
 
 
 def read_residences(layouts: Iterable[ModelLayout]) -> dict[str, Residence]:
-    """How long models are to stay in memory, by key, as their configs are written; what cannot be read says nothing.
+    """How long models stay in memory, by key, according to their configs; unreadable configs are left out.
 
     Blocking.
     """
@@ -138,8 +138,8 @@ def read_residences(layouts: Iterable[ModelLayout]) -> dict[str, Residence]:
 
 
 def read_unloaded(layouts: Iterable[ModelLayout], options: DefinitionOptions) -> list[ModelConfig]:
-    """The configs of those models whose inputs and outputs can be told without loading them: they are written there, or
-    the backend fills them in quickly. What cannot be read is left to a load, which says why. Blocking.
+    """The configs of models whose inputs and outputs are known without loading them: the config states them, or
+    the backend completes them quickly. Unreadable configs are left to a load, which reports why. Blocking.
     """
     found = []
     for layout in layouts:
@@ -157,14 +157,14 @@ def read_unloaded(layouts: Iterable[ModelLayout], options: DefinitionOptions) ->
 
 
 def _completes_quickly(layout: ModelLayout, config: ModelConfig, options: DefinitionOptions) -> bool:
-    """Whether the model's backend says so. Code that lies beside a model is not run to know it."""
+    """Whether the model's backend says so. Code in a model's directory is not run to find out."""
     files = (backend_for_model_files(directory) for _, directory in sorted(layout.versions.items(), reverse=True))
     name = config.backend or BACKENDS.get(config.platform, "") or next(filter(None, files), "")
     return bool(name) and find_backend(name, backend_directories=options.backend_directories).completes_quickly
 
 
 def size_on_disk(layout: ModelLayout) -> int:
-    """The bytes of a model's newest version; 0 where they cannot be seen. Blocking."""
+    """The size of a model's newest version in bytes; 0 if it cannot be determined. Blocking."""
     if not layout.versions or layout.remote is not None:
         return 0
     try:
@@ -182,12 +182,12 @@ def check_has_version(layout: ModelLayout, version: int) -> None:
 
 
 def _parse(layout: ModelLayout, config_json: str | None) -> tuple[str, ParsedConfig]:
-    """Where the config comes from, in words, and the config."""
+    """A description of the config's source, and the config."""
     if config_json is not None:
         source = f"config override of model '{layout.name}'"
         return source, ParsedConfig(config_from_json(config_json, source=source), Locations({}))
     if layout.config_file is None:
-        # No file: everything is left to the backend.
+        # Without a file the backend completes everything.
         return str(layout.directory / CONFIG_FILENAME), ParsedConfig(ModelConfig(), Locations({}))
     source = str(layout.config_file)
     try:
@@ -228,7 +228,7 @@ class _Reading:
         self._strategies: dict[int, Path] = {}
 
     def finish(self) -> ModelDefinition:
-        if self._layout.is_single or not self._config.name:  # in a single model's case the name comes from outside
+        if self._layout.is_single or not self._config.name:  # a single model gets its name from outside
             self._config = replace(self._config, name=self._layout.name)
         is_ensemble = self._config.is_ensemble
         backend_class = EnsembleBackend if is_ensemble else self._settle_backend()
@@ -275,7 +275,7 @@ class _Reading:
         config = self._config
         name = config.backend or BACKENDS.get(config.platform, "")
         if not name and config.platform:
-            return None  # `validate` says what is wrong with the platform
+            return None  # `validate` reports the problem with the platform
         if not name:
             name = self._backend_of_files()
         if not name:
@@ -339,7 +339,7 @@ class _Reading:
         return {version: available[version] for version in sorted(served)}
 
     def _settle_strategies(self, served: Mapping[int, Path]) -> None:
-        """The code by which each version forms its batches, where there is some and it may run."""
+        """The custom batching code of each version, if it exists and is allowed to run."""
         config, options = self._config, self._options
         trusted = [directory / config.backend for directory in options.backend_directories]
         field_path = key_path("parameters", STRATEGY_PARAMETER)
@@ -367,7 +367,7 @@ class _Reading:
         return missing_versions(self._config.version_policy, tuple(self._layout.versions))
 
     def _complete(self, backend_class: type[Backend], served: Mapping[int, Path]) -> None:
-        """Let the backend look at the config as it was written, and fill in what its files say."""
+        """Let the backend read the config as written, and complete it from the model's files."""
         version = max(served)
         context = BackendContext(
             model_name=self._layout.name,
@@ -413,7 +413,7 @@ class _Reading:
             gpu_ids=self._options.gpu_ids,
             limits=self._options.limits,
         )
-        # Before completion, what is left out may yet be filled in; only what is wrong as written counts.
+        # Completion may still fill in missing fields, so only errors in the written fields count here.
         self._problems += [problem for problem in found if is_complete or problem.field not in _COMPLETED_FIELDS]
 
     def _raise(self, unsupported: tuple[Problem, ...]) -> None:
@@ -426,7 +426,7 @@ class _Reading:
             raise UnsupportedError("\n".join(str(problem) for problem in located))
 
     def _sure(self, problems: Iterable[Problem]) -> list[Problem]:
-        """Without those that may only follow from a mistake of the text that is reported as well."""
+        """Without the problems that may be consequences of a reported error in the text."""
         written, doubtful = self._parsed.problems, self._parsed.doubtful
         return [problem for problem in problems if problem in written or not is_doubtful(problem, doubtful)]
 

@@ -1,4 +1,4 @@
-"""The devices of this machine that models may be placed on."""
+"""The devices of this machine on which models may be placed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which models belong to which ensembles, and what follows from that when one of them comes or goes.
+"""The models of each ensemble, and the effects on ensembles when a model is loaded or unloaded.
 
-An ensemble is loaded after the models of its steps, which are loaded with it if they are not there. It serves as
-long as all of them do, and fit: whenever one is replaced, it goes on with the new one. Event loop thread only,
-but for `find_config`.
+An ensemble is loaded after the models of its steps; missing models are loaded with it. It serves as long as all
+of them serve and fit. When one is replaced, the ensemble uses the new one. Event loop thread only, except for
+`find_config`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from modelserver.scheduling.ensemble_plan import StepModel
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
 
-# Loads a model as it is in the repository, unless it serves or is being loaded. Raises NotFoundError for no such model.
+# Loads a model as in the repository, unless it serves or is being loaded. Raises NotFoundError if it does not exist.
 EnsureLoaded = Callable[[str], Awaitable[None]]
 
 
 class Ensembles:
     """The ensembles of a repository, by key, and the keys of their models.
 
-    `table` has all models that were ever loaded; `known_keys` says which others there are.
+    `table` has all models that were ever loaded; `known_keys` lists the others.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Ensembles:
         *,
         max_steps: int = ConfigLimits().ensemble_steps,
     ) -> None:
-        """`max_steps` is how many steps one request may take, with those of ensembles that are steps."""
+        """`max_steps` limits the steps of one request, including the steps of nested ensembles."""
         self._max_steps = max_steps
         self._table = table
         self._ensure_loaded = ensure_loaded
@@ -53,21 +53,21 @@ class Ensembles:
         self._coming: dict[str, frozenset[str]] = {}
 
     def find_config(self, key: str) -> FindConfig:
-        """How the steps of ensemble `key` find the configs of models that serve now. From any thread."""
+        """A lookup of the configs of serving models for the steps of ensemble `key`. From any thread."""
 
         def find(step: EnsembleStep) -> ModelConfig | None:
             lifecycle = self._table.lifecycles.get(self._key_of(key, step))
             if lifecycle is not None and lifecycle.pending_load is not None:
-                return None  # it may be another one soon
+                return None  # it may be replaced soon
             model = self._find(key, step)
             return model.config if model is not None else None
 
         return find
 
     async def compose(self, key: str, definition: ModelDefinition) -> None:
-        """See to it that the models of an ensemble's steps are loaded.
+        """Load the models of an ensemble's steps if they are not loaded.
 
-        Raises InvalidArgumentError for those that are not there or cannot be loaded, and for an ensemble that
+        Raises InvalidArgumentError for models that do not exist or cannot be loaded, and for an ensemble that
         contains itself.
         """
         steps = _steps(definition.config)
@@ -89,11 +89,11 @@ class Ensembles:
                 problems.append(_problem(definition, index, f"{what} '{name}': {result.message}", summary))
             elif isinstance(result, BaseException):
                 raise result
-        if problems:  # no ConfigError, because it may be otherwise when it is tried again
+        if problems:  # not a ConfigError: a retry may succeed
             raise InvalidArgumentError(error_of(problems, definition.config_source).message)
 
     def bind(self, key: str, loaded: LoadedVersion) -> ServerError | None:
-        """Let an ensemble call the models that serve now; if it cannot it does not serve, and this is why."""
+        """Let an ensemble call the models that serve now. Returns the reason if it cannot serve."""
         definition, model = loaded.definition, loaded.model
         models: list[Model] = []
         for index, step in enumerate(_steps(definition.config)):
@@ -114,7 +114,9 @@ class Ensembles:
             return error
         num_steps = sum(1 + _num_steps(each) for each in models)
         if num_steps > self._max_steps:
-            limit = f"expected at most {self._max_steps} steps, those of ensembles in it included, got {num_steps}"
+            limit = (
+                f"expected at most {self._max_steps} steps, including the steps of nested ensembles, got {num_steps}"
+            )
             message = f"{limit}; {FLAG}=ensemble_steps={num_steps} allows it"
             error = error_of([_problem(definition, 0, message, "")], definition.config_source)
             model.bind(None, error.message)
@@ -124,12 +126,12 @@ class Ensembles:
         return None
 
     def published(self, key: str) -> None:
-        """The ready versions of a model have changed: so do the ensembles that it belongs to."""
+        """Update the ensembles that contain a model whose ready versions have changed."""
         if key in self._table.lifecycles:
             self._link(key)
         name = self._table.namespaces.name_of(key)
         for ensemble, composing in tuple(self._composing.items()):
-            # In another namespace a model of that name may have been the step's, or may be from now on.
+            # Before or from now on, the step may mean a model of that name in another namespace.
             if key in composing or (self._table.namespaces.is_on and self._names_step(ensemble, name)):
                 self._link(ensemble)
                 self._table.lifecycles[ensemble].rebind()
@@ -150,7 +152,7 @@ class Ensembles:
         return [step for loaded in ensembles for step in _steps(loaded.definition.config)]
 
     def only_of(self, key: str) -> list[str]:
-        """The models of an ensemble, and theirs, that no other ensemble which is loaded needs."""
+        """The models of an ensemble, also of nested ones, that no other loaded ensemble needs."""
         own: dict[str, None] = {}
         left = [key]
         while left:
@@ -176,10 +178,10 @@ class Ensembles:
         return self._table.sequence_holder(model.name, None, sequence_id)
 
     def _key_of(self, ensemble: str, step: EnsembleStep, *, is_new: bool = False) -> str:
-        """The key of a step's model: in the namespace that the step names, else the ensemble's, else the only one.
+        """The key of a step's model: in the step's namespace, else the ensemble's, else the only model of that name.
 
-        A model of the ensemble's namespace that was unloaded leaves its place to another one that serves, until an
-        ensemble that `is_new` has it loaded again.
+        If the model in the ensemble's namespace was unloaded, a serving model of another one takes its place until
+        an ensemble that `is_new` loads it again.
         """
         namespaces = self._table.namespaces
         if not namespaces.is_on:
@@ -195,7 +197,7 @@ class Ensembles:
         return keys[0] if len(keys) == 1 else own
 
     def _check_cycles(self, key: str, definition: ModelDefinition) -> None:
-        """Raise ConfigError when the models of the ensemble, or theirs, lead back to it."""
+        """Raise ConfigError when the ensemble contains itself, directly or through nested ensembles."""
         path = self._path(key, key, (key,))
         if path is not None:
             steps = _steps(definition.config)
@@ -235,5 +237,5 @@ def _problem(definition: ModelDefinition, index: int, message: str, summary: str
 
 
 def _num_steps(model: Model) -> int:
-    """How many models one request to this one asks, directly and through others; 0 unless it is an ensemble."""
+    """The number of models that one request to this model calls, including nested ones; 0 unless it is an ensemble."""
     return sum(1 + _num_steps(each) for each in model.composing)

@@ -1,4 +1,4 @@
-"""Something that the loaded versions of a model need on disk, kept as long as somebody holds it."""
+"""A reference-counted resource on disk that the loaded versions of a model need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 
 class Holding(abc.ABC):
-    """The maker holds it once. `acquire` and `release` may be called from any thread."""
+    """The creator holds it once. `acquire` and `release` may be called from any thread."""
 
     def __init__(self) -> None:
         self._num_holders = 1
@@ -20,7 +20,7 @@ class Holding(abc.ABC):
             self._num_holders += 1
 
     def release(self) -> None:
-        """Let go; the last one frees it. Blocking."""
+        """Release one hold; the last release frees the resource. Blocking."""
         with self._holders_lock:
             self._num_holders -= 1
             is_last = self._num_holders == 0
@@ -29,4 +29,4 @@ class Holding(abc.ABC):
 
     @abc.abstractmethod
     def _free(self) -> None:
-        """Nobody holds it any more. Never raises."""
+        """Free the resource after the last release. Never raises."""

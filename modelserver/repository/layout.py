@@ -1,8 +1,8 @@
-"""Where one model's files lie: a pure reading of its directory, without opening any file.
+"""The layout of one model's files, read from its directory without opening any file.
 
     <model>/config.pbtxt | configs/<config name>.pbtxt | <version>/<files>
 
-Symbolic links are followed; hidden entries are no part of a model; nothing is ever written.
+Symbolic links are followed; hidden entries do not belong to a model; nothing is ever written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from modelserver.repository.namespaces import key_of
 
 CONFIG_FILENAME = "config.pbtxt"
 CONFIGS_DIRECTORY = "configs"
-# A file of this name in a model's directory holds every load back until it is removed.
+# A file of this name in a model's directory blocks every load until it is removed.
 INCOMPLETE_MARKER = ".incomplete"
 
 _VERSION = re.compile(r"0|[1-9][0-9]{0,18}")
@@ -29,11 +29,11 @@ _VERSION_WITH_ZEROS = re.compile(r"0[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
-    """One model's directory. `config_file` is None when there is none: the backend may complete everything.
+    """One model's directory. `config_file` is None if it does not exist: the backend may complete everything.
 
-    `key` tells it from models of the same name, `repository` and `namespace` are name and path of its root. `remote`
-    is what is listed of a model in an object store, whose directory is not there before it is copied; of the copy
-    `origin` says where it is from.
+    `key` distinguishes models of the same name; `repository` and `namespace` are name and path of its root. `remote`
+    is the listing of a model in an object store, whose directory does not exist before it is copied; the `origin`
+    of a copy is its source.
     `ignored` are directories that look like versions but are not, with the reason. `is_single` marks a
     model whose name was given from outside, not by its directory.
     """
@@ -57,7 +57,7 @@ class ModelLayout:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model in an object store as it was listed."""
+    """A model in an object store as listed."""
 
     root: CloudRoot
     listing: Listing
@@ -65,7 +65,7 @@ class RemoteModel:
 
 @dataclass(frozen=True, slots=True)
 class IgnoredPath:
-    """Something in a repository that is not served, and why. Nobody can say what an unreadable one is."""
+    """An entry of a repository that is not served, and the reason. The kind of an unreadable entry is unknown."""
 
     path: Path
     reason: str
@@ -74,7 +74,7 @@ class IgnoredPath:
 
 
 def remote_layout(root: CloudRoot, name: str, listing: Listing, config_name: str) -> ModelLayout:
-    """What is known of a model that is not copied yet."""
+    """The layout of a model that is not copied yet."""
     directory = Path(f"{root.text}/{name}")
     configs = [f"{CONFIGS_DIRECTORY}/{config_name}.pbtxt"] if config_name else []
     config = next((path for path in (*configs, CONFIG_FILENAME) if path in listing.files), None)
@@ -89,7 +89,7 @@ def remote_layout(root: CloudRoot, name: str, listing: Listing, config_name: str
 
 
 def scan_model(directory: Path, name: str, *, config_name: str = "") -> ModelLayout:
-    """The layout of one model's directory, whatever is in it. Raises OSError when it cannot be read."""
+    """The layout of one model's directory, even if it is incomplete. Raises OSError when it cannot be read."""
     versions: dict[int, Path] = {}
     ignored: list[IgnoredPath] = []
     for entry in subdirectories(directory):
@@ -127,12 +127,12 @@ def subdirectories(directory: Path) -> list[str]:
 def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads in a circle, or through where we may not look
+    except OSError:  # a circular link, or a directory that we may not read
         return False
 
 
 def looks_like_model(directory: Path) -> bool:
-    """Raises OSError when that cannot be said."""
+    """Raises OSError when that cannot be determined."""
     if _config_file(directory, "") is not None or (directory / CONFIGS_DIRECTORY).is_dir():
         return True
     if (directory / INCOMPLETE_MARKER).exists():

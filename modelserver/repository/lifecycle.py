@@ -1,7 +1,7 @@
-"""One model's life: loads, swaps, retires its versions, and knows the state of each.
+"""The lifecycle of one model: loads, swaps and retires its versions, and knows the state of each.
 
-An operation (load or unload) is one transaction over all versions of the model, or about one of them; what a load does
-is `Reload`. All methods are called from the event loop thread; what blocks goes to the pools.
+An operation (load or unload) is one transaction over all versions of the model, or one of them; `Reload` does a
+load. All methods are called from the event loop thread; blocking work goes to the pools.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How many changes by an override the index tells; the log tells all.
+# How many changes of an override the index shows; the log shows all.
 _MOST_CHANGES = 10
 
 
 class ModelLifecycle:
-    """The versions of one model, whatever their state."""
+    """The versions of one model, in any state."""
 
     def __init__(self, name: str, context: LifecycleContext) -> None:
         self.name = name
@@ -42,20 +42,20 @@ class ModelLifecycle:
         self._context = context
         self._states = VersionStates(name)
         self._serving = ServingVersions(name, context, self._note_closed)
-        # Whether the model should be ready: the last operation that ended was a load.
+        # Whether the model should be ready: the last finished operation was a load.
         self._is_wanted = False
         self._is_stopped = False
         self._reload: Reload | None = None
-        # Whether another load would bring the same: what serves is what is on disk, or what was kept of an override.
+        # Whether another load would give the same result: the model serves as on disk, or by the stored override.
         self.is_as_stored = True
         self._operations = OperationQueue(name, self._perform)
 
     def load(self, request: LoadRequest) -> asyncio.Future[None]:
-        """Load or reload; done when the new versions serve, or with the ServerError that kept them from it."""
+        """Load or reload; done when the new versions serve, or fails with the ServerError that prevented it."""
         return self._submit(request)
 
     def unload(self, version: int | None = None) -> asyncio.Future[None]:
-        """Done when the model, or that version, takes no more requests; those it has are answered afterwards."""
+        """Done when the model, or that version, takes no more requests; accepted requests are answered afterwards."""
         return self._submit(UnloadRequest(version))
 
     @property
@@ -70,28 +70,28 @@ class ModelLifecycle:
 
     @property
     def loaded(self) -> dict[int, LoadedVersion]:
-        """All that are up, ready or not, by version."""
+        """All loaded versions, ready or not."""
         return self._serving.loaded
 
     @property
     def ensembles(self) -> list[LoadedVersion]:
-        """The loaded versions that are ensembles, whether or not their models are there."""
+        """The loaded versions that are ensembles, even if their models are not loaded."""
         return self._serving.ensembles
 
     @property
     def pending_load(self) -> asyncio.Future[None] | None:
-        """The end of a load that is going on or waits, unless it will be undone."""
+        """The result of a running or waiting load, unless it will be undone."""
         return self._operations.pending_load
 
     @property
     def is_busy(self) -> bool:
-        """Whether an operation is going on or waits."""
+        """Whether an operation is running or waiting."""
         return self._operations.runner is not None
 
     def evict(self) -> bool:
-        """Unload the model if nothing is going on and no request is in flight; whether that was so.
+        """Unload the model if no operation is running and no request is in flight; returns whether it was unloaded.
 
-        It happens within this call: no request can come in between.
+        It happens within this call: no request can arrive in between.
         """
         idle = all(loaded.model.is_idle for loaded in self.loaded.values())
         if self._is_stopped or self.is_busy or not self.loaded or not idle:
@@ -105,7 +105,7 @@ class ModelLifecycle:
 
     @property
     def replacing(self) -> asyncio.Future[None] | None:
-        """The end of a reload before which the model does not serve, because it leaves memory first."""
+        """The result of a reload during which the model does not serve, because it leaves memory first."""
         return self._operations.pending_load if self._reload is not None and self._reload.is_vacated else None
 
     def rebind(self) -> None:
@@ -114,14 +114,14 @@ class ModelLifecycle:
 
     @property
     def standing(self) -> Standing:
-        """Whether the model serves, or should. An ensemble serves unless its models are there and do not fit."""
+        """Whether the model serves, or should. An ensemble serves unless its models are loaded and do not fit."""
         if self.loaded.keys() - self._serving.mismatched:
             return Standing.SERVING
         return Standing.MISSING if self._is_wanted else Standing.ABSENT
 
     @property
     def retiring_models(self) -> list[Model]:
-        """Models that take nothing new and finish what they have, the last one first."""
+        """Models that take no new requests and finish their requests, the newest first."""
         return [loaded.model for loaded in reversed(self._serving.retirement.versions)]
 
     def index(self) -> list[IndexEntry]:
@@ -129,18 +129,18 @@ class ModelLifecycle:
         return self._states.index(self.loaded, self._serving.retirement.versions)
 
     def stop(self) -> None:
-        """Take nothing more: loaded versions go, an operation that waits or runs will fail."""
+        """Accept no more operations: loaded versions are unloaded; a waiting or running operation will fail."""
         self._is_stopped = True
         self._operations.supersede("the server is shutting down")
         self._unload()
 
     async def wait_idle(self) -> None:
-        """Return when nothing is going on any more."""
+        """Return when no operation is running."""
         while tasks := self._running_tasks():
             await asyncio.wait(tasks)
 
     def cancel(self) -> None:
-        """Give up what is going on; the loader closes what that leaves open."""
+        """Cancel the running operation; the loader closes the models that it leaves open."""
         for task in self._running_tasks():
             task.cancel()
 
@@ -190,7 +190,7 @@ class ModelLifecycle:
             self._states.is_loading, self._states.loading = False, ()
             self._reload = None
             self._is_wanted = not self._is_stopped
-            self._serving.publish()  # a model that failed to load is known from now on
+            self._serving.publish()  # from now on, a model that failed to load is known
             if source is not None and source.holdings:
                 self._context.close_pool.submit(source.release)
         self._states.forget_failures(request.version)
@@ -200,7 +200,7 @@ class ModelLifecycle:
             self._states.note = await self._context.in_load_pool(self._settle_override, request, source)
 
     async def _is_current(self, request: LoadRequest) -> bool:
-        """Whether all that a load would bring serves already, as the repository says it."""
+        """Whether everything that a load would bring already serves, as the repository defines it."""
         loaded = self.loaded
         if not loaded or request.version is not None or not request.is_plain or not self.is_as_stored:
             return False
@@ -211,7 +211,7 @@ class ModelLifecycle:
         return await self._context.in_load_pool(self._context.loader.is_current, self.name, definition)
 
     def _settle_override(self, request: LoadRequest, source: LoadSource) -> str:
-        """Keep or forget the override, as asked, and say how the model stands to the one that is kept. Blocking."""
+        """Store or delete the override as requested; returns a note about the stored override. Blocking."""
         store = self._context.overrides
         if store is None:
             return ""
@@ -221,8 +221,8 @@ class ModelLifecycle:
             store.remove(self.name)
         if request.persists or source.request.is_stored:
             shown = [*source.changes[:_MOST_CHANGES], *(["..."] if len(source.changes) > _MOST_CHANGES else [])]
-            return f"overridden, also after a restart: {'; '.join(shown) or 'nothing differs'}"
-        return "an override that is kept is not in use before the next start" if store.has(self.name) else ""
+            return f"overridden, also after a restart: {'; '.join(shown) or 'no differences'}"
+        return "a stored override takes effect at the next start" if store.has(self.name) else ""
 
     def _note_failure(self, error: ServerError, version: int | None) -> None:
         serving = f"; versions {list(self.versions)} still serve" if self.loaded else ""
@@ -247,7 +247,7 @@ class ModelLifecycle:
         return not self._is_stopped and not self._operations.is_unload_waiting(version)
 
     def _check_still_wanted(self, version: int | None) -> None:
-        """An unload that came meanwhile makes a swap pointless."""
+        """Raise if a newer unload makes the swap pointless."""
         if self._is_stopped:
             raise UnavailableError("the server is shutting down")
         if not self._is_still_wanted(version):
@@ -256,7 +256,7 @@ class ModelLifecycle:
     # Unloading.
 
     def _unload(self, version: int | None = None) -> None:
-        """Stop all versions at once, or the one; they drain and close on their own."""
+        """Stop all versions, or one, at once; they drain and close in the background."""
         self._states.forget_failures(version)
         removed = [number for number in self.loaded if version in (None, number)]
         if version is None or (removed and len(removed) == len(self.loaded)):

@@ -1,4 +1,4 @@
-"""What the lifecycles of a repository's models share: pools, the loader, and whom they tell of what serves."""
+"""Shared parts of the lifecycles of a repository's models: pools, the loader, and callbacks about served models."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ReadyTable = Mapping[int | None, "Model"]
 
 
 async def _no_ensembles(name: str, _definition: ModelDefinition) -> None:
-    raise UnavailableError(f"model '{name}': there is nobody who knows the models of an ensemble")
+    raise UnavailableError(f"model '{name}': ensembles are not available here")
 
 
 def _unbound(name: str, _loaded: LoadedVersion) -> ServerError:
-    return UnavailableError(f"model '{name}': there is nobody who knows the models of an ensemble")
+    return UnavailableError(f"model '{name}': ensembles are not available here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class LifecycleContext:
     """`compose` loads the models that an ensemble needs, `bind` lets it call those that serve now (see `ensembles`).
 
     `publish` makes a ready table what `get` answers from (empty: the model is gone). `force_close` is set
-    when waiting for requests in flight must end. `unload_grace_s` is `--unload-grace-secs`.
+    when the wait for requests in flight must end. `unload_grace_s` is `--unload-grace-secs`.
     """
 
     loader: ModelLoader
@@ -50,5 +50,5 @@ class LifecycleContext:
     unload_grace_s: float = 0.0
 
     async def in_load_pool(self, function: Callable[..., Result], *args: object) -> Result:
-        """Call what blocks. Event loop thread."""
+        """Run a blocking function in the pool. Event loop thread."""
         return await asyncio.get_running_loop().run_in_executor(self.load_pool, function, *args)

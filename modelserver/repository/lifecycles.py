@@ -1,4 +1,4 @@
-"""The lifecycles of a repository's models: made when somebody asks for a model, told of each other's changes."""
+"""The lifecycles of a repository's models. Each is made at the first request for its model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from modelserver.repository.residency import Residency
 from modelserver.repository.table import ModelTable
 from modelserver.repository.traffic import TrafficTable
 
-# By the override that is kept, if there is one, else as it is on disk.
+# Load by the stored override if it exists, else as on disk.
 AS_KEPT = LoadRequest(is_stored=True)
 
 
 class Lifecycles:
     """Made when the repository starts. Event loop thread only.
 
-    `force_close` is set when waiting for requests in flight must end; `is_stopping` when nothing may come any more.
+    `force_close` is set when waiting for requests in flight must end; `is_stopping` when no more models may be loaded.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Lifecycles:
         """The model's lifecycle, made if there is none. Raises UnavailableError when the server stops."""
         lifecycle = self._table.lifecycles.get(key)
         if lifecycle is None:
-            if self.is_stopping:  # nobody would close the model
+            if self.is_stopping:  # the model would never be closed
                 raise UnavailableError("the server is shutting down")
             lifecycle = self._table.lifecycles[key] = ModelLifecycle(key, self._context)
         return lifecycle
@@ -73,9 +73,9 @@ class Lifecycles:
         await self._pools.in_scan(self._loader.check_exists, key, version)
 
     async def ensure_loaded(self, key: str) -> None:
-        """Return when the model serves, or raise why it does not; NotFoundError when it is nowhere.
+        """Return when the model serves, or raise the reason; NotFoundError when no root holds it.
 
-        A load that is going on is waited for: what asks may be meant for what comes.
+        Waits for a running load: the caller may want the new model.
         """
         if key not in self._table.lifecycles:
             await self.check_exists(key)
@@ -92,15 +92,15 @@ class Lifecycles:
                 raise
 
     def unload(self, key: str, version: int | None, *, evicts: bool) -> Awaitable[None]:
-        """Unload a model that has a lifecycle. With `evicts` requests load it again, else only a load request does.
+        """Unload a model that has a lifecycle. With `evicts` any request loads it again, else only a load request.
 
-        It is in its place among the model's operations when this returns, but for an eviction while somebody waits for
-        the model.
+        The unload is queued among the model's operations when this returns, except for an eviction while requests wait
+        for the model.
         """
         if evicts:
             return self._evict(key, version) if self._residency.is_awaited(key) else self._submit_unload(key, version)
         if version is None:
-            self._residency.withhold(key)  # at once: a load that this supersedes is not to be tried again
+            self._residency.withhold(key)  # at once: a load that this supersedes must not be retried
         is_serving = version is None or version in self._table.lifecycles[key].versions
         unloaded = self._submit_unload(key, version)
         return self._withhold_after(key, unloaded) if is_serving else unloaded
@@ -113,7 +113,7 @@ class Lifecycles:
         await self._submit_unload(key, version)
 
     async def _withhold_after(self, key: str, unloaded: Awaitable[None]) -> None:
-        """What is unloaded as a whole, or by its last version, stays so."""
+        """A model that is unloaded as a whole, or by its last version, stays unloaded."""
         await unloaded
         if not self._table.lifecycles[key].versions:
             self._residency.withhold(key)
@@ -124,5 +124,5 @@ class Lifecycles:
         if self._traffic.splits:
             name = self._table.namespaces.name_of(key)
             self._traffic.follow(name, self._table.ready_versions(name))
-        if not self.is_stopping:  # else every model goes, and ensembles let go of theirs by themselves
+        if not self.is_stopping:  # at stop every model is unloaded anyway
             self._ensembles.published(key)

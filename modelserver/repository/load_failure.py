@@ -1,4 +1,4 @@
-"""Loads that fail because of some versions: each one's reason, in the words that Triton's clients look for."""
+"""Loads that fail because of some versions: the reason of each, in the words that Triton's clients match."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _KNOWN = ("failed to load", "load failed for model")
 
 
 class CompletionError(InvalidArgumentError):
-    """The backend could not read the files by which it completes a config that is right as it is written, or the
-    config asks for what the machine has not got.
+    """The backend could not read the files from which it completes an otherwise valid config, or the config needs
+    something that the machine does not have.
 
-    `versions` are those that would serve, `reason` is what there is to say of each. `needs_change`: trying again does
-    not help before the files are changed.
+    `versions` are the versions to serve, `reason` applies to each. `needs_change`: a retry does not help before the
+    files are changed.
     """
 
     def __init__(self, error: ServerError, versions: Iterable[int]) -> None:
@@ -37,9 +37,9 @@ class VersionsFailedError(InvalidArgumentError):
 
 @contextmanager
 def named_failure(name: str) -> Iterator[None]:
-    """Begin the message of what is raised with "failed to load", by which clients of Triton's know it.
+    """Prefix the error's message with "failed to load", which Triton's clients match.
 
-    The error itself stays: others may wait for the same load, and hear the same.
+    The error object stays the same: other callers may wait for the same load and get the same error.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a load is asked to do."""
+"""The parameters of a load."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from modelserver.repository.replacement import contained_path
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """What a load is asked to use in place of what is on disk: a config (JSON), and all files with it.
+    """Replacements for the model on disk: a config (JSON), and with it all files.
 
-    A file is its content, or a path to copy it from. With `version` it is about that version alone, whatever the
-    version policy says. `persists` True keeps the override for later starts, False forgets the one that is kept,
-    None leaves it as it is. `is_stored`: it is the one that is kept, or with nothing else given: use that one, if
-    there is one.
+    A file is its content, or a path to copy it from. `version` limits the load to that version, regardless of the
+    version policy. `persists` True stores the override for later starts, False deletes the stored override,
+    None leaves it unchanged. `is_stored`: this is the stored override; or, with nothing else given: use the stored
+    override if it exists.
     """
 
     config_json: str | None = None

@@ -1,6 +1,6 @@
 """The blocking half of loading: reads definitions, makes and closes models, on threads of the load pool.
 
-It knows nothing of states and swaps (see `lifecycle`), but keeps account of every model that is open.
+It does not know states and swaps (see `lifecycle`), but keeps track of every open model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# File systems tell times apart that lie this far from each other.
+# File systems distinguish times that are this far apart.
 _CLOCK_STEP_NS = 2_000_000_000
 
 # Makes a model that is ready, warmed up included. Blocking; raises ServerError.
@@ -45,11 +45,11 @@ LoadModel = Callable[[type[Backend], BackendContext], "Model"]
 
 @dataclass(frozen=True, slots=True)
 class LoadSource:
-    """A definition, and what it holds on disk until the caller releases it: the directory made for it if its files
-    came with the request, and what its agents made.
+    """A definition and its resources on disk until the caller releases them: the directory for files that
+    came with the request, and the directories that its agents made.
 
-    `request` is what it came from: of a load that uses what is kept, that. `changes` say what an override changes.
-    `is_wanted` says, in any thread, whether the load still makes sense.
+    `request` is its load request; for a load by the stored override, that override. `changes` describe the effect of
+    an override. `is_wanted` says, in any thread, whether the load still makes sense.
     """
 
     definition: ModelDefinition
@@ -59,7 +59,7 @@ class LoadSource:
     is_wanted: Callable[[], bool] = always
 
     def release(self) -> None:
-        """Let go of all that the source holds, the last made first. Blocking."""
+        """Release everything that the source holds, in reverse order. Blocking."""
         _release(self.holdings)
 
 
@@ -93,8 +93,8 @@ class ModelLoader:
             return len(self._open)
 
     def read(self, name: str, request: LoadRequest) -> LoadSource:
-        """The definition of a model as it is on disk now, or as `request` overrides it. Raises ServerError."""
-        # The first words are Triton's, which its public example of model control looks for.
+        """The definition of a model as on disk now, or as overridden by `request`. Raises ServerError."""
+        # The first words are Triton's; its public example of model control matches them.
         what = f"failed to poll from model repository: reading model '{name}'"
         source = _at_edge(what, lambda: self._read(name, request))
         for warning in source.definition.warnings:
@@ -102,10 +102,10 @@ class ModelLoader:
         return source
 
     def is_current(self, key: str, definition: ModelDefinition) -> bool:
-        """Whether reading the model anew would give this definition: no file has changed since. Never raises.
+        """Whether reading the model again would give this definition, because no file has changed. Never raises.
 
-        Files that were written shortly before they were read are not trusted: the file system's clock may not tell
-        what was written then from what was written afterwards.
+        Files that were written shortly before they were read are not trusted: the file system's clock may be too coarse
+        to distinguish later writes.
         """
         if not definition.is_of_files_alone:
             return False
@@ -124,7 +124,7 @@ class ModelLoader:
             return False
 
     def _backend_of(self, definition: ModelDefinition) -> type[Backend]:
-        """What a load would find for the definition's backend now."""
+        """The backend that a load of the definition would find now."""
         options = self._options
         directory = definition.model_directory if options.allow_model_backends else None
         name = definition.config.backend
@@ -137,14 +137,14 @@ class ModelLoader:
             check_has_version(layout, version)
 
     def versions(self, key: str) -> frozenset[int]:
-        """Those that lie in a root now; none of a model that no root holds."""
+        """The versions in a root now; empty for a model that no root holds."""
         try:
             return frozenset(self._find(key).versions)
         except NotFoundError:
             return frozenset()
 
     def load(self, source: LoadSource, version: int) -> LoadedVersion:
-        """One version, ready to serve. Raises ServerError; then nothing is left of it."""
+        """One version, ready to serve. A failure raises ServerError and leaves nothing behind."""
         name = source.definition.name
         return _at_edge(f"loading model '{name}' version {version}", lambda: self._load(source, version))
 
@@ -154,7 +154,7 @@ class ModelLoader:
         _at_edge(what, lambda: loaded.model.update_instances(definition.config))
 
     def close(self, loaded: LoadedVersion) -> None:
-        """Close a model for good. Never raises: there is nobody to tell; doing it again does nothing."""
+        """Close a model for good. Never raises, because no caller could handle it. A second call does nothing."""
         with self._lock:
             if loaded not in self._open:
                 return
@@ -168,7 +168,7 @@ class ModelLoader:
             _release(loaded.holdings)
 
     def abandon(self) -> tuple[LoadedVersion, ...]:
-        """From now on whatever finishes loading is closed at once; returns the models that are still open."""
+        """From now on close every model as soon as it is loaded; returns the models that are still open."""
         with self._lock:
             self._is_abandoned = True
             return tuple(self._open)
@@ -188,7 +188,7 @@ class ModelLoader:
         return replace(source, request=request, changes=changes)
 
     def _own_definition(self, key: str, version: int | None) -> ModelDefinition:
-        """What a model is without an override, and without its agents."""
+        """A model without its override and without its agents."""
         layout = self._find(key)
         if layout.remote is None:
             return read_definition(layout, self._options, only_version=version)
@@ -199,7 +199,7 @@ class ModelLoader:
             tree.release()
 
     def _changes(self, key: str, definition: ModelDefinition, request: LoadRequest) -> tuple[str, ...]:
-        """What an override changes of what the repository says by itself, if that can be read."""
+        """The differences between an override and the model in the repository, if that can be read."""
         files = (f"all files: {len(request.files)} in place of the directory",) if request.files else ()
         try:
             own = self._own_definition(key, request.version)
@@ -239,7 +239,7 @@ class ModelLoader:
         return self._define(layout, request, (replacement,))
 
     def _define(self, layout: ModelLayout, request: LoadRequest, holdings: tuple[Holding, ...]) -> LoadSource:
-        """Let the model's agents do their work, and read what they leave. On failure nothing is held."""
+        """Run the model's agents, and read the directory that they produce. On failure nothing is held."""
         options, config_json = self._options, request.config_json
         try:
             agents = read_agents(layout, config_json=config_json)
@@ -315,7 +315,7 @@ def _release(holdings: Sequence[Holding]) -> None:
 
 
 def _check_unchanged(definition: ModelDefinition, version: int) -> None:
-    """A version whose files changed under its loading may be half old, half new: it must not serve.
+    """Reject a version whose files changed during its load: it may be half old, half new.
 
     New files are fine: backends write caches beside their models.
     """
@@ -328,7 +328,7 @@ def _check_unchanged(definition: ModelDefinition, version: int) -> None:
 
 
 def _at_edge(what: str, action: Callable[[], Result]) -> Result:
-    """Run a job of the pool: a fault of a backend or the file system becomes the job's ServerError."""
+    """Run a job of the pool: an error of a backend or the file system becomes a ServerError."""
     try:
         return action()
     except ServerError:

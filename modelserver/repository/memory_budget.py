@@ -1,4 +1,4 @@
-"""Loads on demand under a budget of memory: others leave for a model until it fits, and what it takes is measured."""
+"""Loads on demand within a memory budget: other models are evicted until a model fits, and its use is measured."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from modelserver.repository.residents import Residents, plan_room
 
 logger = logging.getLogger(__name__)
 
-# Between two looks for room while all are busy.
+# Seconds between checks for room while all models are busy.
 _LOOK_AGAIN_S = 0.05
 _MIB = 1 << 20
 
 
 class NoRoomError(UnavailableError):
-    """The budget is spent: no fault of the model, which may be tried again at once."""
+    """The budget is used up. The model has not failed, so it may be retried at once."""
 
 
 class MemoryBudget:
-    """`load` brings a model into memory, `measure` is what the process takes. Event loop thread only."""
+    """`load` loads a model, `measure` returns the memory of the process. Event loop thread only."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class MemoryBudget:
         self._load = load
         self._clock = clock
         self._measure = measure
-        self._turn = asyncio.Lock()  # loads go one by one, so that what each takes can be measured
-        self._coming: dict[str, int] = {}  # what those that are being loaded will take
+        self._turn = asyncio.Lock()  # one load at a time, so that its memory can be measured
+        self._coming: dict[str, int] = {}  # expected memory of the models that are being loaded
 
     async def load(self, key: str, file_bytes: int) -> None:
-        """Make room, and load a model whose files are so large. Raises ServerError."""
+        """Make room for a model with files of this size, and load it. Raises ServerError."""
         known = self._residents.num_bytes.get(key, 0)
         if not self._options.budget_bytes:
             await self._load(key)
@@ -59,7 +59,7 @@ class MemoryBudget:
                 self._turn.release()
 
     async def _take_turn(self) -> bool:
-        """Wait for the loads before this one, but not for ever: a model may wait for this one while it is loaded."""
+        """Wait for the loads before this one, but not for ever: the load in progress may itself wait for this model."""
         try:
             async with asyncio.timeout(self._options.room_patience_s):
                 return await self._turn.acquire()
@@ -67,10 +67,10 @@ class MemoryBudget:
             return False
 
     async def _load_measured(self, key: str, file_bytes: int, *, is_alone: bool) -> None:
-        """Load, and find out what it takes: what the process grew by, what its children hold, or what the config says.
+        """Load, and determine the memory: growth of the process, memory of its children, or the config's number.
 
-        An allocator that has free pages grows by less: the files are the least that counts, and what was seen before.
-        Unless it is alone, what the process grew by says nothing of this model.
+        With free pages in the allocator the process grows by less, so the files' size and earlier measurements are
+        lower bounds. Growth counts only if no other load runs at the same time.
         """
         residents, budget_bytes = self._residents, self._options.budget_bytes
         before = self._measure()
@@ -90,7 +90,7 @@ class MemoryBudget:
             residents.evict(victim, "memory")
 
     async def _make_room(self, key: str, needed_bytes: int) -> None:
-        """Evict the least recently used until the model fits. Raises NoRoomError when it cannot."""
+        """Evict the least recently used models until the model fits. Raises NoRoomError if it cannot fit."""
         residents, budget_bytes = self._residents, self._options.budget_bytes
         if needed_bytes > budget_bytes:
             raise NoRoomError(

@@ -1,4 +1,4 @@
-"""Which names a model may have: an allow-list, because names become paths, URLs and metric labels."""
+"""An allow-list for model names, because names become paths, URLs and metric labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST_NAME_BYTES = 255
 
 
 def name_problem(name: str) -> str | None:
-    """Why `name` cannot name a model; None if it can."""
+    """Why `name` is not a valid model name; None if it is."""
     if not name:
         return "it is empty"
     if len(name.encode("utf-8", "surrogatepass")) > _LONGEST_NAME_BYTES:
@@ -25,7 +25,7 @@ def name_problem(name: str) -> str | None:
 
 
 def check_model_name(name: str) -> None:
-    """Raise InvalidArgumentError for a name that no model can have."""
+    """Raise InvalidArgumentError for an invalid model name."""
     problem = name_problem(name)
     if problem is None:
         return

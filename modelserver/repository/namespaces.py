@@ -1,7 +1,7 @@
-"""Which repository a model's name means, with `--model-namespacing`: then several may have one of the same name.
+"""Resolves model names with `--model-namespacing`, where several repositories may have a model of the same name.
 
-Inside the server a model has a key: its name, or with namespacing `<repository>::<name>`. A client may say the key in
-place of the name, always; the name alone as long as only one repository holds a model of that name.
+Inside the server a model has a key: its name, or with namespacing `<repository>::<name>`. A client may always use the
+key instead of the name. The name alone works as long as only one repository holds a model of that name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SEPARATOR = "::"
 
 
 class AmbiguousModelError(InvalidArgumentError):
-    """Several repositories have a model of that name, and nothing says which one is meant."""
+    """Several repositories have a model of that name, and the request does not choose one."""
 
 
 def repository_names(paths: Sequence[Path]) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class Namespaces:
         self.is_on = is_on
 
     def split(self, key: str) -> tuple[str, str]:
-        """Repository and name; the repository is empty without namespacing, and for a name that is no key."""
+        """Repository and name; the repository is empty without namespacing, and for a name that is not a key."""
         repository, separator, name = key.partition(SEPARATOR)
         if self.is_on and separator and repository in self.repositories:
             return repository, name
@@ -54,7 +54,7 @@ class Namespaces:
         return self.split(key)[1]
 
     def check(self, repository: str) -> None:
-        """Raise NotFoundError for a repository that there is not."""
+        """Raise NotFoundError for an unknown repository."""
         if repository not in self.repositories:
             raise NotFoundError(
                 f"there is no model repository '{repository:.200}'; there are: {', '.join(self.repositories)}"
@@ -63,7 +63,7 @@ class Namespaces:
     def named(self, name: str, repository: str) -> str:
         """The key of a model of this `repository`, if one is named, else the name.
 
-        Raises UnsupportedError without namespacing, as Triton does, and NotFoundError when there is no such one.
+        Raises UnsupportedError without namespacing, as Triton does, and NotFoundError for an unknown repository.
         """
         if not repository:
             return name
@@ -76,13 +76,13 @@ class Namespaces:
         return key_of(repository, name)
 
     def keys(self, name: str, known: Iterable[str]) -> list[str]:
-        """Those of the `known` keys that `name` (a name or a key) may mean."""
+        """The `known` keys that `name` (a name or a key) may mean."""
         if not self.is_on or self.split(name)[0]:
             return [key for key in (name,) if key in known]
         return sorted(key for key in known if self.name_of(key) == name)
 
     def ambiguous(self, name: str, keys: Sequence[str]) -> AmbiguousModelError:
-        """What a client is told that must choose; the first sentence is Triton's."""
+        """The error for a client that must choose a repository; the first sentence is Triton's."""
         return AmbiguousModelError(
             f"There are {len(keys)} identifiers of model '{name}' in global map, model namespace must be provided to "
             f"resolve ambiguity. Ask for one of: {', '.join(keys)}"

@@ -1,4 +1,4 @@
-"""From what `--model-repository` says to roots; those in object stores with credentials and a place for copies."""
+"""Opens the roots of `--model-repository`; roots in object stores get credentials and a directory for copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelserver.repository.cloud_uri import CloudUri, storage_options
 from modelserver.repository.options import RepositoryOptions
 from modelserver.repository.roots import RepositoryRoot, name_roots, resolve_roots
 
-# Triton's variables for where models of each cloud are copied to.
+# Triton's variables for the directory of each cloud's copies.
 _VARIABLES = {
     "s3": "TRITON_AWS_MOUNT_DIRECTORY",
     "gs": "TRITON_GCS_MOUNT_DIRECTORY",
@@ -30,7 +30,7 @@ def open_roots(options: RepositoryOptions) -> tuple[RepositoryRoot, ...]:
 
 
 def _open_cloud_root(uri: CloudUri, options: RepositoryOptions) -> RepositoryRoot:
-    """Raises UnavailableError when the library is missing, InvalidArgumentError for a file or directory of no use."""
+    """Raises UnavailableError when the library is missing, InvalidArgumentError for an unusable file or directory."""
     directory = options.cloud_cache_directory or _default_directory(uri)
     cache = CloudCache(directory, max_bytes=options.cloud_cache_bytes)
     store = CloudStore(uri, storage_options(uri, os.environ))

@@ -1,4 +1,4 @@
-"""The operations of one model: one at a time, few waiting, and a newer one takes the place of an older one."""
+"""The operations of one model: one at a time, few waiting, and a newer operation replaces an older one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class SupersededError(UnavailableError):
-    """Somebody wanted something else of the model before this was done: no fault of the model."""
+    """A newer request replaced this operation before it was done. The model has not failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ OperationRequest = LoadRequest | UnloadRequest
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """What is to be done, and where its callers wait."""
+    """An operation, and the future on which its callers wait."""
 
     request: OperationRequest
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def __post_init__(self) -> None:
-        # A caller that has left must not leave an unread exception behind.
+        # If the caller has gone, its exception must not be reported as unread.
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def is_same_as(self, request: OperationRequest) -> bool:
@@ -44,7 +44,7 @@ class _Operation:
         return self.request == request
 
     def is_undone_by(self, request: OperationRequest) -> bool:
-        """Whether nothing is left of this operation after `request`: it concerns the same version, or all of them."""
+        """Whether `request` undoes this operation: it concerns the same version, or all versions."""
         return request.version is None or request.version == self.request.version
 
     def settle(self, error: ServerError | None) -> None:
@@ -59,7 +59,7 @@ class _Operation:
 class OperationQueue:
     """Runs `perform(request)` for each operation; used on the event loop thread only.
 
-    A caller that goes away does not stop an operation: others may wait for it, and files are half changed. At
+    An operation continues when its caller goes away: others may wait for it, and its changes are half done. At
     most one operation waits per version, and one for the whole model.
     """
 
@@ -72,7 +72,7 @@ class OperationQueue:
 
     @property
     def pending_load(self) -> asyncio.Future[None] | None:
-        """The end of the load of the model that comes last, if nothing but that is to come."""
+        """The result of the newest load, if no other operation is waiting."""
         operations = [*([self._running] if self._running is not None else []), *self._waiting]
         if operations and isinstance(operations[-1].request, LoadRequest):
             return operations[-1].done
@@ -80,20 +80,20 @@ class OperationQueue:
 
     @property
     def runner(self) -> asyncio.Task[None] | None:
-        """The task that works off the operations; None when there are none."""
+        """The task that performs the operations; None without operations."""
         return self._runner
 
     def is_unload_waiting(self, version: int | None = None) -> bool:
-        """Whether what runs now, for one version or all, will be undone right after. Called from any thread."""
+        """Whether a waiting operation will undo the running one, for one version or all. Called from any thread."""
         return any(
             isinstance(waiting.request, UnloadRequest) and waiting.request.version in (None, version)
             for waiting in self._waiting
         )
 
     def submit(self, request: OperationRequest) -> asyncio.Future[None]:
-        """Enqueue an operation; the future has its end, or the ServerError that it met.
+        """Enqueue an operation; the future gets its result, or its ServerError.
 
-        The last one that waits is joined if it would do the same. Those that this one undoes are superseded.
+        If the last waiting operation does the same, the call joins it. Operations that this one undoes are superseded.
         """
         if not self._waiting or not self._waiting[-1].is_same_as(request):
             what = "the model" if request.version is None else f"version {request.version} of the model"
@@ -107,7 +107,7 @@ class OperationQueue:
         return self._waiting[-1].done
 
     def supersede(self, reason: str) -> None:
-        """Let the operations that wait fail."""
+        """Make the waiting operations fail."""
         waiting, self._waiting = self._waiting, []
         self._refuse(waiting, reason)
 
@@ -140,7 +140,7 @@ class OperationQueue:
 
 
 async def all_of(operations: Iterable[Awaitable[None]]) -> None:
-    """Wait for all; then raise what the first that failed raised."""
+    """Wait for all; then raise the error of the first that failed."""
     for result in await asyncio.gather(*operations, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

@@ -1,4 +1,4 @@
-"""What the repository is told at start: where models lie and how they are loaded."""
+"""Options of the repository: where models are and how they are loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ControlMode(enum.Enum):
         """Raise UnavailableError unless models may be loaded and unloaded on request."""
         if self is ControlMode.EXPLICIT:
             return
-        raise UnavailableError(  # Triton says this of both other modes, and its clients' tests look for it
+        raise UnavailableError(  # Triton says this for both other modes, and its clients' tests match it
             f"explicit model load / unload is not allowed if polling is enabled: the model control mode is "
             f"'{self.value}'; to {verb} models on request start the server with --model-control-mode=explicit"
         )
@@ -50,15 +50,15 @@ class DefinitionOptions:
     limits: ConfigLimits = field(default_factory=ConfigLimits)
 
     def backend_options(self, backend_name: str) -> dict[str, str]:
-        """What one backend is told: the pairs for all backends, then its own."""
+        """The settings of one backend: the pairs for all backends, then its own."""
         return {**self.backend_config.get("", {}), **self.backend_config.get(backend_name, {})}
 
 
 @dataclass(frozen=True, slots=True)
 class DemandOptions:
-    """Models that are loaded when they are asked for: `is_on` for those whose config does not say otherwise.
+    """Options of load on demand. `is_on` is the default for models whose config does not set it.
 
-    `keep_alive_s` is how long they stay without requests, `budget_bytes` what they may take together (0: no limit),
+    `keep_alive_s` is how long they stay without requests, `budget_bytes` limits their total memory (0: no limit),
     `room_patience_s` how long one waits for others to become idle.
     """
 
@@ -76,8 +76,8 @@ class RepositoryOptions:
     `has_namespaces` is `--model-namespacing`, `default_max_queue_size` is `--max-queue-size` (0: no limit),
     `unload_grace_s` is `--unload-grace-secs` (0: no limit).
     Overrides are kept in `override_directory`, if any. Models of object stores are copied to `cloud_cache_directory`
-    (None: the user's cache), which is held to about `cloud_cache_bytes` (0: no limit). `demand` is of models that are
-    loaded when they are asked for.
+    (None: the user's cache), which is held to about `cloud_cache_bytes` (0: no limit). `demand` are the options
+    of load on demand.
     """
 
     roots: tuple[Path | CloudUri, ...]

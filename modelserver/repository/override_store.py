@@ -1,9 +1,9 @@
-"""Overrides that outlive the server: what a load was asked to use in place of the repository's files, on disk.
+"""Stored overrides: a load's replacements for the repository's files, kept on disk across restarts.
 
     <directory>/models/<model>.json   config, and the files by path with size and SHA-256
-    <directory>/blobs/<sha256>        the content of a file, shared by all that have it
+    <directory>/blobs/<sha256>        the content of a file, shared by all overrides with it
 
-A file is written beside its place, synced, and renamed: a crash leaves the old override or the new one, whole.
+A file is written under a temporary name, synced and renamed: after a crash the old or the new override is complete.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`sha256` is of the rest, so that a manifest that was edited or cut is noticed."""
+    """`sha256` covers the other fields, so that an edited or truncated manifest is detected."""
 
     format: int
     model: str
@@ -83,7 +83,7 @@ class OverrideStore:
         return self._manifest_path(name).exists()
 
     def save(self, name: str, request: LoadRequest) -> None:
-        """Keep the request's config and files in place of what was kept of this model. Raises ServerError."""
+        """Store the request's config and files, replacing the model's stored override. Raises ServerError."""
         assert request.config_json is not None, "an override has a config"
         check_storable(name)
         with self._lock:
@@ -102,7 +102,7 @@ class OverrideStore:
     def read(self, name: str) -> LoadRequest | None:
         """The override of a model, its files as paths; None if there is none.
 
-        Raises InvalidArgumentError when it is not what was saved.
+        Raises InvalidArgumentError when it was changed since it was saved.
         """
         path = self._manifest_path(name)
         with self._lock:
@@ -157,7 +157,7 @@ class OverrideStore:
         return path
 
     def _drop_unused_blobs(self) -> None:
-        """Called with the lock held. A manifest that cannot be read may use any of them."""
+        """Called with the lock held. An unreadable manifest may use any of the blobs."""
         used: set[str] = set()
         for path in self._models.glob(f"*{_SUFFIX}"):
             try:
@@ -198,7 +198,7 @@ def _hash_file(path: Path) -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put the file there as a whole, safe from a crash. Raises OSError."""
+    """Write the file atomically and durably. Raises OSError."""
     descriptor, temporary = tempfile.mkstemp(prefix=".", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,4 +1,4 @@
-"""What a load of an already loaded model has to do: pure comparison of what serves with what should."""
+"""The plan of a reload: a pure comparison of the loaded versions with the wanted ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class LoadedVersion:
-    """A version that serves, or did, and what it holds on disk: see `LoadSource`.
+    """A version that serves or has served, and its resources on disk: see `LoadSource`.
 
-    `definition` is what it was loaded from, or the newer one by which it was kept. `leaving` says why it is still
+    `definition` is the one it was loaded from, or the newer one under which it was kept. `leaving` says why it is still
     UNLOADING, once that has taken too long.
     """
 
@@ -42,7 +42,7 @@ class LoadedVersion:
 class ReloadPlan:
     """Versions to `load` anew, to `keep` as they are, to `update` in place, and to `retire` for good.
 
-    A version in `load` may serve already: its old model goes when the new one is there.
+    A version in `load` may already serve: its old model is retired when the new one is ready.
     """
 
     load: tuple[int, ...]
@@ -54,9 +54,9 @@ class ReloadPlan:
 def plan_reload(
     loaded: Mapping[int, LoadedVersion], definition: ModelDefinition, *, keeps_others: bool = False
 ) -> ReloadPlan:
-    """The least work that leads from `loaded` to `definition`. A model that is not ready is never kept.
+    """The minimal work to get from `loaded` to `definition`. A model that is not ready is never kept.
 
-    `keeps_others`: the definition is of some versions only, and the others are left alone.
+    `keeps_others`: the definition covers some versions only, and the others stay unchanged.
     """
     kinds = {version: _kind(loaded.get(version), definition, version) for version in definition.versions}
     return ReloadPlan(
@@ -75,7 +75,7 @@ def _kind(loaded: LoadedVersion | None, new: ModelDefinition, version: int) -> s
         return "load"
     if old.config == new.config:
         return "keep"
-    # Which versions are served is no business of a version that is.
+    # The version policy does not affect a version that is served.
     in_place = replace(old.config, version_policy=new.config.version_policy, instance_group=new.config.instance_group)
     if _can_follow(old.config.dynamic_batching, new.config.dynamic_batching):
         in_place = replace(in_place, dynamic_batching=new.config.dynamic_batching)
@@ -83,7 +83,7 @@ def _kind(loaded: LoadedVersion | None, new: ModelDefinition, version: int) -> s
 
 
 def _can_follow(old: ModelDynamicBatching | None, new: ModelDynamicBatching | None) -> bool:
-    """Whether a batcher can change its rules under way: there is one, and what is in flight keeps its order."""
+    """Whether the batcher can change its rules while it runs: it exists, and requests in flight keep their order."""
     return old is not None and new is not None and old.preserve_ordering == new.preserve_ordering
 
 
@@ -98,6 +98,6 @@ def _has_same_files(old: ModelDefinition, new: ModelDefinition, version: int) ->
 
 
 def _without_config(tree: TreeFingerprint) -> tuple[FileStamp, ...]:
-    """The files that all versions share, but for the config: that is compared by its meaning."""
+    """The files shared by all versions, without the config, which is compared by its meaning."""
     prefix = f"{CONFIGS_DIRECTORY}/"
     return tuple(file for file in tree.files if file.path != CONFIG_FILENAME and not file.path.startswith(prefix))

@@ -1,7 +1,7 @@
-"""Follows a repository's files and has models loaded and unloaded as they change.
+"""Follows a repository's files, and loads and unloads models as they change.
 
-A change counts when two scans in a row have seen the same state of a model's files, so that what is still
-being copied is left alone. Every model is followed on its own: what is slow or broken stops no other.
+A change counts when two scans in a row have seen the same state of a model's files, so that files that are still
+being copied are not loaded. Models are followed independently: a slow or broken model does not block others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from modelserver.repository.load_failure import VersionsFailedError
 
 logger = logging.getLogger(__name__)
 
-# The files of each model; None for one that is there but must be left as it is (marked as incomplete,
+# The files of each model; None for a model that must not be changed (marked as incomplete,
 # unreadable, or in several repositories).
 PollScan = Mapping[str, ModelFingerprint | None]
 
@@ -34,7 +34,7 @@ class PollPlan:
 
 
 def diff(previous: PollScan, current: PollScan, applied: Mapping[str, ModelFingerprint]) -> PollPlan:
-    """What two scans in a row agree on that differs from what was acted on (`applied`)."""
+    """The state on which two scans in a row agree and that differs from the `applied` one."""
     load = [
         name
         for name, fingerprint in current.items()
@@ -45,7 +45,7 @@ def diff(previous: PollScan, current: PollScan, applied: Mapping[str, ModelFinge
 
 
 def back_off_s(num_failures: int, interval_s: float) -> float:
-    """How long to wait before loading unchanged files again after so many failures in a row."""
+    """How long to wait before loading unchanged files again after this number of failures in a row."""
     return min(interval_s * 2.0 ** min(num_failures, 20), _LONGEST_BACK_OFF_S)
 
 
@@ -91,7 +91,7 @@ class Poller:
         self._runner = asyncio.get_running_loop().create_task(self._run(), name="repository poller")
 
     async def stop(self) -> None:
-        """End polling; operations that were started go on in the repository."""
+        """End polling; started operations continue in the repository."""
         tasks = [task for task in (self._runner, *self._busy.values()) if task is not None]
         self._runner = None
         for task in tasks:
@@ -100,7 +100,7 @@ class Poller:
             await asyncio.wait(tasks)
 
     async def poll_once(self) -> None:
-        """Scan once and start what there is to do; returns without waiting for it."""
+        """Scan once and start the necessary loads and unloads; returns without waiting for them."""
         try:
             current = await self._scan()
         except OSError as error:
@@ -122,7 +122,7 @@ class Poller:
                 self._begin(name, self._load)
 
     async def wait_idle(self) -> None:
-        """Return when nothing that a poll has started is going on."""
+        """Return when all operations that a poll has started are done."""
         while self._busy:
             await asyncio.wait(list(self._busy.values()))
 
@@ -135,7 +135,7 @@ class Poller:
                 logger.exception("polling the model repository failed; the next poll comes as planned")
 
     def _due(self, current: PollScan) -> list[str]:
-        """Models whose load failed long enough ago and whose files are what they were."""
+        """Models whose load failed long enough ago and whose files are unchanged."""
         now_ns = self._clock.now_ns()
         return [
             name
@@ -157,7 +157,7 @@ class Poller:
             self._retries.pop(name, None)
 
     def _note(self, name: str, error: ServerError) -> None:
-        """Try again later, unless only a change of the files can help."""
+        """Schedule a retry, unless only a change of the files can help."""
         needs_change = error.needs_change if isinstance(error, VersionsFailedError) else False
         if needs_change or isinstance(error, ConfigError | UnsupportedError):
             self._retries.pop(name, None)

@@ -21,10 +21,10 @@ class RepositoryPools:
         self.scan = ThreadPoolExecutor(1, thread_name_prefix="repository-scan")
 
     async def in_scan(self, function: Callable[..., Result], *args: object) -> Result:
-        """Call what looks at the disk. Event loop thread."""
+        """Run a function that reads the disk. Event loop thread."""
         return await asyncio.get_running_loop().run_in_executor(self.scan, function, *args)
 
     def shutdown(self, *, waits: bool) -> None:
-        """No more work; with `waits` return when all that there was is done."""
+        """Accept no more work; with `waits`, return when all accepted work is done."""
         for pool in (self.load, self.close, self.scan):
             pool.shutdown(wait=waits)

@@ -1,8 +1,8 @@
-"""One load of a model that may serve already: new versions come up, are swapped in, and the old ones go.
+"""One load of a model that may already serve: new versions are loaded and swapped in, and old ones are retired.
 
     plan -> load new versions (old ones serve) -> swap in one loop step -> old ones: stop -> drain -> close
 
-It is one transaction: on failure everything is as before. Event loop thread; what blocks goes to the load pool.
+It is one transaction: on failure everything is as before. Event loop thread; blocking work goes to the load pool.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _ROLLING_PATIENCE_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class Reload:
-    """`version` None: of the whole model; else `source` is of that one, and the others stay as they are.
+    """`version` None: the whole model; else `source` covers that version, and the others stay unchanged.
 
-    `check_wanted` raises when the load has become pointless; `is_stopped`: nothing may come up any more.
+    `check_wanted` raises when the load has become pointless; `is_stopped`: no new version may be loaded any more.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Reload:
     version: int | None
     check_wanted: Callable[[], None]
     is_stopped: Callable[[], bool]
-    # Whether old versions have left before the new ones come, so that requests had better wait.
+    # Whether old versions leave before the new ones are loaded, so that requests should wait.
     is_vacated: bool = False
 
     async def run(self) -> None:
-        """Bring up what the definition asks for and swap it in. Raises ServerError.
+        """Load the versions of the definition and swap them in. Raises ServerError.
 
         A model that does not fit twice leaves first (`ReloadMode.UNLOAD_FIRST`), and comes back on failure if its
         files are still there.
@@ -68,7 +68,7 @@ class Reload:
                 raise
         except ServerError:
             await self._restore(vacated)
-            self.check_wanted()  # a load that was given up because of an unload is no failure of its own
+            self.check_wanted()  # a load that an unload has cancelled is not a failure
             raise
         finally:
             self.is_vacated = False
@@ -88,7 +88,7 @@ class Reload:
         for loaded in fresh:
             error = self.context.bind(self.name, loaded) if loaded.model.is_ensemble else None
             if error is not None:
-                # No ConfigError, after which only a change of the file would help: its models may change.
+                # Not a ConfigError, which only a change of the file could fix: the ensemble's models may change.
                 raise error if not isinstance(error, ConfigError) else InvalidArgumentError(error.message)
 
     async def _load_versions(
@@ -138,7 +138,7 @@ class Reload:
             raise
 
     def _rollings(self, versions: Iterable[int]) -> dict[int, Rolling]:
-        """How versions are replaced instance by instance, those that can be."""
+        """The rolling replacements of the versions that allow it."""
         loaded = self.serving.loaded
         return {
             version: Rolling(self.context.in_load_pool, self.context.loader, self.source, loaded[version])
@@ -146,10 +146,10 @@ class Reload:
             if can_roll(loaded[version].definition.config, self.source.definition.config)
         }
 
-    # Versions that leave before their successors come.
+    # Versions that leave before their successors are loaded.
 
     async def _vacate(self, versions: Iterable[int]) -> dict[int, LoadedVersion]:
-        """Unload versions that are replaced, and wait until they are closed. What they need on disk is held."""
+        """Unload replaced versions, and wait until they are closed. Their resources on disk stay held."""
         vacated = {version: self.serving.loaded[version] for version in versions}
         for loaded in vacated.values():
             for holding in loaded.holdings:
@@ -160,7 +160,7 @@ class Reload:
         return vacated
 
     async def _restore(self, vacated: Mapping[int, LoadedVersion]) -> None:
-        """Load versions again that have left for others that did not come, if their files are as they were."""
+        """Load unloaded versions again after their successors failed, if their files are unchanged."""
         for version, loaded in vacated.items():
             if not self.source.is_wanted():
                 return
@@ -168,7 +168,7 @@ class Reload:
             try:
                 self.serving.loaded[version] = await self.context.in_load_pool(self.context.loader.load, old, version)
             except ServerError as error:
-                logger.error("model '%s' version %d does not come back: %s", self.name, version, error.message)
+                logger.error("model '%s' version %d cannot be restored: %s", self.name, version, error.message)
             else:
                 logger.info("model '%s' version %d is back", self.name, version)
 

@@ -10,13 +10,13 @@ from pathlib import Path, PurePosixPath
 from modelserver.errors import InvalidArgumentError
 from modelserver.repository.holding import Holding
 
-# What file systems take: of a name, and of a path below a directory of the server's choice.
+# Limits of file systems for a name, and for a path below a directory that the server chooses.
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 2048
 
 
 class ReplacementDirectory(Holding):
-    """A temporary model directory, removed when nobody holds it any more."""
+    """A temporary model directory, removed after its last release."""
 
     def __init__(self, model_name: str, files: Mapping[str, bytes | Path]) -> None:
         """Write `files` (path relative to the model directory -> content, or a file to copy). Blocking.

@@ -1,4 +1,4 @@
-"""The model repository: name and version -> ready model, and all that changes the answer.
+"""The model repository: maps name and version to a ready model, and controls loads and unloads.
 
 Everything here runs on the event loop thread; reading, loading and closing are done by pools of threads.
 """
@@ -46,7 +46,7 @@ from modelserver.repository.traffic_control import TrafficControl
 
 logger = logging.getLogger(__name__)
 
-# What closing gets after the time to drain is over, before models are left to the end of the process.
+# Time for closing after the drain timeout, before models are left to the end of the process.
 _CLOSE_GRACE_S = 1.5
 
 
@@ -60,7 +60,7 @@ class _Phase(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What loads and changes models: made when the roots are open, all at once."""
+    """The parts that load and change models, all made when the roots are open."""
 
     loader: ModelLoader
     models: Lifecycles
@@ -110,13 +110,13 @@ class ModelRepository:
         )
         self.traffic = TrafficTable()
 
-    # What requests ask.
+    # Lookups by requests.
 
     def get(self, name: str, version: int | None) -> Model:
         """The ready model; `version` None is the highest ready one.
 
-        Raises NotFoundError for a model or version that nobody knows, ModelAsleepError for one that is loaded when
-        it is asked for, UnavailableError, with state and reason, for another one that is not ready.
+        Raises NotFoundError for an unknown model or version, ModelAsleepError for a model on demand that is not loaded,
+        and UnavailableError, with state and reason, for any other model that is not ready.
         """
         try:
             return self._ready[name][version]
@@ -125,7 +125,7 @@ class ModelRepository:
             raise asleep or self._table.missing(name, version, self._catalog.scan) from None
 
     def sequence_holder(self, name: str, version: int | None, sequence_id: int | str) -> Model | None:
-        """The model on which a sequence is under way, if any: it goes on there, whatever serves now."""
+        """The model on which a sequence is under way, if any: the sequence continues there after a reload."""
         return self._table.sequence_holder(name, version, sequence_id)
 
     def ready_versions(self, name: str) -> tuple[int, ...]:
@@ -138,9 +138,9 @@ class ModelRepository:
             yield from lifecycle.models
 
     def index(self, repository: str = "") -> list[IndexEntry]:
-        """A row for every version of every model, those included that lie on disk and were never loaded.
+        """A row for every version of every model, including models on disk that were never loaded.
 
-        With `repository` of the models that lie there only; raises NotFoundError when there is no such one.
+        With `repository`, only its models; raises NotFoundError for an unknown repository.
         """
         if repository:
             self._table.namespaces.check(repository)
@@ -151,7 +151,7 @@ class ModelRepository:
         return self.residency.annotate(self._table.index_rows(self._catalog.scan, repository))
 
     async def unloaded_configs(self) -> list[ModelConfig]:
-        """The configs of models that would be loaded if they were asked for, as far as they are known before."""
+        """The configs of unloaded models on demand, as far as they are known without a load."""
         if not self.residency.is_active:
             return []
         layouts = [each for each in self._catalog.scan.models.values() if self.residency.can_wake(each.name, None)]
@@ -160,12 +160,12 @@ class ModelRepository:
     def is_ready(self, strict: bool) -> bool:
         """Whether the start is over and, if `strict`, every model that should serve does.
 
-        See `obstacles` for those that do not count.
+        See `obstacles` for the models that do not count.
         """
         return next(self._obstacles(strict), None) is None
 
     def unready_because(self, strict: bool) -> list[str]:
-        """A sentence for each thing for which `is_ready` is false; empty when it is true."""
+        """A sentence for each reason why `is_ready` is false; empty when it is true."""
         return list(self._obstacles(strict))
 
     def _obstacles(self, strict: bool) -> Iterator[str]:
@@ -185,10 +185,10 @@ class ModelRepository:
     # Start and stop.
 
     async def start(self, server: ServerCalls | None = None) -> dict[str, ServerError]:
-        """Load what the control mode says; returns the models that could not be loaded and why.
+        """Load the models that the control mode selects; returns the models that could not be loaded and why.
 
-        `server` is what backends may ask of the server. Raises NotFoundError for a root that is no directory and, with
-        `is_exit_on_error`, StartupError for models that could not be loaded. `stop` is due in any case.
+        `server` is the backends' interface to the server. Raises NotFoundError if a root is not a directory and, with
+        `is_exit_on_error`, StartupError for models that could not be loaded. Call `stop` in any case.
         """
         options = self._options
         if not options.roots:
@@ -213,7 +213,7 @@ class ModelRepository:
         return failures
 
     async def _open(self, server: ServerCalls | None) -> _Parts:
-        """Open the roots, and make what loads models from them."""
+        """Open the roots, and make the parts that load models from them."""
         options = self._options
         roots = await self._pools.in_scan(open_roots, options)
         self._table.namespaces = Namespaces([root.name for root in roots], is_on=options.has_namespaces)
@@ -246,7 +246,7 @@ class ModelRepository:
         return _Parts(loader, models, archives, traffic, overrides)
 
     async def stop(self, timeout_s: float) -> None:
-        """Unload everything: wait up to `timeout_s` for requests in flight, then close all the same.
+        """Unload everything: wait up to `timeout_s` for requests in flight, then close them anyway.
 
         Raises TimeoutError when a model could not even be closed in time; it is left to the process's end.
         """
@@ -288,12 +288,12 @@ class ModelRepository:
     ) -> None:
         """Load or reload a model on request, or one version of it; returns when it serves.
 
-        With namespaces, `repository` says which one; without it all models of that name are loaded, as Triton does.
-        A version that was loaded so is served, whatever the version policy, until the next load without one.
+        With namespaces, `repository` chooses one; without it all models of that name are loaded, as in Triton.
+        A version that was loaded by number is served, despite the version policy, until the next load without one.
         `config_json` replaces its config file; `files` (path relative to the model directory -> content)
-        replace its whole directory and need `config_json`. `persists` keeps that for later starts, or with False
-        forgets what was kept. `keep_alive_s` is how long a model on demand stays without requests, until the next load;
-        for another one it raises InvalidArgumentError. Raises UnavailableError unless the control
+        replace its whole directory and need `config_json`. `persists` stores that for later starts, or with False
+        deletes the stored override. `keep_alive_s` is how long a model on demand stays without requests, until the next
+        load; for other models it raises InvalidArgumentError. Raises UnavailableError unless the control
         mode is explicit, NotFoundError for a model that no root holds, and ServerError, the old versions
         still serving, for a load that fails.
         """
@@ -322,10 +322,10 @@ class ModelRepository:
     ) -> None:
         """Unload a model on request, or one version of it; returns when it takes no more requests.
 
-        A model or version that is not loaded is no error. A model on demand stays unloaded until it is loaded by
-        request, or with `evicts`, until it is asked for; those who wait for it meanwhile have it before it leaves.
+        A model or version that is not loaded is not an error. A model on demand stays unloaded until a load request, or
+        with `evicts` until any request for it; requests that already wait for it are served before it leaves.
 
-        `unload_dependents` unloads with an ensemble the models of its steps, but for those that another one needs.
+        `unload_dependents` also unloads the models of an ensemble's steps, except models that another ensemble needs.
         Raises UnavailableError unless the control mode is explicit.
         """
         self._check_explicit("unload")
@@ -337,11 +337,11 @@ class ModelRepository:
         await all_of(self._parts.models.unload(key, version, evicts=evicts) for key in dict.fromkeys(keys))
 
     async def set_traffic(self, name: str, traffic: Traffic | None, *, persists: bool = False) -> None:
-        """Say which versions of a model answer and see its requests; None: as ever.
+        """Set which versions of a model answer its requests and get copies of them; None restores the default.
 
-        With `persists` it is so after a restart, too; what was kept is forgotten with the traffic itself. Raises
-        NotFoundError for a model that nobody knows, InvalidArgumentError for a version that is neither ready nor on
-        disk, and where nothing can be kept.
+        `persists` keeps it across restarts; removing the traffic also deletes the stored one. Raises
+        NotFoundError for an unknown model, InvalidArgumentError for a version that is neither ready nor on
+        disk, and if the server has no directory for stored traffic.
         """
         check_model_name(name)
         parts = self._parts
@@ -351,7 +351,7 @@ class ModelRepository:
     async def add_archive(self, name: str, directory: Path) -> None:
         """Load a model, or an ensemble with its models, from a directory outside the repositories, under this name.
 
-        Returns when it serves; on failure nothing is left. Raises UnavailableError unless the control mode is
+        Returns when it serves; a failure leaves nothing behind. Raises UnavailableError unless the control mode is
         explicit, and as `Archives.add`.
         """
         self._check_explicit("load")
@@ -359,18 +359,18 @@ class ModelRepository:
         await self._parts.archives.add(name, directory)
 
     async def remove_archive(self, name: str) -> None:
-        """Unload what `add_archive` has loaded; returns when it is closed. Raises as `Archives.remove`."""
+        """Unload an archive of `add_archive`; returns when it is closed. Raises as `Archives.remove`."""
         self._check_explicit("unload")
         await self._parts.archives.remove(name)
 
     def archives(self) -> Mapping[str, Path]:
-        """The models that were loaded so and serve, and their directories."""
+        """The serving models of archives, and their directories."""
         return self._opened.archives.directories if self._opened is not None else {}
 
-    # Below: how.
+    # Implementation.
 
     async def _keys_to_load(self, name: str, repository: str, *, is_new: bool) -> list[str]:
-        """What a request to load `name` means: with namespaces, the models of that name in all of them."""
+        """The models that a request to load `name` means: with namespaces, the models of that name in all of them."""
         named = self._table.namespaces.named(name, repository)
         if not self._table.namespaces.is_on or self._table.namespaces.split(named)[0]:
             return [named]
@@ -378,7 +378,7 @@ class ModelRepository:
         keys = self._table.namespaces.keys(named, {*self._lifecycles, *self._catalog.scan.names})
         if is_new and len(keys) != 1:
             raise InvalidArgumentError(
-                f"model '{name}': say by 'repository' or '<repository>::{name}' in which one its files are to be; "
+                f"model '{name}': choose the repository for its files by 'repository' or '<repository>::{name}'; "
                 f"there are: {', '.join(self._table.namespaces.repositories)}"
             )
         return keys or [named]
@@ -397,7 +397,7 @@ class ModelRepository:
         if parts.overrides is not None:
             keys = sorted({*keys, *await self._pools.in_scan(parts.overrides.names)})
         if self._options.control_mode is not ControlMode.EXPLICIT or "*" in self._options.load_models:
-            # What --load-model names is loaded, but * names none.
+            # Models named by --load-model are loaded; * is not a name.
             keys = [key for key in keys if not self.residency.sleeps_at_start(key)]
         return await load_all(keys, self._catalog.scan.duplicates, lambda key: parts.models.of(key).load(AS_KEPT))
 
@@ -409,7 +409,7 @@ class ModelRepository:
     def _check_storable(self, name: str) -> None:
         if self._parts.overrides is None:
             raise InvalidArgumentError(
-                "load parameter 'persist': start the server with --override-directory, where overrides are kept"
+                "load parameter 'persist': start the server with --override-directory, a directory for stored overrides"
             )
         check_storable(name)
 
@@ -417,14 +417,14 @@ class ModelRepository:
         return (await self._pools.in_scan(self._catalog.survey)).fingerprints
 
     async def _refresh(self) -> None:
-        """Look for models that were put into the repository."""
+        """Look for models that were added to the repository."""
         if self._options.control_mode is ControlMode.EXPLICIT:
             await self._pools.in_scan(self._catalog.refresh)
 
     async def _load_from_disk(self, name: str) -> None:
         lifecycle = self._lifecycles.get(name)
         if (lifecycle is None or not lifecycle.versions) and self.residency.sleeps_at_start(name):
-            return  # it is read when it is asked for
+            return  # it is read at the first request
         await asyncio.shield(self._parts.models.of(name).load(AS_KEPT))
 
     async def _unload_gone(self, name: str) -> None:
@@ -442,7 +442,7 @@ class ModelRepository:
         )
 
     def _abandon(self, late: Sequence[str]) -> None:
-        """End what is left to end: nothing, or what the time was too short for."""
+        """Cancel the tasks that the timeout has left running, if any."""
         for name in late:
             self._lifecycles[name].cancel()
         if self._opened is not None:

@@ -1,7 +1,7 @@
-"""Models that are loaded when they are asked for, and leave when nobody asks or memory is short.
+"""Models that are loaded at the first request, and unloaded when they are idle or memory is short.
 
-A model on demand is in memory, asleep, or withheld: unloaded by request, and so not loaded by others' requests. Event
-loop thread only; what blocks goes to a pool.
+A model on demand is loaded, unloaded, or withheld: an unload request also keeps inference requests from loading it.
+Event loop thread only; blocking work goes to a pool.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from modelserver.repository.roots import RepositoryScan
     from modelserver.repository.table import ModelTable
 
-# Between two looks at the disk for names that nobody knows.
+# Seconds between searches of the disk for unknown names.
 _LOOK_FOR_NAMES_S = 1.0
 
 
@@ -48,7 +48,7 @@ class DemandCounts:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryAccess:
-    """What the repository does for its residency: loading, looking at the disk, knowing who calls whom."""
+    """The repository's services for its residency: loading, scanning the disk, and the calls between models."""
 
     load: Callable[[str], Awaitable[None]]
     refresh: Callable[[], Awaitable[None]]
@@ -59,7 +59,7 @@ class RepositoryAccess:
 
 
 class Residency:
-    """Who may sleep, who sleeps, and who wakes. `on_active` is called when the first model may."""
+    """The LRU policy of models on demand. `on_active` is called when the first such model appears."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class Residency:
         self._loads: Counter[str] = Counter()
         self._looked_s = -inf
 
-    # What is known of models.
+    # State of models.
 
     async def survey(self, layouts: Iterable[ModelLayout]) -> None:
-        """Read what the models' configs say of their residence, before any is loaded."""
+        """Read the residence options in the models' configs, before any model is loaded."""
         for key, policy in (await self._access.describe(layouts)).items():
             self._learn(key, policy)
 
@@ -99,7 +99,7 @@ class Residency:
         return self.is_on_demand(key) and not self._residents.policy(key).is_pinned
 
     def is_on_demand(self, key: str) -> bool:
-        """Whether the model is loaded when it is asked for, and may be evicted."""
+        """Whether requests load the model, and it may be evicted."""
         return self._residents.is_on_demand(key)
 
     def published(self, key: str, table: ReadyTable) -> None:
@@ -116,11 +116,11 @@ class Residency:
             self._sweeper.begin()
 
     def withhold(self, key: str) -> None:
-        """The model is unloaded by request: no other request loads it, until one to load does."""
+        """An unload request has unloaded the model: only a load request loads it again."""
         self._withheld.add(key)
 
     def keep(self, key: str, keep_alive_s: float | None) -> None:
-        """A load has said how long the model is kept; None: as its config says.
+        """Set how long the model is kept, as a load request says; None: as its config says.
 
         Raises InvalidArgumentError for a model that is not on demand.
         """
@@ -138,7 +138,7 @@ class Residency:
         self._sweeper.note_change()
 
     def annotate(self, rows: Sequence[IndexEntry]) -> list[IndexEntry]:
-        """The index, saying of models that sleep that they do."""
+        """The index, with a note on unloaded models on demand."""
         return [self._annotated(row) for row in rows] if self.is_active else list(rows)
 
     def residents(self) -> list[Resident]:
@@ -149,12 +149,12 @@ class Residency:
         evictions = dict(self._residents.evictions)
         return DemandCounts(dict(self._loads), evictions, self._wakes.num_waking, self.options.budget_bytes)
 
-    # Waking.
+    # Loading on demand.
 
     def asleep(self, name: str, version: int | None) -> ServerError | None:
-        """What is to be told who asks for a model that is not ready, if it is on demand.
+        """The error for a request to a model on demand that is not ready.
 
-        ModelAsleepError for one that can be woken, UnavailableError for one that has just failed to load.
+        ModelAsleepError for a model that can be loaded, UnavailableError for one that has just failed to load.
         """
         keys = self._keys(name)
         if len(keys) != 1:
@@ -175,19 +175,19 @@ class Residency:
         return isinstance(self.asleep(name, version), ModelAsleepError)
 
     async def wake(self, key: str) -> None:
-        """Load the model, once for all that ask; returns when it serves. Raises ServerError."""
+        """Load the model, once for all waiting requests; returns when it serves. Raises ServerError."""
         await self._wakes.wake(key)
 
     def is_awaited(self, key: str) -> bool:
-        """Whether somebody waits for the model to be loaded."""
+        """Whether requests wait for the model to be loaded."""
         return self._wakes.is_awaited(key)
 
     async def until_served(self, key: str) -> None:
-        """Return when nobody waits for the model to be loaded: who did has it now, or knows why not."""
+        """Return when no request waits for the model: each has the model now, or its error."""
         await self._wakes.until_served(key)
 
     async def stop(self) -> None:
-        """Wake and evict nobody any more."""
+        """Stop loading on demand and evicting."""
         await self._sweeper.stop()
         await self._wakes.stop()
 
@@ -203,7 +203,7 @@ class Residency:
                 try:
                     await self._account()
                     await self._budget.load(key, file_bytes)
-                    await self._account()  # what came along: the steps of an ensemble
+                    await self._account()  # models loaded along with it: the steps of an ensemble
                     return
                 except SupersededError:
                     # By a newer load, or by an eviction, which lets requests load the model again.
@@ -216,16 +216,16 @@ class Residency:
         except ServerError as error:
             raise self._backoff.note(key, error) from error
 
-    # Below: how.
+    # Implementation.
 
     async def _account(self) -> None:
-        """Let the budget know of the models in memory that others than requests have loaded."""
+        """Account for loaded models that were not loaded on demand."""
         for key in self._residents.unmeasured():
             layout = self._access.scan().models.get(key)
             self._residents.assume(key, 0 if layout is None else await self._access.size(layout))
 
     def _keys(self, name: str) -> list[str]:
-        """The keys of models that a request may mean. Cheap, because anybody may ask for what there is not."""
+        """The keys of models that a request may mean. Cheap, because clients may ask for names that do not exist."""
         lifecycles, scan = self._table.lifecycles, self._access.scan()
         if not self._table.namespaces.is_on:
             return [name] if name in lifecycles or name in scan.models else []
@@ -256,7 +256,7 @@ class Residency:
         return row
 
     def _unknown(self, name: str) -> ServerError | None:
-        """A name that nobody knows may be of a model that has just been put there."""
+        """An unknown name may belong to a model that has just been added."""
         if not self.options.is_on or self._clock() < self._looked_s + _LOOK_FOR_NAMES_S:
             return None
         return ModelAsleepError(f"Request for unknown model: '{name}' is not found", lambda: self._look_for(name))

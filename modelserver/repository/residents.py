@@ -1,4 +1,4 @@
-"""Models on demand that are in memory: what each takes, how long it is kept, and which ones leave for others."""
+"""Loaded models on demand: the memory of each, how long it is kept, and which models are evicted for others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNSAID = Residence()
 
 
 class Residents:
-    """What is known of models by key, loaded or not. Event loop thread only.
+    """Data about models by key, loaded or not. Event loop thread only.
 
     `users` are the loaded ensembles that call a model, `is_awaited` says whether requests wait for one.
     """
@@ -38,10 +38,10 @@ class Residents:
         is_awaited: Callable[[str], bool],
     ) -> None:
         self.policies: dict[str, Residence] = {}
-        self.keep_alive_s: dict[str, float] = {}  # where a load request has said so
+        self.keep_alive_s: dict[str, float] = {}  # set by load requests
         self.num_bytes: dict[str, int] = {}
         self.evictions: Counter[tuple[str, str]] = Counter()  # by key and reason
-        self.evicted: dict[str, str] = {}  # why those left that have not come back
+        self.evicted: dict[str, str] = {}  # reasons of evicted models that are not loaded again
         self._options = options
         self._table = table
         self._scan = scan
@@ -52,7 +52,7 @@ class Residents:
         return self.policies.get(key, _UNSAID)
 
     def is_on_demand(self, key: str) -> bool:
-        """Whether the model is loaded when it is asked for, and may be evicted."""
+        """Whether requests load the model, and it may be evicted."""
         wish = self.policy(key).is_on_demand
         return self._options.is_on if wish is None else wish
 
@@ -66,25 +66,25 @@ class Residents:
         return [self._resident(key) for key in self._table.lifecycles if key != but and self._is_resident(key)]
 
     def in_children_bytes(self, key: str) -> int:
-        """What the processes of its versions hold."""
+        """The memory of the processes of its versions."""
         return sum(usage.byte_size for model in self.models(key) for usage in model.memory_usage())
 
     def unmeasured(self) -> list[str]:
-        """Those in memory that no request has loaded: at start, by a load request, as steps of an ensemble."""
+        """Models that were not loaded on demand: at start, by a load request, or as steps of an ensemble."""
         return [key for key in self._table.lifecycles if key not in self.num_bytes and self._is_resident(key)]
 
     def assume(self, key: str, file_bytes: int) -> None:
-        """Nobody has seen what the model takes: what its config says, or its processes hold, and its files at least."""
+        """An estimate without a measurement: the config's number or the memory of its processes, at least its files."""
         assumed = self.policy(key).memory_bytes or max(file_bytes, self.in_children_bytes(key))
         self.num_bytes.setdefault(key, assumed)
 
     def stays(self, key: str) -> bool:
-        """Whether the model is pinned, called by an ensemble that is loaded, or would not come back as it is."""
+        """Whether the model is pinned, called by a loaded ensemble, or could not be reloaded in the same form."""
         comes_back = self._table.lifecycles[key].is_as_stored and key in self._scan().models
         return self.policy(key).is_pinned or bool(self._users(key)) or not comes_back
 
     def evict(self, key: str, reason: str) -> bool:
-        """Unload the model if it is idle; whether it was. `reason` is "idle" or "memory"."""
+        """Unload the model if it is idle; returns whether it was. `reason` is "idle" or "memory"."""
         if not self._table.lifecycles[key].evict():
             return False
         self.evictions[key, reason] += 1
@@ -93,7 +93,7 @@ class Residents:
         return True
 
     async def wait_closed(self, key: str) -> None:
-        """Return when what was evicted is closed."""
+        """Return when evicted models are closed."""
         await self._table.lifecycles[key].wait_retired()
 
     def _is_resident(self, key: str) -> bool:
@@ -115,7 +115,7 @@ class Residents:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A model in memory that was loaded on demand, or may be. Times are seconds of any one clock.
+    """A model in memory that was loaded on demand, or may be. Times are seconds of one clock.
 
     `can_leave` unless it is pinned, busy, or called by an ensemble that is loaded. `keep_alive_s` inf is for ever.
     """
@@ -132,7 +132,7 @@ class Resident:
 
 
 def idle_ones(residents: Iterable[Resident], now_s: float) -> list[str]:
-    """Those that nobody has asked for as long as they are kept."""
+    """Models without requests for as long as they are kept."""
     return [resident.key for resident in residents if resident.can_leave and resident.expires_s <= now_s]
 
 

@@ -1,4 +1,4 @@
-"""The end of versions: stop, drain (what is in flight is answered), close. Event loop thread; a pool closes."""
+"""Retires versions: stop, drain (requests in flight are answered), close. Event loop thread; a pool closes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from modelserver.repository.plan import LoadedVersion
 
 logger = logging.getLogger(__name__)
 
-# How often a model that does not drain is mentioned.
+# How often a model that does not drain is logged.
 _DRAIN_NOTICE_S = 60.0
 
 
 class Retirement:
     """The versions of one model that take no more requests and are not closed yet.
 
-    `force_close` is set when waiting for requests in flight must end; `on_closed` hears of each version. After
+    `force_close` is set when waiting for requests in flight must end; `on_closed` is called for each version. After
     `grace_s` (0: never) processes of a version that has not answered its requests are killed.
     """
 
@@ -53,7 +53,7 @@ class Retirement:
         task.add_done_callback(self._on_finished)
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Return when those that leave now are closed, or time is up."""
+        """Return when the versions that are leaving now are closed, or time is up."""
         if tasks := tuple(self.tasks):
             await asyncio.wait(tasks, timeout=timeout_s)
 
@@ -63,9 +63,9 @@ class Retirement:
         await asyncio.gather(*(loop.run_in_executor(self._close_pool, self._close, loaded) for loaded in versions))
 
     def _on_finished(self, task: asyncio.Task[None]) -> None:
-        """Nobody holds the version any more: now its memory is free, and can go."""
+        """After the last release of a version its memory is free, and can be returned."""
         self.tasks.discard(task)
-        with contextlib.suppress(RuntimeError):  # the pool takes nothing more, because the server ends
+        with contextlib.suppress(RuntimeError):  # the pool is shut down because the server ends
             self._close_pool.submit(give_back)
 
     async def _finish(self, loaded: LoadedVersion) -> None:
@@ -75,9 +75,9 @@ class Retirement:
         self._on_closed(loaded.version)
 
     async def _drain(self, loaded: LoadedVersion) -> None:
-        """Return when the model has answered all it accepted, or when closing is forced."""
+        """Return when the model has answered all accepted requests, or when closing is forced."""
         model = loaded.model
-        grace_s = self._grace_s  # what is left of it
+        grace_s = self._grace_s  # the remaining part of it
         forced = asyncio.ensure_future(self._force_close.wait())
         try:
             while not forced.done():

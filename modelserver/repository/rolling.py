@@ -1,7 +1,7 @@
-"""A reload instance by instance: the new version grows as the old one shrinks, one instance more at most in memory.
+"""A reload instance by instance: the new version grows as the old one shrinks, with at most one extra instance.
 
-The first half of the new instances is made while the old version serves by what it has left; then the new one takes
-over, and when the old one is closed the other half follows.
+The first half of the new instances is made while the old version serves with its remaining instances. Then the new
+version takes over, and the other half follows when the old version is closed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def with_instances(config: ModelConfig, number: int) -> ModelConfig:
 
 
 def can_roll(old: ModelConfig, new: ModelConfig) -> bool:
-    """Whether a version can be replaced so: it has instances to spare, and no sequences, which stay where they are."""
+    """Whether rolling is possible: the version has instances to spare, and no sequences, which are bound to them."""
     return not new.is_ensemble and new.sequence_batching is None and min(num_instances(old), num_instances(new)) > 1
 
 
@@ -69,7 +69,7 @@ class Rolling:
         return fresh
 
     async def undo(self, fresh: LoadedVersion | None) -> None:
-        """Let the old version be as it was."""
+        """Restore the old version."""
         if fresh is not None:
             await self._in_pool(self._loader.close, fresh)
         definition = self._old.definition
@@ -84,7 +84,7 @@ class Rolling:
             )
 
     async def finish(self, fresh: LoadedVersion) -> None:
-        """The rest of the instances, once the old version is closed. Raises ServerError; what is there serves."""
+        """The rest of the instances, when the old version is closed. Raises ServerError; existing ones serve."""
         definition = self._source.definition
         for number in range(num_instances(fresh.model.config) + 1, num_instances(definition.config) + 1):
             await self._resize(fresh, definition.config, number)

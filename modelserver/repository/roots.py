@@ -1,4 +1,4 @@
-"""Where models lie: what the directories and addresses given by `--model-repository` hold.
+"""The roots given by `--model-repository` (directories and addresses), and their models.
 
     <root>/<model>/...   see `layout`
 
@@ -49,11 +49,11 @@ class RepositoryRoot:
 
     @property
     def place(self) -> str:
-        """Where it is, for people and for metrics."""
+        """The root's location, for people and for metrics."""
         return self.cloud.text if self.cloud is not None else str(self.path)
 
     def key_of(self, model_name: str) -> str:
-        """What the server calls a model of this root: see `namespaces`."""
+        """The key of a model of this root: see `namespaces`."""
         return key_of(self.name, model_name) if self.is_namespace else model_name
 
     def name_of(self, key: str) -> str | None:
@@ -88,7 +88,7 @@ class RepositoryScan:
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """Keys of what may be models, but cannot be read at the moment."""
+        """Keys of possible models that cannot be read at the moment."""
         return tuple(ignored.key for ignored in self.ignored if ignored.is_unreadable)
 
 
@@ -98,8 +98,8 @@ def resolve_roots(
     """Decide of each path whether it is a repository or a single model, which is then called `model_name`.
 
     It is a single model if no directory in it looks like one and it holds a config, a version, or a
-    file that a backend recognises. Raises NotFoundError for a path that is no directory, InvalidArgumentError
-    for one that cannot be read and for a name that is none or that nothing takes.
+    file that a backend recognises. Raises NotFoundError if a path is not a directory, InvalidArgumentError
+    if it cannot be read, and for an invalid or unused name.
     """
     roots = tuple(resolve_root(path, model_name, find_backend) for path in paths)
     if model_name and not any(root.model_name for root in roots):
@@ -117,7 +117,7 @@ def name_roots(roots: Sequence[RepositoryRoot], *, are_namespaces: bool) -> tupl
 
 
 def resolve_root(path: Path, model_name: str, find_backend: BackendFinder) -> RepositoryRoot:
-    """Decide as `resolve_roots` of one path."""
+    """As `resolve_roots`, for one path."""
     if not path.is_dir():
         found = "it is a file" if path.exists() else "there is nothing at that path"
         raise NotFoundError(f"model repository '{path}' is not a directory: {found}")

@@ -1,4 +1,4 @@
-"""The loaded versions of one model: those that requests find, and how they come and go. Event loop thread only."""
+"""The loaded versions of one model: lookup by requests, swaps and retirement. Event loop thread only."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 
 
 class ServingVersions:
-    """`loaded` are those that are up, by version, replaced as a whole; `retirement` has those that leave.
+    """`loaded` are the loaded versions, replaced as a whole; `retirement` holds the leaving ones.
 
-    `mismatched` are ensembles whose models are there and do not fit. `on_closed` hears of each version.
+    `mismatched` are ensembles whose models are loaded but do not fit. `on_closed` is called for each version.
     """
 
     def __init__(self, name: str, context: LifecycleContext, on_closed: Callable[[int], None]) -> None:
@@ -54,7 +54,7 @@ class ServingVersions:
         return [loaded for loaded in self.loaded.values() if loaded.model.is_ensemble]
 
     def publish(self) -> None:
-        """Let requests find what is ready now."""
+        """Publish the ready versions to requests."""
         versions = self.versions
         table: dict[int | None, Model] = {version: self.loaded[version].model for version in versions}
         if versions:
@@ -62,7 +62,7 @@ class ServingVersions:
         self._context.publish(self._name, table)
 
     def swap(self, definition: ModelDefinition, plan: ReloadPlan, fresh: Mapping[int, LoadedVersion]) -> None:
-        """From one request to the next, the new versions answer. No await here."""
+        """Swap in the new versions atomically between two requests: no await here."""
         replaced = [self.loaded[version] for version in (*plan.load, *plan.retire) if version in self.loaded]
         for version in plan.update:
             loaded = self.loaded[version]
@@ -80,7 +80,7 @@ class ServingVersions:
         logger.info("model '%s' serves versions %s", self._name, list(self.versions))
 
     def remove(self, versions: Iterable[int]) -> None:
-        """These stop at once, as far as they are loaded; they drain and close on their own."""
+        """Stop these versions at once, if they are loaded; they drain and close in the background."""
         removed = {version: self.loaded[version] for version in versions if version in self.loaded}
         self.loaded = {version: loaded for version, loaded in self.loaded.items() if version not in removed}
         self.publish()
@@ -88,7 +88,7 @@ class ServingVersions:
             self.retirement.retire(loaded)
 
     def bind(self, loaded: LoadedVersion) -> ServerError | None:
-        """Let an ensemble call the models that serve now; why it cannot."""
+        """Let an ensemble call the models that serve now. Returns the reason if it cannot."""
         error = self._context.bind(self._name, loaded)
         self.mismatched.discard(loaded.version)
         if isinstance(error, ConfigError):

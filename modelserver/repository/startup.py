@@ -1,4 +1,4 @@
-"""Which models are loaded at start, which of them failed, and why a repository that has started is not ready."""
+"""The models to load at start, their failures, and the reasons why a started repository is not ready."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from modelserver.repository.state import Standing
 def names_at_start(options: RepositoryOptions, namespaces: Namespaces, found: Sequence[str]) -> list[str]:
     """The keys of the models to load, of those `found` or not: all, or those that `--load-model` names.
 
-    Raises InvalidArgumentError for names that no model can have, and for others beside `*`.
+    Raises InvalidArgumentError for invalid names, and for names beside `*`.
     """
     if options.control_mode is not ControlMode.EXPLICIT:
         return list(found)
@@ -35,7 +35,7 @@ def names_at_start(options: RepositoryOptions, namespaces: Namespaces, found: Se
 async def load_all(
     keys: Iterable[str], duplicates: Mapping[str, tuple[Path, ...]], load: Callable[[str], Awaitable[None]]
 ) -> dict[str, ServerError]:
-    """Load these models side by side, but for `duplicates`; those that could not be, by key, and why."""
+    """Load these models concurrently, except `duplicates`; returns the failures by key."""
     failures: dict[str, ServerError] = {}
     loads: dict[str, Awaitable[None]] = {}
     for key in keys:
@@ -67,7 +67,7 @@ def obstacles(
     duplicates: Mapping[str, tuple[Path, ...]],
     is_on_demand: Callable[[str], bool],
 ) -> Iterator[str]:
-    """A sentence for each of them. `duplicates` lie in several repositories, where that matters.
+    """A sentence for each obstacle. `duplicates` are in several repositories, where that matters.
 
     A model that was unloaded on request does not count, nor one that is being loaded for the first time, nor one
     that is loaded on demand: requests for it must not make the server unready.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-# The reason of a version that served, and was taken away by choice.
+# The reason of a version that was unloaded on purpose.
 UNLOADED = "unloaded"
 
 
 class ModelState(enum.Enum):
-    """Where a version stands; the values are the index extension's words (UNKNOWN is left out there).
+    """The state of a version; the values are the index extension's words (UNKNOWN is left out there).
 
     UNKNOWN -> LOADING -> READY -> UNLOADING -> UNAVAILABLE, or LOADING -> UNAVAILABLE when a load fails.
     """
@@ -23,7 +23,7 @@ class ModelState(enum.Enum):
 
 
 class Standing(enum.Enum):
-    """How a model stands to what was asked of it last.
+    """Whether a model fulfils its last load or unload request.
 
     ABSENT -> SERVING or MISSING when its first load ends; SERVING <-> MISSING by reloads and, of an ensemble, by its
     models; either -> ABSENT by an unload.
@@ -38,8 +38,8 @@ class Standing(enum.Enum):
 class IndexEntry:
     """One row of the index; `version` is None when no version of the model is known (yet).
 
-    `reason` says why a version is not ready, or, on a ready one, why the last reload failed. `repository` is said
-    where names alone do not tell models apart.
+    `reason` says why a version is not ready, or, on a ready one, why the last reload failed. `repository` is set
+    if names alone do not identify models.
     """
 
     name: str
@@ -50,7 +50,7 @@ class IndexEntry:
 
     @property
     def is_absent(self) -> bool:
-        """Whether the version is neither there nor coming: it was unloaded, or never loaded."""
+        """Whether the version is neither loaded nor being loaded: it was unloaded, or never loaded."""
         return self.state is ModelState.UNKNOWN or (self.state is ModelState.UNAVAILABLE and self.reason == UNLOADED)
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class LoadCounts:
-    """What became of the loads of one model since the server started; the duration is of the last one."""
+    """The outcomes of one model's loads since the server started; the duration is that of the last load."""
 
     successes: int = 0
     failures: int = 0

@@ -1,4 +1,4 @@
-"""Evicts models on demand that nobody has asked for as long as they are kept; asleep until the next one is due."""
+"""Evicts models on demand after their keep-alive time without requests; sleeps until the next one is due."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import inf
 
 from modelserver.repository.residents import Residents, idle_ones
 
-# Between two looks for models that are due and busy.
+# Seconds between checks for models that are due but busy.
 _LOOK_AGAIN_S = 0.05
 
 
@@ -22,16 +22,16 @@ class Sweeper:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """There is a model that may leave. Safe to repeat."""
+        """Start when a model may be evicted. Safe to repeat."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._sweep(), name="evicting idle models")
 
     def note_change(self) -> None:
-        """A model has come, gone, or is kept for another time."""
+        """Recompute when a model was loaded or unloaded, or its keep-alive time has changed."""
         self._changed.set()
 
     async def stop(self) -> None:
-        """Evict nobody any more."""
+        """Stop evicting."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -46,7 +46,7 @@ class Sweeper:
                         model.last_use_ns = int(now_s * 1e9)
             for key in idle_ones(present, now_s):
                 self._residents.evict(key, "idle")
-            # What is pinned, or of an ensemble, is due when something changes.
+            # Pinned models and models of ensembles become due only when something changes.
             left = [each for each in self._residents.all() if not self._residents.stays(each.key)]
             due_s = min((resident.expires_s for resident in left), default=inf)
             self._changed.clear()

@@ -1,4 +1,4 @@
-"""The models of the server by name: what a request finds, and what it is told when it finds nothing."""
+"""The models of the server by name: lookup by requests, and the errors for unknown models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_NAMES_COMPARED = 256
 
 
 class ModelTable:
-    """Every model that was ever asked to load, and those that are ready. Event loop thread only.
+    """Every model with a load so far, and the ready models. Event loop thread only.
 
     `ready` is the hot path of every request: name, or key -> version (None: the highest) -> model. `lifecycles`
     are by key; both are the same without namespaces.
@@ -33,7 +33,7 @@ class ModelTable:
         self.lifecycles: dict[str, ModelLifecycle] = {}
 
     def publish(self, key: str, table: ReadyTable) -> None:
-        """From now on requests for this model find these versions; none if it is empty."""
+        """Publish the ready versions of this model to requests; an empty table removes the model."""
         self._set_ready(key, table)
         if self.namespaces.is_on:
             name = self.namespaces.name_of(key)
@@ -41,7 +41,7 @@ class ModelTable:
             self._set_ready(name, self.ready.get(known[0], {}) if len(known) == 1 else {})
 
     def known_keys(self, name: str) -> list[str]:
-        """The keys of the models that `name` may mean: those that serve or should, or else those that did."""
+        """The keys of the models that `name` may mean: models that serve or should, else models that did."""
         keys = self.namespaces.keys(name, self.lifecycles)
         return [key for key in keys if self.is_known(key)] or keys
 
@@ -65,7 +65,7 @@ class ModelTable:
         return self.lifecycles[keys[0]].versions if len(keys) == 1 else ()
 
     def index_rows(self, scan: RepositoryScan, repository: str = "") -> list[IndexEntry]:
-        """A row for every version of every model here or in `scan`; of those in one repository if it is named."""
+        """A row for every version of every model here or in `scan`, or in one repository if it is named."""
         rows: list[IndexEntry] = []
         for key in sorted({*self.lifecycles, *scan.names}):
             if not repository or repository in scan.repositories.get(key, ()):
@@ -86,7 +86,7 @@ class ModelTable:
         return [IndexEntry(row.name, row.version, row.state, row.reason or reason) for row in lifecycle.index()]
 
     def missing(self, name: str, version: int | None, scan: RepositoryScan) -> ServerError:
-        """Why there is no such ready model: UNAVAILABLE only if it may become ready without an operator."""
+        """Why the model is not ready: UNAVAILABLE only if it may become ready without an operator."""
         keys = self.known_keys(name)
         prefix = f"Request for unknown model: '{name}'"
         if len(keys) > 1:
@@ -108,7 +108,7 @@ class ModelTable:
         return _refusal(f"{prefix} version {version} is not at ready state: {row}", is_absent=row.is_absent)
 
     def _hint(self, name: str, scan: RepositoryScan) -> str:
-        """What `name` may be: a model that waits to be loaded, or another's name with a mistake in it.
+        """A hint on `name`: a model that is not loaded yet, or a misspelt name of another model.
 
         Names are not compared if that would take long, with a large number of models.
         """

@@ -1,7 +1,7 @@
-"""Which version answers a request that names none: the highest, or by weight; and which ones see copies of it.
+"""Chooses the version for a request without one: the highest, or by weight; and the versions that get copies of it.
 
-What an operator says of a model is a `Traffic`; `Split` decides by it. Pure but for `TrafficTable`, which the control
-plane changes and the data plane asks, on the event loop thread.
+A `Traffic` is an operator's setting for a model; `Split` applies it. Everything is pure except `TrafficTable`, which
+the control plane changes and the data plane reads, on the event loop thread.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MAX_WEIGHT = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """`weights` by version say who answers; without any it is the highest version. `shadows` by version say what part
-    of the requests is copied to it, from 0 to 1; nobody sees the answers, which are compared with those given.
+    """`weights` distribute requests over versions; without weights the highest version answers. `shadows` give the part
+    of requests, 0 to 1, that is copied to a version. Its answers are compared with the given ones, then dropped.
 
-    `sticky_by` keeps those together who have the same "caller" (as `--callers-by` tells them apart), or the same value
+    `sticky_by` keeps requests on one version that have the same "caller" (see `--callers-by`), or the same value
     of a parameter of the request ("parameter:<name>", also from a header that is forwarded); sequences always are.
     `tolerance` is how far numbers may be apart that count as equal, relatively and absolutely.
     """
@@ -44,7 +44,7 @@ class Traffic:
 
     @property
     def versions(self) -> set[int]:
-        """Those that it names."""
+        """The versions that it names."""
         return {*self.weights, *self.shadows}
 
     @property
@@ -59,7 +59,7 @@ class Traffic:
 
 
 def parse_traffic(document: Mapping[str, Any]) -> Traffic:
-    """Read what an operator has written. Raises InvalidArgumentError."""
+    """Parse an operator's document. Raises InvalidArgumentError."""
     unknown = next((name for name in document if name not in _FIELDS), None)
     if unknown is not None:
         raise InvalidArgumentError(f"traffic: unknown field '{unknown:.60}', expected some of {', '.join(_FIELDS)}")
@@ -75,7 +75,7 @@ def parse_traffic(document: Mapping[str, Any]) -> Traffic:
     if not _is_number(tolerance) or not 0 <= tolerance <= 1:
         raise InvalidArgumentError(f"traffic: 'tolerance' must be a number from 0 to 1, got '{tolerance!s:.40}'")
     if weights and not any(weights.values()):
-        raise InvalidArgumentError("traffic: all weights are 0, so that nobody would answer")
+        raise InvalidArgumentError("traffic: all weights are 0, so no version would answer")
     if not weights and not shadows:
         raise InvalidArgumentError("traffic: give 'weights' or 'shadows'; to undo them, delete the model's traffic")
     return Traffic(weights, sticky_by, shadows, float(tolerance))
@@ -113,9 +113,9 @@ class Split:
         self._parts: dict[int, float] = dict.fromkeys(traffic.shadows, 0.0)
 
     def choose(self, request: InFlightRequest, ready: Collection[int]) -> int | None:
-        """The version that answers, of those that are ready; None leaves it to the highest one.
+        """The ready version that answers; None means the highest one.
 
-        Versions that are not ready have no part in it, and give theirs to the others.
+        The shares of versions that are not ready go to the others.
         """
         weights = self._weights(ready)
         if not weights:
@@ -126,7 +126,7 @@ class Split:
         return self._next(weights)
 
     def shadows(self, ready: Collection[int], answering: int) -> list[int]:
-        """The versions that see a copy of this request."""
+        """The versions that get a copy of this request."""
         chosen = []
         for version, part in self.traffic.shadows.items():
             self._parts[version] += part
@@ -160,7 +160,7 @@ class Split:
         return chosen
 
     def _key(self, request: InFlightRequest) -> bytes | None:
-        """What keeps a request with others; None when nothing does."""
+        """The key that keeps requests on the same version; None without one."""
         if request.sequence_id:
             return f"sequence {request.sequence_id}".encode(errors="replace")
         sticky_by = self.traffic.sticky_by
@@ -179,7 +179,7 @@ class Split:
 
 
 class TrafficTable:
-    """The traffic of all models. `on_change` is called when some model gets or loses any."""
+    """The traffic of all models. `on_change` is called when a model's traffic is set or removed."""
 
     def __init__(self) -> None:
         self.splits: dict[str, Split] = {}
@@ -209,7 +209,7 @@ class TrafficTable:
         return split.shares if split is not None else {}
 
     def follow(self, name: str, ready: Collection[int]) -> None:
-        """These versions are ready now: what others leave goes to them, and the log says so."""
+        """Set the ready versions: they take over the shares of the others, which is logged."""
         split = self.splits.get(name)
         if split is None or not split.follow(ready):
             return
@@ -221,7 +221,7 @@ class TrafficTable:
             logger.info("model '%s': all versions of its traffic are ready; who answers: %s", name, parts)
 
     def weights(self) -> dict[str, Mapping[int, float]]:
-        """Of the models whose versions share their requests."""
+        """The models whose versions share their requests."""
         return {name: split.traffic.weights for name, split in self.splits.items() if split.traffic.weights}
 
     def choose(self, request: InFlightRequest, ready: Iterable[int]) -> int | None:

@@ -1,4 +1,4 @@
-"""How operators change the traffic of models: the checks, and the file that keeps it over a restart."""
+"""Changes of models' traffic by operators: the checks, and the file that keeps it across restarts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrafficControl:
-    """Made when the repository starts. Event loop thread only. `directory` is where traffic is kept, if anywhere."""
+    """Made when the repository starts. Event loop thread only. `directory` is where traffic is stored, if set."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class TrafficControl:
         self._store = TrafficStore(directory) if directory is not None else None
 
     async def restore(self) -> None:
-        """What was kept counts from the first request on."""
+        """Apply the stored traffic before the first request."""
         if self._store is not None:
             for name, traffic in (await self._pools.in_scan(self._store.read)).items():
                 self._traffic.set(name, traffic)
@@ -51,7 +51,7 @@ class TrafficControl:
             await self._check(name, traffic)
         if persists and self._store is None:
             raise InvalidArgumentError(
-                "'persist': start the server with --override-directory, where traffic is kept as overrides are"
+                "'persist': start the server with --override-directory, which also stores traffic"
             )
         if self._store is not None and (persists or traffic is None):
             await self._pools.in_scan(self._store.save, name, traffic)
@@ -60,10 +60,10 @@ class TrafficControl:
         self._traffic.follow(name, self._table.ready_versions(name))
 
     async def _check(self, name: str, traffic: Traffic) -> None:
-        """Raise for versions that could never answer; those that are not loaded yet may."""
+        """Raise for versions that could never answer. Versions that are not loaded yet are allowed."""
         keys = self._table.namespaces.keys(name, {*self._table.lifecycles, *self._catalog.scan.names})
         if not keys or self._table.namespaces.split(name)[0]:
-            raise NotFoundError(f"there is no model '{name:.200}' whose requests could be shared by versions")
+            raise NotFoundError(f"unknown model '{name:.200}': cannot share its requests among versions")
         found = {*self._table.ready_versions(name)}
         if traffic.versions <= found:
             return
@@ -87,7 +87,7 @@ class TrafficStore:
         self._lock = threading.Lock()  # guards the file
 
     def read(self) -> dict[str, Traffic]:
-        """What was kept; what cannot be read is logged and left out."""
+        """The stored traffic; unreadable entries are logged and left out."""
         with self._lock:
             try:
                 documents = self._documents()
@@ -103,7 +103,7 @@ class TrafficStore:
         return kept
 
     def save(self, name: str, traffic: Traffic | None) -> None:
-        """Keep this in place of what was kept of the model, or with None nothing. Raises InternalError."""
+        """Replace the model's stored traffic; None deletes it. Raises InternalError."""
         with self._lock:
             try:
                 documents = self._documents()

@@ -1,7 +1,7 @@
-"""Config fields that this version knows but does not carry out.
+"""Config fields that this version knows but does not support.
 
-A field that changes what a model answers stops the load; one that only tunes how fast it answers is a
-warning. Nothing is ignored in silence.
+A field that changes a model's answers stops the load; a field that only tunes its speed gives a
+warning. No field is ignored silently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Finding = tuple[str, str]
 
 
 def unsupported_problems(config: ModelConfig, source: str, acts_on: Collection[str] = ()) -> tuple[Problem, ...]:
-    """One problem per field that asks for something this version does not execute, but for those of `acts_on`."""
+    """One problem per field that asks for something this version does not execute, except for `acts_on`."""
     return tuple(
         _problem(source, field, f"this version does not execute {what}")
         for field, what in _refused(config)
@@ -36,7 +36,7 @@ def unsupported_problems(config: ModelConfig, source: str, acts_on: Collection[s
 def ignored_warnings(config: ModelConfig, source: str, acts_on: Collection[str] = ()) -> tuple[Problem, ...]:
     """One warning per field that has no effect in this version and changes no answer.
 
-    `config` is as it was written: what `normalise` fills in is nobody's wish. `acts_on` are the fields that
+    `config` is as written: values that `normalise` fills in are not the user's wish. `acts_on` are the fields that
     the model's backend carries out itself, as in `Backend.acts_on`.
     """
     ignored = [

@@ -1,4 +1,4 @@
-"""What there is to say of each version of a model: that it loads, serves or leaves, or why it does none of these."""
+"""The state of each version of a model: whether it loads, serves or leaves, or why it does none of these."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from modelserver.repository.state import UNLOADED, IndexEntry, ModelState
 class VersionStates:
     """`loading` are the versions that a load brings up, once it knows; `is_loading` from its begin to its end.
 
-    `unloaded` are versions that served, or would have but for others that failed with them. `note` is what there is
-    to say of those that are ready: by what override they serve.
+    `unloaded` are versions that served, or would have if other versions had not failed. `note` is the reason text of
+    ready versions: the override by which they serve.
     """
 
     def __init__(self, name: str) -> None:
@@ -27,7 +27,7 @@ class VersionStates:
         self._failures: dict[int | None, str] = {}
 
     def note_failure(self, error: ServerError, version: int | None, loaded: Collection[int]) -> None:
-        """A load of that version, or of all, has failed; these serve on."""
+        """Record a failed load of that version, or of all; `loaded` versions still serve."""
         self.forget_failures(version)
         if isinstance(error, VersionsFailedError):
             self._failures.update(error.reasons.items())
@@ -35,7 +35,7 @@ class VersionStates:
             self._failures[version] = describe_failure(error)
 
     def forget_failures(self, version: int | None) -> None:
-        """Another operation on that version, or all, makes them old."""
+        """Drop the recorded states when another operation on that version, or all, begins."""
         if version is None:
             self._failures = {}
         else:

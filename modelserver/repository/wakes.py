@@ -1,4 +1,4 @@
-"""Loads on demand: one load for all requests that ask, which of these still wait, and a pause after a failure."""
+"""Loads on demand: one load for all waiting requests, which of them still wait, and a pause after a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modelserver.errors import ServerError, UnavailableError
 
 
 class Wakes:
-    """`load` brings a model into memory, by its key. Event loop thread only."""
+    """`load` loads a model by its key. Event loop thread only."""
 
     def __init__(self, load: Callable[[str], Coroutine[Any, Any, None]]) -> None:
         self._load = load
@@ -22,15 +22,15 @@ class Wakes:
 
     @property
     def num_waking(self) -> int:
-        """Models that are being loaded because somebody asks for them."""
+        """Models that are being loaded on demand."""
         return len(self._tasks)
 
     def is_awaited(self, key: str) -> bool:
-        """Whether somebody waits for the model, who is to have it before it may leave again."""
+        """Whether requests wait for the model; it may not be evicted before they are submitted."""
         return self._num_waiting[key] > 0
 
     async def wake(self, key: str) -> None:
-        """Load the model, once for all that ask. Raises what `load` does."""
+        """Load the model, once for all waiting requests. Raises as `load` does."""
         task = self._tasks.get(key)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._load(key), name=f"waking {key}")
@@ -46,13 +46,13 @@ class Wakes:
                 self._nobody_waits.set()
 
     async def until_served(self, key: str) -> None:
-        """Return when nobody waits for the model: whoever did has had the turn of the loop in which to submit."""
+        """Return when no request waits for the model, and each has had a turn of the loop to submit."""
         while self.is_awaited(key):
             self._nobody_waits.clear()
             await self._nobody_waits.wait()
 
     async def stop(self) -> None:
-        """Give up the loads; who waits is told what `load` makes of that."""
+        """Cancel the loads; waiting requests get the error that `load` raises then."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -62,7 +62,7 @@ class Wakes:
     def _forget(self, key: str, task: asyncio.Task[None]) -> None:
         del self._tasks[key]
         if not task.cancelled():
-            task.exception()  # those who waited have it, if any still do
+            task.exception()  # requests that still wait get it
 
 
 # The first pause, doubled each time up to the longest.
@@ -84,7 +84,7 @@ class Backoff:
         self._failures: dict[str, _Failure] = {}
 
     def note(self, key: str, error: ServerError) -> UnavailableError:
-        """The model could not be loaded: what to tell who asked for it, and did nothing wrong."""
+        """Record a failed load; returns the error for the requests that waited for it."""
         before = self._failures.get(key)
         count = before.count + 1 if before is not None else 1
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(count - 1, 30), _LONGEST_PAUSE_S)
@@ -94,11 +94,11 @@ class Backoff:
         return told
 
     def forget(self, key: str) -> None:
-        """It serves, or somebody has asked for it who knows better."""
+        """Forget the failures: the model serves, or an operator has asked for a load."""
         self._failures.pop(key, None)
 
     def refusal(self, key: str, name: str) -> UnavailableError | None:
-        """What to tell who asks for the model, by this name, before it is tried again; None: it may be tried."""
+        """The error for requests before the next attempt, with this model name; None if it may be tried now."""
         failure = self._failures.get(key)
         left_s = failure.until_s - self._clock() if failure is not None else 0.0
         if failure is None or left_s <= 0:

@@ -514,7 +514,7 @@ async def test_steps_of_ensembles_within_ensembles_are_counted(tmp_path: Path) -
     write_ensemble(tmp_path, "small", ["e1"] * 15, of_ensembles=True)
     async with open_repository(tmp_path) as repository:
         await repository.load("small")
-        with pytest.raises(ServerError, match="256 steps, those of ensembles in it included, got 272") as refused:
+        with pytest.raises(ServerError, match="256 steps, including the steps of nested ensembles, got 272") as refused:
             await repository.load("e2")
         assert "--config-limits=ensemble_steps=272 allows it" in refused.value.message
         assert repository.ready_versions("small") == (1,)

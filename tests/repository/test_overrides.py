@@ -59,7 +59,7 @@ async def test_a_plain_load_takes_what_is_on_disk_until_the_next_start(tmp_path:
         await repository.load("m", config_json=config(3), persists=True)
         await repository.load("m")
         assert repository.get("m", None).config.max_batch_size == 8
-        assert reason(repository) == "an override that is kept is not in use before the next start"
+        assert reason(repository) == "a stored override takes effect at the next start"
     async with open_repository(tmp_path / "models", **options) as repository:
         assert repository.get("m", None).config.max_batch_size == 3
 
