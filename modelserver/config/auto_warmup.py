@@ -1,4 +1,4 @@
-"""The parameter `auto_warmup`: warm a model up in every size that matters, without writing samples."""
+"""The parameter `auto_warmup`: warm a model up in all relevant sizes, without samples in the config."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AutoWarmup:
 
 
 def auto_warmup(config: ModelConfig) -> AutoWarmup | None:
-    """What a valid config asks for; None when it asks for nothing."""
+    """The warmup of a valid config; None if it does not set the parameter."""
     text = config.parameters.get(AUTO_WARMUP, "").strip()
     if text.lower() in ("", "false"):
         return None
@@ -40,7 +40,7 @@ def auto_warmup(config: ModelConfig) -> AutoWarmup | None:
 
 
 def warmup_rows(config: ModelConfig) -> tuple[int | None, ...]:
-    """The batch sizes that matter: one, those preferred, the largest; None alone without a batch dimension."""
+    """The relevant batch sizes: 1, the preferred ones, the largest. Only None without a batch dimension."""
     if not config.max_batch_size:
         return (None,)
     if config.sequence_batching is not None:
@@ -50,7 +50,7 @@ def warmup_rows(config: ModelConfig) -> tuple[int | None, ...]:
 
 
 def check_auto_warmup(config: ModelConfig, report: Report) -> None:
-    """Report what the parameter cannot mean."""
+    """Report invalid values of the parameter."""
     path = key_path("parameters", AUTO_WARMUP)
     try:
         asked = auto_warmup(config)

@@ -1,7 +1,7 @@
-"""Fills a model config from what a model's file says, and reports where the two contradict each other.
+"""Completes a model config from a model's file, and reports contradictions between the two.
 
-A file's shapes are whole: with `max_batch_size` > 0 their first dimension is the batch, and the config's
-`dims` are the rest.
+A file's shapes are complete: with `max_batch_size` > 0 their first dimension is the batch, and the config's
+`dims` are the other dimensions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ConfigTensor = TypeVar("ConfigTensor", ModelInput, ModelOutput)
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """An input or output as the file has it; -1 in `shape` is any size, None an unknown number of dimensions."""
+    """An input or output of the file; -1 in `shape` is any size, None an unknown number of dimensions."""
 
     name: str
     datatype: Datatype
@@ -52,7 +52,7 @@ class FileSignature:
 
 
 def complete(config: ModelConfig, signature: FileSignature, *, default_max_batch_size: int, source: str) -> ModelConfig:
-    """`config` with the batching, inputs and outputs of the file filled in where it leaves them out.
+    """`config`, with missing batching, inputs and outputs filled in from the file.
 
     A model whose every tensor has a free first dimension gets `max_batch_size` and dynamic batching, unless
     the config lists that dimension in `dims`. Outputs are filled in only if the config lists none: a config may
@@ -62,7 +62,7 @@ def complete(config: ModelConfig, signature: FileSignature, *, default_max_batch
     batches = completed.max_batch_size > 0
     inputs = tuple(_fill(spec, _named(spec.name, signature.inputs), batches) for spec in config.input)
     outputs = tuple(_fill(spec, _named(spec.name, signature.outputs), batches) for spec in config.output)
-    # What the server makes itself is listed elsewhere in the config.
+    # Tensors that the server makes itself are listed elsewhere in the config.
     listed = {spec.name for spec in (*inputs, *hidden_inputs(config))}
     kept = {spec.name for spec in hidden_outputs(config)}
     inputs += tuple(
@@ -144,7 +144,7 @@ def _named(name: str, tensors: Sequence[FileTensor]) -> FileTensor | None:
 
 
 def _has_unknown(config: ModelConfig, signature: FileSignature) -> bool:
-    """Whether an input's name is not in the file: it is one of the missing ones, misspelt."""
+    """Whether an input's name is not in the file: it is then a misspelt missing input."""
     return any(_named(spec.name, signature.inputs) is None for spec in model_inputs(config))
 
 
@@ -179,7 +179,7 @@ def _tensor_problems(
     problems: list[_Found] = []
     names = [tensor.name for tensor in tensors]
     counts = f"configuration expects {len(specs)} {kind}s, model provides {len(tensors)}"
-    # Outputs that are split by the shapes of an input come flat.
+    # Outputs that are split by the shapes of an input are flat.
     scattered = {name for batch_output in config.batch_output for name in batch_output.target_name}
     for index, spec in enumerate(specs):
         path = f"{kind}[{index}]"
@@ -204,7 +204,7 @@ def _tensor_problems(
 def _hidden_problems(
     config: ModelConfig, kind: str, specs: Sequence[ModelInput | ModelOutput], tensors: Sequence[FileTensor]
 ) -> list[_Found]:
-    """What is wrong with tensors that the server makes or keeps: sequence controls and states, batch inputs."""
+    """Problems of tensors that the server makes or keeps: sequence controls and states, batch inputs."""
     problems: list[_Found] = []
     names = [tensor.name for tensor in tensors]
     batch_inputs = {name for batch_input in config.batch_input for name in batch_input.target_name}
@@ -239,7 +239,7 @@ def _shape_problems(path: str, spec: ModelInput | ModelOutput, tensor: FileTenso
     expected = tensor.shape[1:] if batches else tensor.shape
     if not batches and not expected and set(dims) == {1}:
         return []
-    # A variable dimension of the file takes any size that the config promises, never the other way round.
+    # A variable dimension of the file accepts any size in the config, but not the other way round.
     if len(dims) == len(expected) and all(file in (-1, ours) for file, ours in zip(expected, dims, strict=True)):
         return []
     without = " without its batch dimension" if batches else ""

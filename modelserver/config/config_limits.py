@@ -1,4 +1,4 @@
-"""Bounds on what a config multiplies, so that a number in it cannot take all memory: `--config-limits`."""
+"""Limits on the numbers in a config, so that a number cannot use up all memory: `--config-limits`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
 
 FLAG = "--config-limits"
-# What an element of TYPE_STRING takes at least: a pointer and an object.
+# The least memory of a TYPE_STRING element: a pointer and an object.
 _STRING_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigLimits:
-    """What one model's config may ask for; `warmup_bytes` and `state_bytes` are of one request and of one sequence."""
+    """The limits of one model's config; `warmup_bytes` is per request, `state_bytes` per sequence."""
 
     instances: int = 256
     versions: int = 100
@@ -36,7 +36,7 @@ class ConfigLimits:
 
 
 def parse_config_limits(text: str) -> ConfigLimits:
-    """The limits, of which `NAME=NUMBER[,NAME=NUMBER...]` says what is not as by default.
+    """The limits: the defaults, changed by `NAME=NUMBER[,NAME=NUMBER...]`.
 
     Raises InvalidArgumentError.
     """
@@ -56,7 +56,7 @@ def parse_config_limits(text: str) -> ConfigLimits:
 
 
 def check_limits(config: ModelConfig, limits: ConfigLimits, gpu_ids: Sequence[int] | None, report: Report) -> None:
-    """Report what the config asks too much of."""
+    """Report the numbers that exceed the limits."""
     num_instances = _check_instances(config, limits, gpu_ids, report)
     _check_warmup(config, limits, num_instances, report)
     _check_auto_warmup(config, limits, report)
@@ -102,7 +102,7 @@ def _check_instances(config: ModelConfig, limits: ConfigLimits, gpu_ids: Sequenc
 
 
 def _first_beyond(counts: Sequence[int], limit: int) -> int:
-    """Which of these counts makes their sum more than the limit; 0 if none does."""
+    """The index of the count that lifts the sum above the limit; 0 if none does."""
     sums = itertools.accumulate(counts)
     return next((position for position, total in enumerate(sums) if total > limit), 0)
 
@@ -123,7 +123,7 @@ def _check_auto_warmup(config: ModelConfig, limits: ConfigLimits, report: Report
     try:
         asked = auto_warmup(config)
     except ValueError:
-        return  # reported as what it is
+        return  # reported elsewhere
     if asked is None:
         return
     size = 0
@@ -151,6 +151,6 @@ def _check_sequences(config: ModelConfig, limits: ConfigLimits, num_instances: i
 
 
 def _num_bytes(datatype: Datatype | None, dims: Iterable[int]) -> int:
-    """What a tensor of these dimensions takes; variable ones count once."""
+    """The bytes of a tensor with these dimensions; variable dimensions count as 1."""
     itemsize = (datatype.itemsize or _STRING_BYTES) if datatype is not None else 1
     return math.prod(max(1, dim) for dim in dims) * itemsize

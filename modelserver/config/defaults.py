@@ -1,6 +1,6 @@
-"""Fills in what a config leaves out, so that the rest of the server reads values and not rules.
+"""Fills in the defaults of a config, so that the rest of the server reads values instead of rules.
 
-The result is what the config endpoints show. Nothing is checked here: `validate` is for that.
+The result is what the config endpoints show. Nothing is checked here; `validate` does that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_SEQUENCE_IDLE_US = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Devices:
-    """What instance groups are resolved against."""
+    """The facts needed to resolve instance groups."""
 
     default_cpu_instances: int
     supports_gpu: bool
@@ -49,7 +49,7 @@ def normalise(
 
     `default_model_filename` ("": the backend has no single one), `default_cpu_instances` and `supports_gpu` are the
     backend's, `gpu_ids` the devices that may be used.
-    A group that asks for GPUs which are not there keeps asking: `validate` reports it.
+    A group with unavailable GPUs stays unchanged: `validate` reports it.
     """
     config = replace(
         config,
@@ -63,7 +63,7 @@ def normalise(
         platform = config.platform if config.backend else config.platform or ENSEMBLE
         return replace(config, platform=platform, model_transaction_policy=policy)
     devices = _Devices(default_cpu_instances, supports_gpu, tuple(gpu_ids))
-    # As Triton names them: one that the config leaves out has the model's own name.
+    # Triton's naming: a missing name becomes the model's own name.
     groups = config.instance_group or (ModelInstanceGroup(config.name),)
     return replace(
         config,

@@ -1,8 +1,8 @@
-"""How the steps of an ensemble hang together, as far as its own config says: who writes what, and when.
+"""The graph of an ensemble's steps, according to its own config: the writers of each tensor, and conditions.
 
 A step may have a condition, given by the ensemble's parameter `step.<index or model>.condition`: the name of a
-BOOL tensor of the ensemble, or `!` and the name. It is skipped where that is not so, and with it every step that
-cannot do without its outputs.
+BOOL tensor of the ensemble, or `!` and the name. The step is skipped if the condition is false, and with it every step
+that needs its outputs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _NOT = "!"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A step runs where the BOOL `tensor` is `expected`; one that is absent counts as false."""
+    """A step runs if the BOOL `tensor` is `expected`; an absent tensor counts as false."""
 
     tensor: str
     expected: bool = True
 
     def excludes(self, other: Condition) -> bool:
-        """Whether never both hold."""
+        """Whether the two conditions can never both hold."""
         return self.tensor == other.tensor and self.expected is not other.expected
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ class Condition:
 
 
 Guards = frozenset[Condition]
-# Whether a step needs its model's input of that name, given the step's index: else it may run without.
+# Whether a step needs its model's input of that name, given the step's index; if not, the step may run without it.
 IsRequired = Callable[[int, str], bool]
 
 
@@ -41,7 +41,7 @@ IsRequired = Callable[[int, str], bool]
 class EnsembleGraph:
     """The steps and the tensors between them. `writers` are indexes of steps, by tensor, in the order of the config.
 
-    `conditions` are the steps' own ones.
+    `conditions` are the steps' own conditions.
     """
 
     steps: tuple[EnsembleStep, ...]
@@ -62,7 +62,7 @@ class EnsembleGraph:
         return tuple(sorted({writer for tensor in self.needs(index) for writer in self.writers.get(tensor, ())}))
 
     def order(self) -> tuple[int, ...]:
-        """The steps, each after those that it waits for. Of a graph without cycles."""
+        """The steps in an order that respects their dependencies. The graph must not have cycles."""
         num_missing = {index: len(self.before(index)) for index in range(len(self.steps))}
         after: dict[int, list[int]] = {index: [] for index in num_missing}
         for index in num_missing:
@@ -83,7 +83,7 @@ class EnsembleGraph:
         return tuple(order)
 
     def guards(self, is_required: IsRequired) -> dict[int, Guards]:
-        """For each step the conditions that hold whenever it runs. Of a graph without cycles."""
+        """For each step, the conditions that hold whenever it runs. The graph must not have cycles."""
         guards: dict[int, Guards] = {}
         for index in self.order():
             own = self.conditions.get(index)
@@ -106,7 +106,7 @@ def are_exclusive(one: Guards, other: Guards) -> bool:
 
 
 def ensemble_graph(config: ModelConfig) -> EnsembleGraph:
-    """The graph of an ensemble; what is wrong with it is left out (see `ensemble_rules`)."""
+    """The graph of an ensemble, without invalid parts (see `ensemble_rules`)."""
     ensemble = config.ensemble_scheduling
     steps = ensemble.step if ensemble is not None else ()
     writers: dict[str, tuple[int, ...]] = {}
@@ -119,7 +119,7 @@ def ensemble_graph(config: ModelConfig) -> EnsembleGraph:
 
 
 def check_conditions(config: ModelConfig, report: Report) -> None:
-    """Report conditions that name no tensor."""
+    """Report conditions without a tensor's name."""
     for parameter in step_parameters(config, CONDITION).values():
         if _condition(parameter) is None:
             message = f"expected the name of a BOOL tensor of the ensemble, or {_NOT} and the name, got none"

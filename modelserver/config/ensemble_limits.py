@@ -1,4 +1,4 @@
-"""How long a step of an ensemble may take, and how often it is tried again: parameters of the ensemble.
+"""Timeouts and retries of an ensemble's steps: parameters of the ensemble.
 
 `step.<index or model>.timeout_microseconds` bounds each attempt, from the request to the model until its last response.
 `step.<index or model>.retries` is how many attempts may follow the first.
@@ -14,19 +14,19 @@ from modelserver.config.report import Report
 from modelserver.config.schema import ModelConfig
 
 MAX_RETRIES = 10
-_MAX_TIMEOUT_US = 1 << 53  # what any client's JSON can hold
+_MAX_TIMEOUT_US = 1 << 53  # the largest integer that every JSON client can represent
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """`timeout_us` 0: an attempt may take as long as it likes."""
+    """`timeout_us` 0: attempts have no time limit."""
 
     timeout_us: int = 0
     num_retries: int = 0
 
 
 def step_limits(config: ModelConfig) -> dict[int, StepLimits]:
-    """The limits of the steps that have some. Of a config that `check_limits` finds nothing wrong with."""
+    """The limits of the steps, where set. The config must have passed `check_limits`."""
     timeouts = {index: _number(found, 1) or 0 for index, found in step_parameters(config, TIMEOUT).items()}
     retries = {index: _number(found, 0) or 0 for index, found in step_parameters(config, RETRIES).items()}
     return {
@@ -36,7 +36,7 @@ def step_limits(config: ModelConfig) -> dict[int, StepLimits]:
 
 
 def check_limits(config: ModelConfig, report: Report) -> None:
-    """Report limits that are no numbers, or too large."""
+    """Report limits that are not numbers, or too large."""
     for found in step_parameters(config, TIMEOUT).values():
         if _number(found, 1) is None:
             report.add(found.path, f"expected microseconds, a whole number from 1 on, got '{found.value}'")
@@ -46,21 +46,21 @@ def check_limits(config: ModelConfig, report: Report) -> None:
 
 
 def check_limits_of_models(config: ModelConfig, models: Mapping[int, ModelConfig], report: Report) -> None:
-    """Report retries of models, by step, that must not be asked the same twice."""
+    """Report retries of steps whose models must not get the same request twice."""
     for index, found in step_parameters(config, RETRIES).items():
         model = models.get(index)
         if model is None or not _number(found, 0):
             continue
         if model.is_decoupled:
-            message = f"model '{model.name}' is decoupled: what it has answered before it fails cannot be taken back"
+            message = f"model '{model.name}' is decoupled: responses that it sent before a failure cannot be withdrawn"
             report.add(found.path, message, "remove the retries")
         elif model.sequence_batching is not None:
-            message = f"model '{model.name}' has sequences: it may have taken the request in before it failed"
+            message = f"model '{model.name}' has sequences: it may have changed its state before it failed"
             report.add(found.path, message, "remove the retries")
 
 
 def _number(found: StepParameter, least: int) -> int | None:
-    """The value, or None if it is none that may be."""
+    """The value, or None if it is invalid."""
     text = found.value.strip()
     most = MAX_RETRIES if found.what == RETRIES else _MAX_TIMEOUT_US
     if not (text.isascii() and text.isdigit()) or len(text) > 20 or not least <= int(text) <= most:

@@ -1,4 +1,4 @@
-"""What the models of an ensemble's steps must be, so that its tensors can pass from one to the next."""
+"""Rules for the models of an ensemble's steps, so that tensors can pass from one to the next."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from modelserver.core.datatype import Datatype
 
 _STEP = "ensemble_scheduling.step"
 
-# The config of a step's model; or in words why there is none; or None when that is not known yet.
+# The config of a step's model; or the reason why it is missing; or None when it is not known yet.
 FindConfig = Callable[[EnsembleStep], ModelConfig | str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where a tensor of the ensemble begins or ends, and what it is there. `shape` has a batch's dimension, too.
+    """A start or end point of an ensemble's tensor, with its type there. `shape` includes the batch dimension.
 
     `model` is the step's model, or the ensemble; `step` the step's index, -1 for the ensemble.
     """
@@ -39,7 +39,7 @@ class _End:
 def check_models(
     config: ModelConfig, find: FindConfig, *, locations: Locations | None = None, source: str = "config.pbtxt"
 ) -> tuple[Problem, ...]:
-    """Every problem of an ensemble with its models. Its own config has none (see `validate`), but may be incomplete."""
+    """Every problem of an ensemble with its models. Its own config is valid (see `validate`), but may be incomplete."""
     report = Report(source, locations, config.name)
     if config.ensemble_scheduling is None:
         return ()
@@ -60,7 +60,7 @@ def check_models(
 
 
 def is_decoupled(config: ModelConfig, models: Sequence[ModelConfig]) -> bool:
-    """Whether an ensemble may have zero or more than one response: it says so, or the model of a step may."""
+    """Whether an ensemble may have zero or more than one response, by its own config or by a step's model."""
     return config.is_decoupled or any(model.is_decoupled for model in models)
 
 
@@ -98,7 +98,7 @@ def _check_keys(path: str, step: EnsembleStep, names: Sequence[str], report: Rep
 
 
 def _check_tensors(config: ModelConfig, models: Mapping[int, ModelConfig], report: Report) -> None:
-    """Wherever a tensor is written and read it has one datatype, and shapes that can be the same."""
+    """Check that writers and readers of a tensor agree on its datatype and on compatible shapes."""
     begins = _begins(config, models)
     for tensor, ends in _ends(config, models).items():
         written = begins.get(tensor, [])
@@ -153,7 +153,7 @@ def _steps(config: ModelConfig, models: Mapping[int, ModelConfig]) -> list[tuple
 
 
 def _end(path: str, what: str, config: ModelConfig, tensor: ModelInput | ModelOutput, step: int) -> _End:
-    """What a client of that config gives or gets; of the ensemble what its steps see."""
+    """The tensor as a client of that config sees it; for the ensemble, as its steps see it."""
     lead = (-1,) if config.max_batch_size > 0 else ()
     dims = tuple(tensor.reshape.shape if step < 0 and tensor.reshape is not None else tensor.dims)
     return _End(path, what, config.name, step, tensor.data_type, dims, lead + dims)
@@ -167,7 +167,7 @@ def _compare(tensor: str, begin: _End, end: _End, report: Report) -> bool:
         types = {one: f"{one.datatype.config_name}" for one in (begin, end) if one.datatype is not None}
         report.add(end.path, message, summary=_inconsistent("data type", tensor, types, report))
         return False
-    # Where one side has batches and the other has none, a batch of one is as good as its only row.
+    # If only one side has batches, a batch of one is equivalent to its only row.
     if _can_be_equal(begin.shape, end.shape) or _can_be_equal(begin.dims, end.dims):
         return True
     problem = f"has shape {list(end.shape)}, but"
@@ -181,7 +181,7 @@ def _compare(tensor: str, begin: _End, end: _End, report: Report) -> bool:
 
 
 def _inconsistent(what: str, tensor: str, ends: Mapping[_End, str], report: Report) -> str:
-    """Triton's sentence about a tensor that is not the same at both ends; the ensemble comes first, then its steps."""
+    """Triton's sentence about a tensor with different types at its ends: first the ensemble, then its steps."""
     inferred = [f"{ends[end]} is inferred from model {end.model}" for end in sorted(ends, key=lambda end: end.step)]
     where = f"in ensemble {report.model_name}, ensemble tensor {tensor}"
     return f"{where}: inconsistent {what}: {' while '.join(inferred)}"
@@ -194,7 +194,7 @@ def _can_be_equal(some: tuple[int, ...], others: tuple[int, ...]) -> bool:
 
 
 def _check_runs(config: ModelConfig, models: Mapping[int, ModelConfig], report: Report) -> None:
-    """How often steps run, and whether they have what they need when they do."""
+    """Check how often steps run, and that their inputs are available when they run."""
     graph = ensemble_graph(config)
     decoupled = [models[index].is_decoupled for index in range(len(graph.steps))]
     _, conflicts = find_scopes(graph, decoupled, [output.name for output in config.output])
@@ -239,7 +239,7 @@ def _check_optional(
 def _check_exclusive(
     tensor: str, writers: Sequence[int], graph: EnsembleGraph, guards: Mapping[int, Guards], report: Report
 ) -> None:
-    """As `ensemble_rules`, now that it is known which inputs a step can do without."""
+    """As `ensemble_rules`, with the knowledge of which inputs are optional for a step."""
     for position, index in enumerate(writers):
         for other in writers[:position]:
             if not any(one.excludes(two) for one in guards[index] for two in guards[other]):

@@ -16,13 +16,13 @@ _KEY = re.compile(r"step\.(?P<step>.+)\.(?P<what>[^.]+)")
 CONDITION = "condition"
 RETRIES = "retries"
 TIMEOUT = "timeout_microseconds"
-# What a step may have, in words.
+# The parameters of a step, in words.
 _NAMES = {CONDITION: "a condition", RETRIES: "retries", TIMEOUT: "a timeout"}
 
 
 @dataclass(frozen=True, slots=True)
 class StepParameter:
-    """What the parameter `key` says of a step."""
+    """A parameter of a step, with its `key`."""
 
     key: str
     step: int
@@ -36,7 +36,7 @@ class StepParameter:
 
 
 def step_parameters(config: ModelConfig, what: str) -> dict[int, StepParameter]:
-    """The parameters of one kind, by step; what is wrong with the keys of others is left out."""
+    """The parameters of one kind, by step; invalid keys are left out."""
     found: dict[int, StepParameter] = {}
     for parameter in _read(config, None):
         if parameter.what == what:
@@ -45,7 +45,7 @@ def step_parameters(config: ModelConfig, what: str) -> dict[int, StepParameter]:
 
 
 def check_keys(config: ModelConfig, report: Report) -> None:
-    """Report keys that look like those of a step's parameters and are none."""
+    """Report keys that look like parameters of a step but are not."""
     seen: dict[tuple[int, str], str] = {}
     for parameter in _read(config, report):
         first = seen.setdefault((parameter.step, parameter.what), parameter.key)
@@ -73,13 +73,13 @@ def _read(config: ModelConfig, report: Report | None) -> Iterator[StepParameter]
 
 
 def _step_of(text: str, steps: Sequence[EnsembleStep]) -> int | str:
-    """The step that a key means, or what is wrong with it."""
+    """The step that a key means, or the key's problem."""
     if text.isascii() and text.isdigit():
         index = int(text)
-        return index if index < len(steps) else f"there is no step[{index}]: the ensemble has {len(steps)} steps"
+        return index if index < len(steps) else f"step[{index}] does not exist: the ensemble has {len(steps)} steps"
     indexes = [index for index, step in enumerate(steps) if step.model_name == text]
     if not indexes:
         return f"no step has the model '{text}'"
     if len(indexes) > 1:
-        return f"several steps have the model '{text}': say which by its index, one of {indexes}"
+        return f"several steps have the model '{text}': use the index of one, one of {indexes}"
     return indexes[0]

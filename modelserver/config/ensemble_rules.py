@@ -1,4 +1,4 @@
-"""What an ensemble must be, judged from its own config; `ensemble_models` looks at the models of its steps."""
+"""Rules for an ensemble's own config; `ensemble_models` checks the models of its steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOT_OF_ENSEMBLES = {
 
 
 def check_ensemble(config: ModelConfig, report: Report) -> None:
-    """Report what is wrong with an ensemble: its own fields, its steps and the graph that they make."""
+    """Report problems of an ensemble: in its own fields, its steps and their graph."""
     if config.platform not in ("", ENSEMBLE):
         message = f"expected {ENSEMBLE} because of ensemble_scheduling, got {config.platform}"
         summary = f"ensemble scheduling cannot be set for model '{report.model_name}' whose platform is not {ENSEMBLE}"
@@ -40,7 +40,7 @@ def check_ensemble(config: ModelConfig, report: Report) -> None:
     for field, must_not in _NOT_OF_ENSEMBLES.items():
         if getattr(config, field):
             summary = f"{must_not} be specified for ensemble '{report.model_name}'"
-            report.add(field, "an ensemble has none: give it to the models of its steps", summary=summary)
+            report.add(field, "an ensemble must not have it: set it in the models of its steps", summary=summary)
     ensemble = config.ensemble_scheduling
     if ensemble is None:
         message = "an ensemble needs ensemble_scheduling with its steps, got none"
@@ -105,7 +105,7 @@ def _check_graph(config: ModelConfig, ensemble: ModelEnsembling, report: Report)
 
 
 def _check_reads(config: ModelConfig, ensemble: ModelEnsembling, graph: EnsembleGraph, report: Report) -> set[str]:
-    """Report tensors that are read and not there; the tensors that are read."""
+    """Report tensors that are read but never written; returns the tensors that are read."""
     reads = [
         (key_path(f"{_STEP}[{index}].input_map", name), tensor)
         for index, step in enumerate(ensemble.step)
@@ -123,7 +123,7 @@ def _check_reads(config: ModelConfig, ensemble: ModelEnsembling, graph: Ensemble
 
 
 def _unwritten(config: ModelConfig, tensor: str, report: Report) -> str:
-    """Triton's sentence about a tensor that never gets a value: it names the output that waits for it, if one does."""
+    """Triton's sentence about a tensor that never gets a value; it names an output that depends on it, if any."""
     steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
     waiting = {tensor}
     while (
@@ -141,7 +141,7 @@ def _unwritten(config: ModelConfig, tensor: str, report: Report) -> str:
 
 
 def _check_writers(ensemble: ModelEnsembling, graph: EnsembleGraph, report: Report, *, has_cycles: bool) -> None:
-    """Every tensor is written once, or by steps of which only one runs."""
+    """Check that every tensor is written once, or by steps of which only one runs."""
     guards = {} if has_cycles else graph.guards(lambda _index, _name: True)
     for index, step in enumerate(ensemble.step):
         own: set[str] = set()
@@ -174,7 +174,7 @@ def _output_path(ensemble: ModelEnsembling, index: int, tensor: str) -> str:
 
 
 def _check_cycles(config: ModelConfig, graph: EnsembleGraph, report: Report) -> bool:
-    """Report the steps that wait for their own outputs, each cycle once; whether there are any."""
+    """Report steps that wait for their own outputs, each cycle once; returns whether a cycle was found."""
     needs = {index: list(graph.before(index)) for index in range(len(graph.steps))}
     done: set[int] = set()
     has_cycles = False
@@ -191,9 +191,9 @@ def _check_cycles(config: ModelConfig, graph: EnsembleGraph, report: Report) -> 
 
 
 def _cycle_from(start: int, needs: Mapping[int, list[int]], done: set[int]) -> list[int]:
-    """The first cycle on the way back from a step, its first step repeated at the end; empty if there is none.
+    """The first cycle on the way back from a step, its first step repeated at the end; empty without a cycle.
 
-    Steps that were looked at are added to `done` and not looked at again.
+    Visited steps are added to `done` and not visited again.
     """
     path: dict[int, None] = {}  # an ordered set
     stack = [] if start in done else [(start, iter(needs[start]))]

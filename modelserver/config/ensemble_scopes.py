@@ -1,8 +1,8 @@
-"""How often the steps of an ensemble run: once, or once for each response of a decoupled step before them.
+"""Scopes of an ensemble's steps: a step runs once, or once for each response of a decoupled step before it.
 
-What follows a decoupled step is in its scope, and runs for each of its responses; scope 0 is the whole request.
-Scopes nest. A step may use tensors of its own scope and of those around it, which are what they are in all of its
-runs; tensors of scopes beside each other have nothing to do with each other, so that nothing may need both.
+Steps after a decoupled step are in its scope and run for each of its responses; scope 0 is the whole request.
+Scopes nest. A step may use tensors of its own scope and of enclosing scopes, which are the same in all of its
+runs. Tensors of sibling scopes are unrelated, so no step may need both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ScopeConflict:
 def find_scopes(
     graph: EnsembleGraph, is_decoupled: Sequence[bool], outputs: Iterable[str]
 ) -> tuple[Scopes, tuple[ScopeConflict, ...]]:
-    """The scopes of a graph without cycles, and what cannot be in any; then the scopes are of no use."""
+    """The scopes of a graph without cycles, and the conflicts. With conflicts the scopes are not usable."""
     finder = _Finder(graph)
     for index in graph.order():
         finder.add(index, is_decoupled=is_decoupled[index])
@@ -56,7 +56,7 @@ class _Finder:
         self.conflicts: list[ScopeConflict] = []
 
     def add(self, index: int, *, is_decoupled: bool) -> None:
-        """Place a step; those that it waits for are placed already."""
+        """Place a step; the steps that it waits for are already placed."""
         scope = self.of_step[index] = self.deepest(index, self._graph.needs(index))
         written = dict.fromkeys(self._graph.steps[index].output_map.values())
         if is_decoupled:

@@ -78,7 +78,7 @@ _PACKAGE = "inference."
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """A field of the proto and its attribute in the dataclass; for a map, `value` is that of its entries."""
+    """A field of the proto and its attribute in the dataclass; for a map, `value` is the field of its entries."""
 
     name: str
     attribute: str

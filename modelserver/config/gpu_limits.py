@@ -1,4 +1,4 @@
-"""What --model-load-gpu-limit says: up to which use of a GPU's memory models are loaded on it."""
+"""`--model-load-gpu-limit`: the use of a GPU's memory up to which models are loaded on it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _FLAG = "--model-load-gpu-limit"
 
 
 def parse_gpu_limits(texts: Sequence[str]) -> Mapping[int, float]:
-    """By device the share of its memory, 0 to 1, of repeated `DEVICE:FRACTION`.
+    """The fraction of memory, 0 to 1, by device, from repeated `DEVICE:FRACTION`.
 
-    Raises InvalidArgumentError for what is none, or twice.
+    Raises InvalidArgumentError for invalid text, or a device given twice.
     """
     limits: dict[int, float] = {}
     for text in texts:

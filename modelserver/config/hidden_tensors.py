@@ -1,6 +1,6 @@
 """Tensors that the server makes or keeps itself: the model has them, its clients never see them.
 
-Inputs: the controls and states of a sequence, and what is computed of a batch. Outputs: states.
+Inputs: the controls and states of a sequence, and values computed from a batch. Outputs: states.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def model_outputs(config: ModelConfig) -> tuple[ModelOutput, ...]:
 
 
 def hidden_inputs(config: ModelConfig) -> tuple[ModelInput, ...]:
-    """Inputs of the model that no request brings."""
+    """Inputs of the model that are not part of requests."""
     hidden: list[ModelInput] = []
     if config.sequence_batching is not None:
         hidden += [
@@ -40,7 +40,7 @@ def hidden_inputs(config: ModelConfig) -> tuple[ModelInput, ...]:
 
 
 def hidden_outputs(config: ModelConfig) -> tuple[ModelOutput, ...]:
-    """Outputs of the model that no response carries: states that the config does not list as outputs too."""
+    """Outputs of the model that are not part of responses: states that the config does not also list as outputs."""
     if config.sequence_batching is None:
         return ()
     shown = {output.name for output in config.output}
@@ -70,12 +70,12 @@ def control_tensors(config: ModelConfig) -> tuple[tuple[SequenceControlInput, Se
 
 
 def _batch_inputs(config: ModelConfig) -> list[ModelInput]:
-    """Targets of `batch_input`; those that describe the batch as a whole have no dims that could be told."""
+    """Targets of `batch_input`; targets that describe the batch as a whole have unknown dims."""
     return [
         ModelInput(
             name=name,
             data_type=batch_input.data_type,
-            # With the batch dimension in front, as for any input; the kinds without one are told apart by `has_rows`.
+            # With the batch dimension in front, as for any input; `has_rows` marks the kinds without one.
             dims=(-1,) if batch_input.kind is BatchInputKind.BATCH_ITEM_SHAPE else (),
         )
         for batch_input in config.batch_input

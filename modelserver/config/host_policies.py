@@ -1,4 +1,4 @@
-"""What --host-policy says: on which cores the instances of a group may run."""
+"""`--host-policy`: the cores on which the instances of a group may run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CORES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class HostPolicy:
-    """Cores by number, those of a NUMA node, or what the two have in common."""
+    """Cores by number, the cores of a NUMA node, or the intersection of both."""
 
     name: str
     cores: frozenset[int] | None = None
@@ -24,7 +24,7 @@ class HostPolicy:
 
 
 def parse_host_policies(texts: Sequence[str]) -> tuple[HostPolicy, ...]:
-    """The policies of repeated flags, `NAME,KEY=VALUE` each. Raises InvalidArgumentError for what is none."""
+    """The policies of repeated flags, `NAME,KEY=VALUE` each. Raises InvalidArgumentError for invalid text."""
     settings: dict[str, dict[str, str]] = {}
     for text in texts:
         name, comma, setting = text.partition(",")

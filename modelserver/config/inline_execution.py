@@ -13,21 +13,21 @@ INLINE_EXECUTION = "inline_execution"
 
 
 class InlineExecution(enum.Enum):
-    """What the parameter asks for; a config without it leaves the choice to the backend."""
+    """The values of the parameter; a config without it leaves the choice to the backend."""
 
-    NEVER = "never"  # in worker threads, whatever the backend declares
+    NEVER = "never"  # in worker threads, regardless of the backend
     ALWAYS = "always"  # on the event loop, however long it takes
     AUTO = "auto"  # on the event loop if it is measured to be fast, and as long as it is
 
 
 def inline_execution(config: ModelConfig) -> InlineExecution | None:
-    """What a valid config asks for; None when it says nothing."""
+    """The value in a valid config; None if it is not set."""
     word = config.parameters.get(INLINE_EXECUTION)
     return None if word is None else InlineExecution(word)
 
 
 def check_inline_execution(config: ModelConfig, report: Report) -> None:
-    """Report a word that the parameter does not know."""
+    """Report an unknown value of the parameter."""
     word = config.parameters.get(INLINE_EXECUTION)
     words = [choice.value for choice in InlineExecution]
     if word is not None and word not in words:

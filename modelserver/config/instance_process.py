@@ -1,4 +1,4 @@
-"""The parameter `instance_in_process`: whether each instance lives in a process of its own."""
+"""The parameter `instance_in_process`: whether each instance runs in its own process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _WORDS = {"true": True, "false": False}
 
 
 def instance_in_process(config: ModelConfig) -> bool | None:
-    """What a valid config asks for; None when it says nothing."""
+    """The value in a valid config; None if it is not set."""
     return _WORDS.get(config.parameters.get(INSTANCE_IN_PROCESS, ""))
 
 
 def check_instance_process(config: ModelConfig, report: Report) -> None:
-    """Report a word that the parameter does not know."""
+    """Report an unknown value of the parameter."""
     word = config.parameters.get(INSTANCE_IN_PROCESS)
     if word is not None and word not in _WORDS:
         hint = did_you_mean(suggest(word, _WORDS))

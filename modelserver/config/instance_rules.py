@@ -1,4 +1,4 @@
-"""What instance groups, rate limiters and warmup requests must be."""
+"""Rules for instance groups, rate limiters and warmup requests."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def _check_gpus(group: ModelInstanceGroup, index: int, gpu_ids: Sequence[int] | 
     if group.kind is InstanceGroupKind.KIND_GPU and not group.gpus and gpu_ids is not None and not gpu_ids:
         summary = f"{named} has kind KIND_GPU but no GPUs are available"
         hint = "use kind: KIND_AUTO or KIND_CPU"
-        report.add(f"{path}.kind", "KIND_GPU needs a usable GPU, there is none", hint, summary=summary)
+        report.add(f"{path}.kind", "KIND_GPU needs a usable GPU, none is available", hint, summary=summary)
 
 
 def check_warmup(config: ModelConfig, report: Report) -> None:
-    """Report warmup requests that the model could not take."""
+    """Report warmup requests that the model could not execute."""
     for index, warmup in enumerate(config.model_warmup):
         path = f"model_warmup[{index}]"
         largest = max(1, config.max_batch_size)

@@ -1,6 +1,6 @@
 """Reads a JSON document into a protobuf message, collecting every problem instead of stopping at the first.
 
-Takes what protobuf's own JSON takes: names as in the proto or in camel case, 64-bit integers as numbers
+Accepts the same JSON as protobuf: names as in the proto or in camel case, 64-bit integers as numbers
 or strings, enums by name or number, null for absent. A parameter may also be a plain string.
 """
 
@@ -22,7 +22,7 @@ MAX_PROBLEMS = 100
 
 
 def load(document: object, message: Any, source: str) -> list[Problem]:
-    """Fill `message` from `document`; what cannot be taken is left out and reported."""
+    """Fill `message` from `document`; invalid values are left out and reported."""
     problems: list[Problem] = []
     _Loader(source, problems).fill(message, document, "")
     return problems
@@ -90,7 +90,7 @@ class _Loader:
 
     def _set_list(self, entries: Any, field: FieldDescriptor, value: object, path: str) -> None:
         if isinstance(value, Mapping) and field.message_type is not None:
-            value = [value]  # protobuf's parser, and so Triton, takes one message for a list of one
+            value = [value]  # protobuf's parser, and so Triton, accepts one message as a list of one
         if not isinstance(value, list | tuple):
             self._report(path, f"expected a list, got {_shown(value)}")
             return
@@ -193,7 +193,7 @@ def _title(descriptor: Descriptor) -> str:
 
 
 def _shown(value: object) -> str:
-    """What the user wrote, as JSON, shortened."""
+    """The user's value as shortened JSON."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Splits protobuf text format into tokens with positions. Never fails: what is no token is kind `junk`."""
+"""Splits protobuf text format into tokens with positions. Never fails: invalid characters have kind `junk`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A piece of the text and where it begins; kind `end` follows the last one."""
+    """A piece of the text and its offset; a token of kind `end` follows the last one."""
 
     kind: str
     text: str

@@ -1,4 +1,4 @@
-"""What one token of a config.pbtxt may mean as the value of a field."""
+"""Interprets one token of a config.pbtxt as the value of a field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shown(token: Token) -> str:
 
 
 def scalar_problem(field: FieldDescriptor, token: Token) -> tuple[str, str | None] | None:
-    """What is wrong with a value that is not a good string, and a hint."""
+    """The problem of a value that is not a valid string, and a hint."""
     text, kind = token.text, field.cpp_type
     wrong = f"{scalar.expected(field)}, got {shown(token)}"
     if field.enum_type is not None:
@@ -88,5 +88,5 @@ def key_of(entry: Descriptor, token: Token) -> str | int:
 
 
 def default_key(entry: Descriptor) -> str | int:
-    """The key of a map entry that gives none."""
+    """The key of a map entry without one."""
     return 0 if entry.fields_by_name["key"].cpp_type in scalar.INTEGER_RANGES else ""

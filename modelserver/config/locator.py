@@ -1,7 +1,7 @@
-"""Walks a config.pbtxt along the proto, recording where each field is and every mistake on the way.
+"""Walks a config.pbtxt along the proto, recording the position of each field and every mistake.
 
-It goes on after a mistake, so that one run shows them all; protobuf's own parser stops at the first.
-Values are left to protobuf: this only knows whether a field may have them.
+It continues after a mistake, so that one run shows them all; protobuf's own parser stops at the first.
+Protobuf parses the values: this module only checks whether a field may have them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VALUE_STARTS = (":", "{", "<", "[")
 
 
 def locate(text: str, descriptor: Descriptor, source: str) -> tuple[Locations, list[Problem], Repair]:
-    """Positions of all fields of the text, its problems, at most MAX_PROBLEMS, and how to do without them."""
+    """Positions of all fields of the text, its problems, at most MAX_PROBLEMS, and the edits that remove them."""
     walker = _Walker(text, source)
     walker.message(descriptor, "", None)
     walker.repair.is_possible &= walker.num_excused == len(walker.problems) < MAX_PROBLEMS
@@ -92,9 +92,9 @@ class _Walker:
     def _excuse(
         self, name: Token, field: FieldDescriptor | None, descriptor: Descriptor, path: str, num_excused: int
     ) -> None:
-        """Have the field repaired whose walk has found problems that no field inside it answers for."""
+        """Repair a field in whose walk problems were found that no inner field accounts for."""
         if field is not None and field.message_type is not None and field.is_repeated:
-            self.repair.is_possible = False  # without it, the paths of those that follow would change
+            self.repair.is_possible = False  # without it, the paths of the following entries would change
             return
         suggestion = None if field else suggest_field(name.text, descriptor.fields_by_name)
         if suggestion:
@@ -110,7 +110,7 @@ class _Walker:
         return opening
 
     def _closes(self, path: str, opening: Token | None) -> bool:
-        """Consume what ends a message or list, reporting it if it is not the right end."""
+        """Consume the end of a message or list; report it if it is the wrong bracket."""
         token = self._token
         if token.kind == "mark" and token.text in ("}", ">", "]"):
             if opening is None:
@@ -140,7 +140,7 @@ class _Walker:
     def _syntax_error(self, path: str) -> None:
         """Report the current token, then go to where a field may begin."""
         token = self._token
-        hint = "this file is no JSON: write its fields without braces around" if token.offset == 0 else None
+        hint = "this file is not JSON: write its fields without enclosing braces" if token.offset == 0 else None
         self._report(
             token, path, f"expected a field name, got {literal.shown(token)}", hint if token.text == "{" else None
         )
@@ -195,7 +195,7 @@ class _Walker:
                     self._report(self._token, path, f"{_expected(field)} after the comma, got ']'")
             elif self._token.kind != "end" and self._token.text not in ("]", "}", ">"):
                 self._report(self._token, path, f"expected ',' or ']', got {literal.shown(self._token)}")
-                self._index += self._index == before  # go on, whatever it is
+                self._index += self._index == before  # skip the token, whatever its kind
 
     def _item(self, field: FieldDescriptor, at: Token, path: str, seen: dict[str, int]) -> None:
         """One value of a field: the only one, or the next of a repeated field or map."""
@@ -270,7 +270,7 @@ class _Walker:
         return parts
 
     def _skip_value(self) -> None:
-        """Pass the value of a field that is not known."""
+        """Pass the value of an unknown field."""
         self._skip(":")
         if self._token.kind == "mark":
             if self._token.text in _CLOSING:
@@ -279,7 +279,7 @@ class _Walker:
             self._skip_scalar()
 
     def _skip_group(self) -> None:
-        """Pass a bracket and all up to the one that closes it."""
+        """Pass a bracket and everything up to its closing bracket."""
         opening, depth = self._token, 0
         while self._token.kind != "end":
             token = self._next()
@@ -302,7 +302,7 @@ class _Walker:
         self._report(name, path, f"unknown field of {title}", self._field_hint(name.text, descriptor))
 
     def _field_hint(self, name: str, descriptor: Descriptor) -> str | None:
-        """Where a misplaced field belongs, or what a misspelt one may be."""
+        """A hint: the place of a misplaced field, or the likely name of a misspelt one."""
         root = self._root
         owners = [
             f"{field.name} {{ {name} }}"
@@ -320,7 +320,7 @@ class _Walker:
         line, column = self._lines.position(token.offset)
         self.problems.append(Problem(self._source, line, column, path, message, hint))
         if len(self.problems) >= MAX_PROBLEMS:
-            self._index = len(self._tokens) - 1  # enough: go to the end
+            self._index = len(self._tokens) - 1  # enough problems: go to the end
 
 
 def _expected(field: FieldDescriptor) -> str:

@@ -125,7 +125,7 @@ def _scalar(field: Field, value: Any) -> Any:
 
 
 def config_to_json(config: schema.ModelConfig) -> dict[str, Any]:
-    """The config as what `json.dumps` takes, as Triton's config endpoint prints it."""
+    """The config as an object for `json.dumps`, as Triton's config endpoint prints it."""
     return _dump(config)
 
 
@@ -163,16 +163,16 @@ def _dump_float(field: FieldDescriptor, value: float) -> float | str:
     return float(str(np.float32(value))) if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT else float(value)
 
 
-# Strings, names without quotes, and commas with nothing behind them.
+# Strings, names without quotes, and trailing commas.
 _LOOSE = re.compile(
     r""""(?:[^"\\]|\\.)*"|'(?P<single>(?:[^'\\]|\\.)*)'|(?P<name>[A-Za-z_]\w*)(?=\s*:)|(?P<comma>,)(?=\s*[}\]])"""
 )
 
 
 def _loads(text: str | bytes) -> tuple[str | bytes, Any]:
-    """Strict JSON and what it says. As by protobuf, names and strings may have other quotes, and lists end with commas.
+    """Strict JSON and its value. As in protobuf, names and strings may have other quotes, and lists trailing commas.
 
-    Raises JSONDecodeError, of the text as it is.
+    Raises JSONDecodeError with positions in the original text.
     """
     try:
         return text, orjson.loads(text)

@@ -1,4 +1,4 @@
-"""What a model's config says of its metrics."""
+"""Metric options in a model's config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
 
 
 def first_response_bounds_ms(config: ModelConfig) -> tuple[float, ...]:
-    """The upper bounds of the buckets of a first response's times: the config's, or Triton's."""
+    """The upper bounds of the buckets of first-response times: the config's, or Triton's."""
     for control in config.model_metrics.metric_control if config.model_metrics is not None else ():
         family = control.metric_identifier.family if control.metric_identifier is not None else ""
         if family == FIRST_RESPONSE_MS and control.histogram_options is not None:

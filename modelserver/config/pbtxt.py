@@ -1,4 +1,4 @@
-"""Parses config.pbtxt: protobuf's text format, with every mistake reported at once and its place."""
+"""Parses config.pbtxt: protobuf's text format, reporting every mistake at once with its position."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MAX_CHARACTERS = 4 * 1024 * 1024
 class ParsedConfig:
     """A config and where its fields are in the text.
 
-    `problems` are mistakes of the text that the config was read without; `doubtful` are the paths of fields
-    that are therefore not what was meant.
+    `problems` are mistakes in the text that were skipped to read the config; `doubtful` are the paths of fields
+    whose values are unreliable because of them.
     """
 
     config: ModelConfig
@@ -32,7 +32,7 @@ class ParsedConfig:
 
 
 def parse_pbtxt(text: str, source: str = "config.pbtxt") -> ParsedConfig:
-    """Parse a model config; raises ConfigError with every problem. Says nothing about what values mean."""
+    """Parse a model config; raises ConfigError with every problem. Does not check the meaning of values."""
     parsed = read_pbtxt(text, source)
     if parsed.problems:
         raise error_of(parsed.problems, source)
@@ -62,7 +62,7 @@ def read_pbtxt(text: str, source: str = "config.pbtxt") -> ParsedConfig:
     except text_format.ParseError as error:
         if problems:
             raise error_of(problems, source) from None
-        # The walk above takes a little more than protobuf does; its word is final.
+        # The walk above accepts a little more than protobuf, whose parser decides.
         problem = Problem(source, error.GetLine(), error.GetColumn(), "", _reason(error))
         raise error_of([problem], source) from None
     config = config_from_message(message, source=source)

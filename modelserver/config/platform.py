@@ -1,4 +1,4 @@
-"""The older `platform:` names and the backends that they mean."""
+"""The older `platform:` names and their backends."""
 
 from __future__ import annotations
 

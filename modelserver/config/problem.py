@@ -1,4 +1,4 @@
-"""What is wrong in a model config, and where: `Problem`, `Locations` and the error that carries them."""
+"""Problems of a model config and their positions: `Problem`, `Locations` and the error that carries them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from modelserver.errors import ConfigError
 
-# How many of Triton's sentences an error begins with.
+# How many of Triton's sentences an error starts with.
 _MAX_SUMMARIES = 3
 # The last step of a field path: `.name`, `[3]` or `["key"]`.
 _LAST_STEP = re.compile(r'(\.[A-Za-z_]\w*|\[\d+\]|\["(?:[^"\\]|\\.)*"\])$')
@@ -43,7 +43,7 @@ class Locations:
     positions: Mapping[str, tuple[int, int]]
 
     def find(self, path: str) -> tuple[int, int] | None:
-        """Line and column of the field, or of the nearest message around it that is in the file."""
+        """Line and column of the field, or of the nearest enclosing message in the file."""
         while path:
             if path in self.positions:
                 return self.positions[path]
@@ -68,7 +68,7 @@ def key_path(path: str, key: object) -> str:
 def error_of(problems: Iterable[Problem], source: str) -> ConfigError:
     """The ConfigError that carries `problems`, in the order of the file; it begins with their first summaries.
 
-    Triton stops at the first mistake in an order of its own: the sentence that a script expects is among them.
+    Triton stops at the first mistake in its own order, so the sentence that a script expects is among them.
     """
     ordered = tuple(sorted(problems, key=lambda problem: (problem.line or 0, problem.column or 0)))
     summaries = dict.fromkeys(problem.summary for problem in ordered if problem.summary)

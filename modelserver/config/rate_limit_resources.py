@@ -1,4 +1,4 @@
-"""What --rate-limit-resource says: how much there is of what instances need to execute."""
+"""`--rate-limit-resource`: the available units of the resources that instances need to execute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FLAG = "--rate-limit-resource"
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimit:
-    """`count` units of a resource on one device; or, if `device` is None, on each, and of a global one in all."""
+    """`count` units of a resource on one device; if `device` is None, on each device, or in total if it is global."""
 
     name: str
     count: int
@@ -20,7 +20,7 @@ class ResourceLimit:
 
 
 def parse_resource_limits(texts: Sequence[str]) -> tuple[ResourceLimit, ...]:
-    """The limits of repeated flags, `NAME:COUNT[:DEVICE]`. Raises InvalidArgumentError for what is none, or twice."""
+    """The limits of repeated flags, `NAME:COUNT[:DEVICE]`. Raises InvalidArgumentError if invalid or given twice."""
     limits = tuple(map(_parse, texts))
     places = [(limit.name, limit.device) for limit in limits]
     for text, place in zip(texts, places, strict=True):

@@ -1,4 +1,4 @@
-"""What is left of a config text when its mistakes are taken out, so that the rest can be judged at once."""
+"""Removes the mistakes from a config text, so that the rest can be validated in the same run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LAST_INDEX = re.compile(r"\[\d+\]$")
 
 @dataclass(slots=True)
 class Repair:
-    """Edits that make a text parse. `doubtful` are the paths of fields whose values are lost by them."""
+    """Edits that make a text parse. `doubtful` are the paths of fields whose values they lose."""
 
     is_possible: bool = True
     doubtful: set[str] = field(default_factory=set)
@@ -26,7 +26,7 @@ class Repair:
         self.doubtful.add(_LAST_INDEX.sub("", path))
 
     def rename(self, start: int, end: int, name: str) -> None:
-        """Read a misspelt field as the one that it most likely is."""
+        """Read a misspelt field as the most likely field."""
         self._edits.append((start, end, name))
 
     def apply(self, text: str) -> str:
@@ -37,7 +37,7 @@ class Repair:
 
 
 def is_doubtful(problem: Problem, doubtful: Collection[str]) -> bool:
-    """Whether a problem may be there only because a field of `doubtful` could not be read."""
+    """Whether a problem may be a consequence of an unreadable field in `doubtful`."""
     for path in doubtful:
         name = _LAST_NAME.search(path)
         if problem.field == path or problem.field.startswith((f"{path}.", f"{path}[")):

@@ -17,7 +17,7 @@ class Report:
         self.problems: list[Problem] = []
 
     def add(self, path: str, message: str, hint: str | None = None, *, summary: str = "") -> None:
-        """Add a problem of the field at `path`; `message` says what was expected and what it is.
+        """Add a problem of the field at `path`; `message` states the expected and the actual value.
 
         `summary` is Triton's sentence for the mistake, if it has one.
         """

@@ -26,10 +26,10 @@ _WORDS = {"true": True, "false": False}
 
 
 class ReloadMode(enum.Enum):
-    """How a reload replaces a version that serves."""
+    """How a reload replaces a serving version."""
 
     BESIDE = (
-        "beside"  # the new one is loaded while the old one serves: nobody waits, and both are in memory for a while
+        "beside"  # the new one is loaded while the old one serves: no request waits, but both are in memory for a while
     )
     UNLOAD_FIRST = "unload_first"  # for models that do not fit twice: requests wait in between
     ROLLING = "rolling"  # instance by instance: one more at most, and never none
@@ -37,9 +37,9 @@ class ReloadMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """What a config says. `is_on_demand` None leaves it to the server, as `keep_alive_s` None does; inf is for ever.
+    """The settings of a config. `is_on_demand` and `keep_alive_s` None leave it to the server; inf is for ever.
 
-    `memory_bytes` is what the model takes, of whatever memory is short; None: it is measured.
+    `memory_bytes` is the model's use of the scarce kind of memory; None: it is measured.
     """
 
     is_on_demand: bool | None = None
@@ -49,7 +49,7 @@ class Residence:
 
 
 def parse_keep_alive(text: str) -> float:
-    """Seconds, by a number with or without `ms`, `s`, `m`, `h`; a negative number is for ever. Raises ValueError."""
+    """Parse a number with or without `ms`, `s`, `m`, `h` as seconds; negative means for ever. Raises ValueError."""
     word = text.strip()
     if word.startswith("-") and _DURATION.fullmatch(word[1:]) and len(word) <= _MAX_DIGITS:
         return inf
@@ -60,7 +60,7 @@ def parse_keep_alive(text: str) -> float:
 
 
 def residence(config: ModelConfig) -> Residence:
-    """What a config asks for; what is written wrong counts as not written (`check_residence` reports it)."""
+    """The settings of a config; invalid values count as not set (`check_residence` reports them)."""
     parameters = config.parameters
     keep_alive_s: float | None = None
     with suppress(ValueError):
@@ -75,12 +75,12 @@ def residence(config: ModelConfig) -> Residence:
 
 
 def reload_mode(config: ModelConfig) -> ReloadMode:
-    """What a valid config asks for."""
+    """The mode in a valid config."""
     return ReloadMode(config.parameters.get(RELOAD_MODE, ReloadMode.BESIDE.value))
 
 
 def check_residence(config: ModelConfig, report: Report) -> None:
-    """Report what these parameters cannot mean."""
+    """Report invalid values of these parameters."""
     parameters = config.parameters
     for name in (LOAD_ON_DEMAND, PINNED):
         if name in parameters and parameters[name] not in _WORDS:

@@ -1,4 +1,4 @@
-"""What a scalar field of the config accepts: kinds, ranges and how to say them."""
+"""The accepted values of scalar fields: kinds, ranges and their descriptions."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def fits_float(field: FieldDescriptor, value: float) -> bool:
 
 
 def shorten(text: str) -> str:
-    """At most 60 characters of what a user wrote, for an error text."""
+    """At most 60 characters of a user's text, for an error message."""
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""What dynamic and sequence batching must be."""
+"""Rules for dynamic and sequence batching."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAIR_NAMES = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
 
 
 def check_scheduling(config: ModelConfig, report: Report) -> None:
-    """Report what is wrong with the choice of a scheduler and its options."""
+    """Report problems in the choice of a scheduler and its options."""
     choices = [
         name
         for name in ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
@@ -46,7 +46,7 @@ def check_scheduling(config: ModelConfig, report: Report) -> None:
 
 def _check_dynamic(config: ModelConfig, batching: ModelDynamicBatching, report: Report) -> None:
     path = "dynamic_batching"
-    # Without a batch dimension, preferred sizes ask for what cannot be; queue policies still make sense.
+    # Without a batch dimension, preferred sizes are impossible; queue policies still make sense.
     what = "dynamic batching preferred size"
     _check_preferred(config, batching.preferred_batch_size, f"{path}.preferred_batch_size", what, report)
     levels = batching.priority_levels
@@ -70,7 +70,7 @@ def _is_level(level: int, levels: int) -> bool:
 
 
 def _check_ordering(batching: ModelDynamicBatching, report: Report) -> None:
-    """Responses in the order of arrival leave no room for requests that overtake each other."""
+    """With responses in the order of arrival, requests must not overtake each other."""
     if batching.priority_levels > 1:
         what = f"at most one priority level, got {batching.priority_levels}"
         allowed = "Only one priority level is allowed when 'preserve_ordering' is true"

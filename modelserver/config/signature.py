@@ -1,4 +1,4 @@
-"""What a model accepts: the request check that both protocols share, precomputed from its config."""
+"""The request check of a model, precomputed from its config and shared by both protocols."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ class ModelSignature:
         }
         self._shapes = frozenset(name for name, spec in self.inputs.items() if spec.is_shape)
         self._required = frozenset(name for name, spec in self.inputs.items() if not spec.is_optional)
-        # Where an input's size is given, and what it is there; the other dimensions may have any size.
+        # The positions and sizes of an input's fixed dimensions; the other dimensions may have any size.
         self._fixed = {
             name: tuple((position, dim) for position, dim in enumerate(spec.dims) if dim != -1)
             for name, spec in self.inputs.items()
         }
 
     def check(self, request: InFlightRequest) -> None:
-        """Raise InvalidArgumentError for what the model cannot take; set `request.rows`."""
+        """Raise InvalidArgumentError for a request that the model does not accept; set `request.rows`."""
         inputs = request.inputs
         if inputs.keys() != self._required:
             self._check_names(inputs)
@@ -102,7 +102,7 @@ class ModelSignature:
         request.rows = self._check_rows(rows)
         if request.outputs is not None:
             self._check_outputs(request.outputs)
-            if len(set(request.outputs)) != len(request.outputs):  # asked for twice, an output comes once
+            if len(set(request.outputs)) != len(request.outputs):  # an output requested twice is sent once
                 request.outputs = tuple(dict.fromkeys(request.outputs))
 
     def _has_fixed(self, name: str, item_shape: Shape) -> bool:

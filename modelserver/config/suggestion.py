@@ -8,7 +8,7 @@ from collections.abc import Iterable
 MAX_LENGTH = 100
 MAX_CANDIDATES = 500
 
-# What people type -> the field they mean; looked up when the message has that field.
+# Common wrong names -> the field; used if the message has that field.
 _SYNONYMS = {
     "batch": "max_batch_size",
     "batch_size": "max_batch_size",
@@ -82,7 +82,7 @@ def suggest_enum(name: str, values: Iterable[str]) -> str | None:
 
 
 def suggest(name: str, known: Iterable[str]) -> str | None:
-    """The nearest of the `known` names without regard to case, or None if none is near."""
+    """The nearest of the `known` names without regard to case, or None without a close match."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     # Comparing is slow, and files are not trusted.
     if len(name) > MAX_LENGTH or len(by_lower) > MAX_CANDIDATES:
@@ -92,5 +92,5 @@ def suggest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str | None) -> str | None:
-    """The hint for a suggestion, None if there is none."""
+    """The hint for a suggestion; None without a suggestion."""
     return f"did you mean {name}?" if name else None

@@ -1,4 +1,4 @@
-"""What inputs, outputs and batch inputs and outputs must be."""
+"""Rules for inputs, outputs, batch inputs and batch outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_ELEMENTS = 2**63 - 1
 
 
 def check_tensors(config: ModelConfig, report: Report) -> None:
-    """Report what is wrong with every input and output."""
+    """Report the problems of every input and output."""
     for index, tensor in enumerate(config.input):
         _check_tensor(config, tensor, f"input[{index}]", report)
     for index, output in enumerate(config.output):
@@ -44,7 +44,7 @@ def _check_own_names(kind: str, names: Sequence[str], report: Report) -> None:
 def check_dims(
     dims: Sequence[int], path: str, report: Report, *, allow_variable: bool = True, summary: str = ""
 ) -> bool:
-    """Report sizes that cannot be; whether all can."""
+    """Report invalid sizes; returns whether all are valid."""
     expected = "expected a size >= 1, or -1 for any" if allow_variable else "expected a size >= 1"
     before = len(report.problems)
     for index, size in enumerate(dims):
@@ -162,7 +162,7 @@ def _check_batch_outputs(config: ModelConfig, inputs: Collection[str], report: R
 
 
 def _check_source(inputs: Collection[str], batched: BatchInput | BatchOutput, path: str, report: Report) -> None:
-    """Exactly one source, which is an input, and at least one target."""
+    """Check for exactly one source, which is an input, and at least one target."""
     if not batched.target_name:
         report.add(f"{path}.target_name", "expected the name of a tensor, got none")
     if len(batched.source_input) != 1:

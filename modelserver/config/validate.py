@@ -1,7 +1,7 @@
-"""Finds everything that is wrong with a model config, as far as the config alone can tell.
+"""Finds all problems of a model config that can be found without other files.
 
-Takes a config before or after `defaults.normalise`; never raises. Files, devices and other models are
-looked at by those who load: the repository and the backend.
+Takes a config before or after `defaults.normalise`; never raises. The repository and the backend check
+files, devices and other models at load.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def validate(
     gpu_ids: Sequence[int] | None = None,
     limits: ConfigLimits | None = None,
 ) -> tuple[Problem, ...]:
-    """Every problem of the config, in the order of its text where `locations` has it.
+    """Every problem of the config, in the order of its text if `locations` knows it.
 
     With `model_name` the config's name must be that, or absent; with `gpu_ids` its GPUs must be among them.
-    `limits` are other than those by default.
+    `limits` replace the default limits.
     """
     report = Report(source, locations, config.name or model_name or "")
     _check_name(config, model_name, report)

@@ -10,7 +10,7 @@ from modelserver.config.schema import ModelVersionPolicy
 def served_versions(policy: ModelVersionPolicy | None, available: Sequence[int]) -> tuple[int, ...]:
     """The versions of `available` to serve, ascending; no policy means the highest one.
 
-    Versions that the policy names and that are not there are left out: see `missing_versions`.
+    Versions that the policy names but that do not exist are left out: see `missing_versions`.
     """
     ascending = sorted(set(available))
     if policy is not None and policy.all is not None:
@@ -24,7 +24,7 @@ def served_versions(policy: ModelVersionPolicy | None, available: Sequence[int])
 
 
 def missing_versions(policy: ModelVersionPolicy | None, available: Sequence[int]) -> tuple[int, ...]:
-    """The versions that a `specific` policy names and that are not there, ascending."""
+    """The versions that a `specific` policy names but that do not exist, ascending."""
     if policy is None or policy.specific is None:
         return ()
     return tuple(sorted(set(policy.specific.versions) - set(available)))

@@ -96,7 +96,7 @@ def test_name_must_be_the_directory_or_absent() -> None:
         (
             "{ kind: KIND_GPU }",
             (),
-            ["instance_group[0].kind: KIND_GPU needs a usable GPU, there is none; use kind: KIND_AUTO or KIND_CPU"],
+            ["instance_group[0].kind: KIND_GPU needs a usable GPU, none is available; use kind: KIND_AUTO or KIND_CPU"],
         ),
         ("{ kind: KIND_GPU }", (0,), []),
         ("{ kind: KIND_MODEL }", (), []),
