@@ -1,6 +1,6 @@
-"""The access log: a line for each call of a client, whatever became of it, for `--access-log`.
+"""The access log for `--access-log`: one line for each call of a client, successful or not.
 
-Lines are of the logger `modelserver.auth.access`, at the level INFO; in JSON their parts are fields of their own.
+Lines come from the logger `modelserver.auth.access` at level INFO. In JSON each part is a separate field.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_TEXT_LEN: Final = 200
 _TRACE_ID = slice(3, 35)  # of a W3C traceparent, version-traceid-parentid-flags
 _TRACEPARENT_LEN: Final = 55
 
-# What is being answered, where the access log is on.
+# The call in progress, if the access log is on.
 ACCESS: Final[ContextVar[AccessEntry | None]] = ContextVar("modelserver_access", default=None)
 
 
@@ -108,31 +108,31 @@ def write_access(fields: dict[str, Any]) -> None:
 
 
 def note_request(request: InFlightRequest) -> None:
-    """Tell the call that is being answered of an inference request of its own."""
+    """Add an inference request to the call in progress."""
     entry = ACCESS.get()
     if entry is not None:
         entry.note(request)
 
 
 def note_key(name: str) -> None:
-    """Tell the call that is being answered whose API key it has."""
+    """Add the name of the API key to the call in progress."""
     entry = ACCESS.get()
     if entry is not None:
         entry.key = name
 
 
 def trace_id(trace_parent: str) -> str:
-    """The id of the trace that a W3C `traceparent` names; empty if it is none."""
+    """The trace id of a W3C `traceparent`; empty if it is invalid."""
     return trace_parent[_TRACE_ID] if len(trace_parent) == _TRACEPARENT_LEN else ""
 
 
 def num_bytes(buffer: Buffer) -> int:
-    """The size of a buffer, whatever its items are."""
+    """The size of a buffer in bytes."""
     return buffer.nbytes if isinstance(buffer, memoryview) else len(buffer)
 
 
 def _plain(value: object) -> str:
-    """The value as one word: text that would not be one is quoted as in JSON."""
+    """The value as one word: other text is quoted as in JSON."""
     text = str(value)
     is_word = bool(text) and text.isprintable() and not any(letter in text for letter in ' "=\\')
     return text if is_word else json.dumps(text)

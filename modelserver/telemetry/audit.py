@@ -1,6 +1,6 @@
-"""The audit log: a line for each thing done to the server, or refused: who, what, to what, and how it ended.
+"""The audit log: a line for each action on the server, done or refused: caller, action, target and result.
 
-Lines are of the logger `modelserver.audit`, at the level INFO. No value that a client sent is in them but names.
+Lines come from the logger `modelserver.audit` at level INFO. Of the values that clients send, only names are logged.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _logger = logging.getLogger("modelserver.audit")
 
 _MAX_NAME_LEN: Final = 200
 
-# Where the call that is being answered comes from, as far as its wire says so.
+# The peer of the call in progress, if its wire knows it.
 PEER: Final[ContextVar[str]] = ContextVar("modelserver_peer", default="")
 
 
 @contextmanager
 def audited(action: str, target: str) -> Iterator[None]:
-    """Write the line of what is done within the block to `target`, a model or what the action is about."""
+    """Write a line for the action in the block on `target`, a model or another object."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The metric families of the response cache, with Triton's names: of the cache as a whole, and of each model."""
+"""The metric families of the response cache, with Triton's names: for the whole cache, and for each model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 
 
 def cache_families(counts: StoreCounts, models: Iterable[tuple[Mapping[str, str], StatisticsSnapshot]]) -> list[Metric]:
-    """`models` are the labels and numbers of those whose answers are kept."""
+    """`models` are the labels and numbers of models with cached responses."""
     return [*_store_families(counts), *_model_families(models)]
 
 

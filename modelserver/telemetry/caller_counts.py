@@ -1,4 +1,4 @@
-"""What became of callers' requests at their quotas, for the metrics page."""
+"""Outcomes of callers' requests at their quotas, for the metrics page."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import Counter
 
 from prometheus_client.core import Metric
 
-# Names that are counted one by one; addresses and headers come in any number.
+# How many callers are counted separately; the number of addresses and headers is unbounded.
 _MAX_NAMES = 256
 _OTHERS = "(others)"
 
 
 class CallerCounts:
-    """Requests by caller, and by `admitted` or the quota that refused them; tokens by caller. Of the event loop."""
+    """Requests by caller, and by `admitted` or the quota that refused them; tokens by caller. Event loop only."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, str]] = Counter()

@@ -1,4 +1,4 @@
-"""What became of files that are read again when they change, and when the certificates among them expire."""
+"""Results of reloading changed files, and expiry times of certificates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 class _Reload:
     is_current: bool = True
     num_failures: int = 0
-    # What could not be read last: several ports that share files try the same ones.
+    # The last unreadable version: several ports that share files try the same one.
     failed: Hashable | None = None
 
 
@@ -24,13 +24,13 @@ class FileReloads:
         self._not_after_s: dict[str, float] = {}
 
     def took(self, flag: str, not_after_s: Mapping[str, float] | None = None) -> None:
-        """The files are in use as they are now; `not_after_s` says by flag when certificates expire (Unix time)."""
+        """Record that the current files are in use; `not_after_s` has the certificates' expiry (Unix time) by flag."""
         reload = self._reloads.setdefault(flag, _Reload())
         reload.is_current, reload.failed = True, None
         self._not_after_s.update(not_after_s or {})
 
     def failed(self, flag: str, version: Hashable) -> None:
-        """The files are no good as they are now, and the old ones stay in use. One `version` counts once."""
+        """Record that the current files are invalid, so the old ones stay in use. One `version` counts once."""
         reload = self._reloads.setdefault(flag, _Reload())
         reload.is_current = False
         if reload.failed != version:
@@ -38,7 +38,7 @@ class FileReloads:
             reload.num_failures += 1
 
     def families(self) -> list[Metric]:
-        """Those of Prometheus; without files that are read again they have no samples."""
+        """The Prometheus families; without reloadable files they have no samples."""
         failures = Metric(
             "modelserver_reload_failures",
             "How often files that changed were no good, so that the old ones stayed in use, by the flag of the files",

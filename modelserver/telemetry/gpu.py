@@ -1,6 +1,6 @@
 """NVIDIA GPUs as the driver's management library (NVML) sees them: their names, memory, load and power.
 
-Through the optional package nvidia-ml-py (`pynvml`). Without it, or without a driver, there are no GPUs to tell of.
+Through the optional package nvidia-ml-py (`pynvml`). Without it, or without a driver, no GPUs are reported.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU now; what it cannot tell is None. `utilization` is the share of the last sample time, 0 to 1, in which a
-    kernel ran; power in watts, `energy_j` since the driver was loaded.
+    """One GPU now; values that it does not report are None. `utilization` is the share of the last sample
+    time, 0 to 1, in which a kernel ran; power in watts, `energy_j` since the driver was loaded.
     """
 
     index: int
@@ -60,11 +60,11 @@ class Gpus:
 
     @property
     def count(self) -> int:
-        """How many there are; 0 where nobody can tell."""
+        """The number of GPUs; 0 if unknown."""
         return len(self._open())
 
     def memory(self, index: int) -> GpuMemory | None:
-        """None if there is no such GPU, or nobody to ask."""
+        """None for an unknown GPU, or without the library."""
         handles = self._open()
         if not 0 <= index < len(handles):
             return None
@@ -91,7 +91,7 @@ class Gpus:
         )
 
     def _ask(self, question: Callable[[Any], _Value]) -> _Value | None:
-        """The answer; None where this GPU has none, as parts of one (MIG) and older ones do."""
+        """The value; None if this GPU does not report it, such as parts of a GPU (MIG) and older GPUs."""
         try:
             return question(self._library)
         except self._library.NVMLError:
@@ -113,7 +113,7 @@ class Gpus:
         try:
             nvml.nvmlInit()
             return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        except nvml.NVMLError as error:  # no driver, no device, no right
+        except nvml.NVMLError as error:  # no driver, no device, no permission
             logger.info("no GPU is reported: %s", error)
             return []
 
@@ -147,5 +147,5 @@ def _thousandth(value: float | None) -> float | None:
     return None if value is None else value / 1000
 
 
-# The machine's GPUs are the process's.
+# Shared by the whole process.
 GPUS = Gpus()

@@ -31,7 +31,7 @@ _FAMILIES: tuple[tuple[str, str, str, _Pick], ...] = (
 
 
 def gpu_families(readings: Sequence[GpuReading]) -> list[Metric]:
-    """The families of the GPUs, with samples for what each can tell; none without GPUs."""
+    """The families of the GPUs, with samples for the values that each reports; none without GPUs."""
     families = []
     for name, kind, text, pick in _FAMILIES if readings else ():
         metric = Metric(name, text, kind)

@@ -27,9 +27,9 @@ class HistogramSnapshot:
         return sum(self.counts)
 
     def quantile(self, share: float) -> float:
-        """The number below which this share (0 to 1) of all lie, as if they were spread evenly between two bounds.
+        """The quantile (0 to 1), interpolated linearly between two bounds.
 
-        0 if there are none; the last bound for what lies above it.
+        0 without values; the last bound if the quantile lies above it.
         """
         rank = share * self.count
         below = 0
@@ -41,7 +41,7 @@ class HistogramSnapshot:
         return self.bounds[-1] if self.count else 0.0
 
     def since(self, before: HistogramSnapshot) -> HistogramSnapshot:
-        """What was counted after `before`, a snapshot of the same histogram."""
+        """The counts since `before`, a snapshot of the same histogram."""
         counts = tuple(now - then for now, then in zip(self.counts, before.counts, strict=True))
         return HistogramSnapshot(self.bounds, counts, self.sum - before.sum)
 

@@ -1,4 +1,4 @@
-"""CPU and memory of where the server runs: its container's, where a cgroup limits it, else the machine's."""
+"""CPU and memory of the server's container, if a cgroup limits it, else of the machine."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class HostGauges:
             used = _number(self._cgroup / used_name)
             if limit is None or used is None or limit >= min(_NO_LIMIT_BYTES, machine.total):
                 continue
-            # File pages that the kernel would give up at once are not in use, as the kubelet counts it.
+            # File pages that the kernel can reclaim at once do not count as in use, as in the kubelet.
             reclaimable = _fields(self._cgroup / stat_name).get(cache_key, 0)
             return limit, max(0, used - reclaimable)
         return int(machine.total), int(machine.total - machine.available)

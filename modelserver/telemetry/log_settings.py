@@ -1,4 +1,4 @@
-"""The logging extension: what is logged, and how, read and changed while the server runs."""
+"""The logging extension: log settings that are read and changed while the server runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LogSettings:
         """With these values; one that is None stays as it is.
 
         Raises InvalidArgumentError for an unknown setting or a value of another type, UnsupportedError for the file:
-        who may change settings must not choose what the server writes to.
+        a client that may change settings must not choose the file that the server writes.
         """
         known = asdict(self)
         given: dict[str, Any] = {}
@@ -48,11 +48,11 @@ class LogSettings:
 
 
 class LogControl:
-    """The settings that hold now, who acts upon a change, and the newest lines. Event loop thread only."""
+    """The current settings, the followers of changes, and the newest lines. Event loop thread only."""
 
     def __init__(self, settings: LogSettings | None = None) -> None:
         self.settings = settings or LogSettings()
-        # Of the process's log, where the server owns that; else nobody feeds it.
+        # Lines of the process's log if the server owns it; else empty.
         self.tail = LogTail()
         self._followers: list[Callable[[LogSettings], None]] = []
 

@@ -1,4 +1,4 @@
-"""The newest lines of the log, kept for whoever asks over the network, and passed on to who follows it."""
+"""The newest lines of the log, kept for clients that read or follow the log over the network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections import deque
 
 NUM_KEPT = 1000
-# Lines that a follower has not read yet; those that find no room are counted instead.
+# Limit of unread lines per follower; further lines are only counted.
 _NUM_WAITING = 1000
 
 
@@ -29,7 +29,7 @@ class LogTail:
             follower.add(line)
 
     def newest(self, num_lines: int) -> list[str]:
-        """The last lines, the oldest of them first."""
+        """The last lines, oldest first."""
         with self._lock:
             lines = list(self._lines)
         return lines[len(lines) - min(num_lines, len(lines)) :]
@@ -45,20 +45,20 @@ class LogTail:
         return follower
 
     def close(self) -> None:
-        """Let the followers end, who would hold up a server that stops."""
+        """End the followers, which would otherwise delay the server's stop."""
         with self._lock:
             followers = tuple(self._followers)
         for follower in followers:
             follower.end()
 
     def leave(self, follower: LogFollower) -> None:
-        """Pass nothing on to it any more."""
+        """Remove a follower."""
         with self._lock:
             self._followers.discard(follower)
 
 
 class LogFollower:
-    """One reader. A slow one misses lines, and is told how many; it never holds up the log."""
+    """One reader. A slow reader misses lines and gets their number instead; it never delays the log."""
 
     def __init__(self, tail: LogTail, loop: asyncio.AbstractEventLoop) -> None:
         self._tail = tail
@@ -72,7 +72,7 @@ class LogFollower:
         """From the log's thread."""
         try:
             self._loop.call_soon_threadsafe(self.take, line)
-        except RuntimeError:  # the loop has ended, and with it whoever reads
+        except RuntimeError:  # the loop has ended, and the reader with it
             self.close()
 
     def take(self, line: str) -> None:
@@ -83,7 +83,7 @@ class LogFollower:
         self._has_news.set()
 
     async def lines(self) -> list[str]:
-        """What has come since the last call; waits for something. Nothing once there is no more to come."""
+        """The lines since the last call; waits for at least one. Empty when the follower has ended."""
         await self._has_news.wait()
         if not self._is_ended:
             self._has_news.clear()
@@ -95,7 +95,7 @@ class LogFollower:
         return lines
 
     def end(self) -> None:
-        """Nothing more will come. Event loop thread."""
+        """End the reader. Event loop thread."""
         self._is_ended = True
         self._has_news.set()
 
@@ -104,7 +104,7 @@ class LogFollower:
 
 
 class TailHandler(logging.Handler):
-    """Puts each line that the log has into a tail, as the log writes it."""
+    """Puts each line of the log into a tail, formatted as in the log."""
 
     def __init__(self, tail: LogTail) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Numbers that an instance has of itself, and the metric families that they become."""
+"""Measurements by instances of themselves, and the metric families made from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_queue(measurements: Sequence[Measurement], num_queued: int) -> Sequence
 
 
 def measured_families(measured: Iterable[tuple[Mapping[str, str], Sequence[Measurement]]]) -> list[Metric]:
-    """The families of all instances, each with the labels of its own, in the order in which they first come."""
+    """The families of all instances, each sample with its own labels, in order of first appearance."""
     families: dict[str, Metric] = {}
     for labels, measurements in measured:
         for measurement in measurements:

@@ -1,4 +1,4 @@
-"""How much memory processes hold for themselves."""
+"""Private memory of processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MemoryUsage:
 
 
 def process_memory(pids: Iterable[int]) -> tuple[MemoryUsage, ...]:
-    """What these processes hold in the host's memory that they share with no other: one entry, none without processes.
+    """The private host memory of these processes: one entry, none without processes.
 
     Pages of libraries and of tensors in shared memory are not counted, nor processes that have ended.
     """
@@ -38,5 +38,5 @@ def _private_bytes(pid: int) -> int | None:
 
 
 def own_memory_bytes() -> int:
-    """What this process holds for itself; 0 where that cannot be told."""
+    """The private memory of this process; 0 if unknown."""
     return _private_bytes(os.getpid()) or 0

@@ -1,4 +1,4 @@
-"""The metric families, made at each scrape from the models' statistics: the request path pays nothing for them.
+"""The metric families, made at each scrape from the models' statistics, at no cost to the request path.
 
 Triton's `nv_*` families keep its names, labels and units; families of our own begin with `modelserver_`.
 Counters are cumulative since a model version was loaded and begin again at a reload, as Triton's do.
@@ -32,7 +32,7 @@ from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, 
 
 
 class LoadCounter(Protocol):
-    """What is asked about the loads of one model."""
+    """The load counts of one model that the metrics read."""
 
     @property
     def successes(self) -> int: ...
@@ -42,7 +42,7 @@ class LoadCounter(Protocol):
 
 
 class MeasuredTraffic(Protocol):
-    """What is asked of the weights of versions and of their shadows."""
+    """The traffic weights and shadow counts that the metrics read."""
 
     @property
     def counts(self) -> ShadowCounts: ...
@@ -51,7 +51,7 @@ class MeasuredTraffic(Protocol):
 
 
 class ServerMetrics:
-    """Makes all families on request. `models` and `load_counts` are asked on the event loop thread."""
+    """Makes all families on request. `models` and `load_counts` are called on the event loop thread."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class ServerMetrics:
         return finish(self.collect_slices())
 
     def collect_slices(self) -> Slices[list[Metric]]:
-        """As `collect`. The first slice is for the event loop: it reads what only the loop may touch."""
+        """As `collect`. The first slice is for the event loop: it reads state that only the loop may touch."""
         models = list(self._models())
         measured = [model.measure() for model in models]
         load_counts = dict(self._load_counts())
@@ -114,7 +114,7 @@ class ServerMetrics:
             families += gpu_families(self._gpus.read())
         yield
         families += measured_families(
-            # vLLM's dashboards ask for `model_name` and `engine`, Triton's for `model` and `version`.
+            # vLLM's dashboards use `model_name` and `engine`, Triton's `model` and `version`.
             (
                 {**sample.labels, "model_name": sample.model.name, "engine": str(position)},
                 with_queue(measurements, 0 if position else sample.numbers.pending),
@@ -152,8 +152,8 @@ class ServerMetrics:
 
 
 def _add_families_of_models(families: list[Metric], of_models: Iterable[Metric]) -> None:
-    """Add what models have made: to the server's own family of the same name, for a page that has a name twice is no
-    good to a scraper. Where that family is of another kind, the model's is left out."""
+    """Add the metrics that models made: to the server's family of the same name, because scrapers reject a page
+    with a name twice. If that family has another kind, the model's family is left out."""
     own = {exposed_name(family): family for family in families if has_samples(family)}
     for family in of_models:
         present = own.get(exposed_name(family))
@@ -190,7 +190,7 @@ def _host_families(host: HostGauges) -> list[Metric]:
         ("nv_cpu_utilization", "Share of the CPUs in use, 0.0 to 1.0", reading.cpu_utilization),
         ("nv_cpu_memory_total_bytes", "Memory that the server may use, in bytes", reading.memory_total_bytes),
         ("nv_cpu_memory_used_bytes", "Memory in use, in bytes", reading.memory_used_bytes),
-        # Triton's dashboards ask for them.
+        # Triton's dashboards use them.
         ("nv_pinned_memory_pool_total_bytes", "Size of the pool of pinned memory: there is none", 0),
         ("nv_pinned_memory_pool_used_bytes", "Pinned memory in use of the pool, in bytes", 0),
     )

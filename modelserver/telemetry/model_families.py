@@ -1,4 +1,4 @@
-"""The metric families of loaded model versions. A scrape renders a version anew only if its numbers have changed."""
+"""The metric families of loaded model versions. A scrape renders a version again only if its numbers have changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEPT_PER_SLICE = 64
 
 
 class MeasuredModel(Protocol):
-    """What is asked of a loaded model version."""
+    """The properties of a loaded model version that the metrics read."""
 
     @property
     def name(self) -> str: ...
@@ -45,7 +45,7 @@ class MeasuredModel(Protocol):
     def namespace(self) -> str: ...
 
     def measure(self) -> Sequence[Sequence[Measurement]]:
-        """What each of its instances says of itself."""
+        """The measurements of each of its instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class ModelSample:
 
     @classmethod
     def take(cls, model: MeasuredModel) -> ModelSample:
-        """Of a model that is loaded."""
+        """The metrics of a loaded model."""
         return cls(model, _labels(model), model.statistics.snapshot())
 
     @property
     def has_cache(self) -> bool:
-        """Whether the config asks for its answers to be kept."""
+        """Whether the config enables the response cache."""
         cache = self.model.config.response_cache
         return cache is not None and cache.enable
 
@@ -242,7 +242,7 @@ _BATCH_ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:
-    """What the page shows of one version as long as its statistics have this mark: a block of lines by family."""
+    """The lines of one version by family, valid as long as its statistics have this mark."""
 
     mark: tuple[object, ...]
     sample: ModelSample
@@ -250,7 +250,7 @@ class _Rendered:
 
 
 class ModelFamilies:
-    """The families of models, in a fixed order. What a version shows is kept until its numbers change."""
+    """The families of models, in a fixed order. The lines of a version are kept until its numbers change."""
 
     def __init__(self, options: MetricsOptions) -> None:
         self._options = options
@@ -277,7 +277,7 @@ class ModelFamilies:
         return [each.sample for each in found], families
 
     def _render(self, model: MeasuredModel) -> _Rendered:
-        """The mark comes first: what changes while this runs is seen by the next scrape."""
+        """The mark is read first, so that the next scrape sees changes during this one."""
         mark = model.statistics.mark()
         sample = ModelSample.take(model)
         families = _model_families([sample], self._options)

@@ -22,7 +22,7 @@ _KINDS = ("counter", "gauge", "histogram")
 
 @dataclass(slots=True, eq=False)
 class _Series:
-    """One metric. `num_handles` counts who has it."""
+    """One metric. `num_handles` counts its holders."""
 
     labels: dict[str, str]
     bounds: tuple[float, ...] = ()
@@ -44,7 +44,7 @@ _Handle = _MetricFamily | tuple[_MetricFamily, _Series]
 
 
 class ModelMetricsBoard:
-    """All of them. Whoever makes an equal family or metric again gets the same one; it goes with its last holder.
+    """All metrics of models. Making an equal family or metric again returns the same one; the last holder removes it.
 
     Owners change metrics on the event loop thread; `_lock` guards them against a scrape on another.
     """
@@ -65,7 +65,7 @@ class ModelMetricsBoard:
         }
 
     def ask(self, owner: object, topic: str, arguments: Mapping[str, Any]) -> Any:
-        """Carry out what a model wants. Raises ServerError, also for a handle that is not this owner's."""
+        """Perform a model's request. Raises ServerError, also for a handle of another owner."""
         action = self._topics.get(topic)
         if action is None:
             raise InvalidArgumentError(f"metrics cannot be asked for '{topic}'")
@@ -73,7 +73,7 @@ class ModelMetricsBoard:
             return action(owner, arguments)
 
     def forget(self, owner: object) -> None:
-        """Drop all handles of an owner that is gone."""
+        """Drop all handles of an owner that has ended."""
         with self._lock:
             for key in [key for key in self._handles if key[0] is owner]:
                 self._release(self._handles.pop(key))

@@ -1,4 +1,4 @@
-"""How often the processes that instances live in were started again, and why."""
+"""Restarts of instances' processes, and their reasons."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from prometheus_client.core import Metric
 
 
 class RestartReason(enum.Enum):
-    """What ended the process before; the values are the `reason` labels of the metric."""
+    """Why the previous process ended; the values are the `reason` labels of the metric."""
 
     EXITED = "exited"
-    KILLED = "killed"  # by a signal: out of memory, a fault of native code, an operator
-    HUNG = "hung"  # a batch took longer than it may, and we killed it
-    NOT_STARTED = "not_started"  # it was to take the place of another one, and never stood
+    KILLED = "killed"  # by a signal: out of memory, a crash of native code, an operator
+    HUNG = "hung"  # a batch exceeded its time limit, so we killed the process
+    NOT_STARTED = "not_started"  # a replacement process that failed to start
 
 
 class ProcessRestarts:
-    """Those of a loaded version, of all its instances. From any thread."""
+    """The restarts of all instances of a loaded version. From any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the counts
         self._counts: dict[RestartReason, int] = {}
 
     def expect(self) -> None:
-        """An instance has a process: there may be restarts."""
+        """Record that an instance has a process, so restarts are possible."""
         with self._lock:
             self._counts = self._counts or dict.fromkeys(RestartReason, 0)
 
     def record(self, reason: RestartReason) -> None:
-        """The next process is being started."""
+        """Record the start of the next process."""
         with self._lock:
             self._counts[reason] = self._counts.get(reason, 0) + 1
 
     def snapshot(self) -> dict[RestartReason, int]:
-        """Empty where no instance has a process."""
+        """The counts by reason; empty if no instance has a process."""
         with self._lock:
             return dict(self._counts)
 

@@ -1,4 +1,4 @@
-"""The metric families of the rate limiter: its resources, and who waits for some. Triton has none of them."""
+"""The metric families of the rate limiter: its resources, and the waiting instances. Triton has no such metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 
 
 class MeasuredUse(Protocol):
-    """What is asked of a resource; `device` None is a global one's."""
+    """The numbers of a resource; `device` is None for a global one."""
 
     @property
     def name(self) -> str: ...
@@ -25,7 +25,7 @@ class MeasuredUse(Protocol):
 
 
 class MeasuredLimiter(Protocol):
-    """What is asked of a rate limiter."""
+    """The numbers of a rate limiter."""
 
     @property
     def num_waiting(self) -> int: ...
@@ -34,7 +34,7 @@ class MeasuredLimiter(Protocol):
 
 
 def limiter_families(limiter: MeasuredLimiter) -> list[Metric]:
-    """By resource and device; that of a global one is empty."""
+    """The families by resource and device; the device of a global resource is empty."""
     capacity = Metric("modelserver_resource_capacity", "Units of a resource that instances may hold", "gauge")
     used = Metric("modelserver_resource_used", "Units of a resource that executing instances hold", "gauge")
     for use in limiter.uses():

@@ -1,7 +1,7 @@
 """Inference requests that were refused before any model accepted them, counted by reason.
 
-A loaded model counts what it accepted (`statistics`); these never got that far, and a name that a client
-made up must not become a label of its own.
+A loaded model counts the requests that it accepted (`statistics`). These requests never reached one, and a name
+invented by a client must not become a label.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class RefusalReason(enum.Enum):
 
     UNKNOWN_MODEL = "UNKNOWN_MODEL"
     UNAVAILABLE = "UNAVAILABLE"  # the model or version is known and not ready, or the server is shutting down
-    INVALID = "INVALID"  # what was sent does not fit the model's config
+    INVALID = "INVALID"  # the request does not fit the model's config
     OVERLOADED = "OVERLOADED"  # the caller's quota is used up
     OTHER = "OTHER"
 
@@ -38,7 +38,7 @@ class RefusalCounts:
         self._counts = dict.fromkeys(RefusalReason, 0)
 
     def record(self, code: ErrorCode) -> None:
-        """A request was refused with an error of this code."""
+        """Count a request that was refused with an error of this code."""
         self._counts[_REASONS.get(code, RefusalReason.OTHER)] += 1
 
     def snapshot(self) -> Mapping[RefusalReason, int]:

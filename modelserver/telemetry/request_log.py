@@ -18,9 +18,9 @@ _LONGEST_TEXT = 100
 
 
 class LoggedStream(RelayStream):
-    """Stands before a request's stream, passes all on to it, and writes the line with the last response.
+    """Wraps a request's stream, passes everything on to it, and writes the line with the last response.
 
-    Keeps what the line says and not the request, which keeps the stream.
+    It keeps the values of the line rather than the request, which holds the stream.
     """
 
     __slots__ = ("_arrival_ns", "_fields", "_head")
@@ -53,7 +53,7 @@ def _head(request: InFlightRequest) -> str:
 
 
 def _fields(request: InFlightRequest) -> dict[str, str]:
-    """What other lines, and traces, about the same request have too."""
+    """The ids that other lines and traces of the same request contain."""
     fields = {"model": request.model_name, "request_id": request.id, "trace_id": trace_id(request.trace_parent)}
     return {key: value[:_LONGEST_TEXT] for key, value in fields.items() if value}
 

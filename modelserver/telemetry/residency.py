@@ -1,4 +1,4 @@
-"""Models on demand on the metrics page: which are in memory, and who came and went."""
+"""Metrics of models on demand: loaded models, loads and evictions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DemandNumbers(Protocol):
 
 
 class MeasuredResidency(Protocol):
-    """What is asked of a repository's residency. Event loop thread."""
+    """The numbers of a repository's residency. Event loop thread."""
 
     @property
     def is_active(self) -> bool: ...
@@ -39,7 +39,7 @@ class MeasuredResidency(Protocol):
 
 
 def residency_families(residency: MeasuredResidency) -> list[Metric]:
-    """Nothing while no model is on demand."""
+    """The families; empty while no model is on demand."""
     if not residency.is_active:
         return []
     counts = residency.counts()

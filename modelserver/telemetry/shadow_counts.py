@@ -1,4 +1,4 @@
-"""What became of the copies of requests that versions have seen in the shadow of others; and versions' weights."""
+"""Outcomes of request copies that shadow versions have received, and versions' weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class ShadowResult(enum.Enum):
     EQUAL = "equal"
     DIFFERENT = "different"
     FAILED = "failed"  # in the shadow only
-    UNCOMPARED = "uncompared"  # answered, but there is nothing to compare with
-    SKIPPED = "skipped"  # as many copies as may be were in flight, or the queue was full
+    UNCOMPARED = "uncompared"  # answered, but without an answer to compare with
+    SKIPPED = "skipped"  # the limit of copies in flight was reached, or the queue was full
 
 
 class ShadowCounts:
@@ -29,7 +29,7 @@ class ShadowCounts:
         self._counts[name, version, result] += 1
 
     def of(self, name: str) -> dict[str, dict[str, int]]:
-        """Of one model: by version and result."""
+        """The counts of one model by version and result."""
         found: dict[str, dict[str, int]] = {}
         for (model, version, result), count in sorted(self._counts.items(), key=lambda item: item[0][:2]):
             if model == name:
@@ -37,7 +37,7 @@ class ShadowCounts:
         return found
 
     def forget(self, name: str) -> None:
-        """The model's traffic has changed: what is compared now is something else."""
+        """Reset the counts of a model when its traffic has changed: they would mix different comparisons."""
         for key in [key for key in self._counts if key[0] == name]:
             del self._counts[key]
 

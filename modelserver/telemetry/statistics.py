@@ -1,7 +1,7 @@
 """Cumulative numbers of one loaded model version, with Triton's meanings.
 
 Written once per batch by workers, read as a consistent snapshot by the statistics endpoints and the
-metrics collector. It knows no protocol and no metric name.
+metrics collector. This module knows no protocols and no metric names.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ LATENCY_BOUNDS_S = tuple(1e-5 * 2 ** (step / 4) for step in range(95))
 _MAX_NOTED = 1024
 _LONE_COLUMNS = 6
 _MAX_NOTED_LONE = _MAX_NOTED * _LONE_COLUMNS
-# Positions of responses that have numbers of their own: a stream may be endless.
+# Response positions that are counted separately. A bound is needed because a stream may be endless.
 MAX_RESPONSE_POSITIONS = 1024
 ROWS_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class ResponseKind(enum.Enum):
-    """What one of the responses of a decoupled model was."""
+    """The kind of a decoupled model's response."""
 
     SUCCESS = "success"
     FAIL = "fail"
-    EMPTY = "empty_response"  # the final one, with nothing in it
+    EMPTY = "empty_response"  # the final one, without outputs
     CANCEL = "cancel"  # an error because the client had left
 
 
 @dataclass(slots=True)
 class BatchTiming:
-    """How long the phases of one batch took."""
+    """Durations of the phases of one batch."""
 
     compute_input_ns: int
     compute_infer_ns: int
@@ -94,7 +94,7 @@ class _ComputeSums:
 
 
 class _ResponseSums:
-    """Sums over the responses of one position, by what they were."""
+    """Sums over the responses of one position, by kind."""
 
     __slots__ = ("infer_ns", "num_computed", "num_outputs", "output_ns", "totals")
 
@@ -130,7 +130,7 @@ def _zero() -> int:
 class ModelStatistics:
     """Recording may come from any thread; `_lock` guards every number.
 
-    `pending` and `inflight` are asked for at each snapshot. The first response of a model that is not decoupled is its
+    `pending` and `inflight` are called at each snapshot. The first response of a model that is not decoupled is its
     only one; that of a decoupled model is recorded separately. Without `summary_quantiles` there are no summaries.
     """
 
@@ -143,9 +143,9 @@ class ModelStatistics:
         is_decoupled: bool = False,
         summary_quantiles: Sequence[float] = (),
     ) -> None:
-        # Some request of this model was traced: who executes batches looks for such ones from then on.
+        # Set once a request of this model was traced; only then do workers look for traced requests.
         self.is_traced = False
-        # An ensemble is what its models make it.
+        # An ensemble depends on its models.
         self.is_decoupled = is_decoupled
         # How long the slowest instance was warmed up, in seconds.
         self.warmup_s = 0.0
@@ -165,7 +165,7 @@ class ModelStatistics:
         self._noted_responses: deque[tuple[int, ResponseKind, int, int]] = deque()
         self._responses: dict[int, _ResponseSums] = {}
         self._last_ns = 0
-        # What is equal by definition has one counter: successes have a queue time, and compute times unless cached.
+        # Equal numbers share a counter: successes have a queue time, and compute times unless cached.
         self._num_successes = 0
         self._request_ns = 0
         self._queue_ns = 0
@@ -196,7 +196,7 @@ class ModelStatistics:
     ) -> None:
         """One executed batch of `rows` rows. `queue_ns` and `request_ns` are of its successful requests only.
 
-        Only noted here, which costs a fraction of a microsecond; the sums are made of many at once.
+        Only notes the batch, which costs a fraction of a microsecond; many notes are summed up at once.
         """
         self._noted.append((time.time_ns(), rows, timing, queue_ns, request_ns))
         if len(self._noted) >= _MAX_NOTED:
@@ -206,7 +206,7 @@ class ModelStatistics:
     def record_lone(
         self, rows: int, input_ns: int, infer_ns: int, output_ns: int, queue_ns: int, request_ns: int
     ) -> None:
-        """As `record_batch`, for a batch of one request, which succeeded: no object but a row of numbers."""
+        """As `record_batch`, for a batch of one successful request: a row of numbers instead of an object."""
         self._last_ns = time.time_ns()
         noted = self._noted_lone
         noted += (rows, input_ns, infer_ns, output_ns, queue_ns, request_ns)
@@ -215,7 +215,7 @@ class ModelStatistics:
                 self._fold()
 
     def record_failed_execution(self) -> None:
-        """A batch that failed as a whole: an execution without a time, and its requests do not count as inferences."""
+        """Record a batch that failed as a whole: an execution without a time, whose requests are not inferences."""
         with self._lock:
             self._revision += 1
             self._execution_count += 1
@@ -227,7 +227,7 @@ class ModelStatistics:
             self._inference_count -= rows
 
     def _fold(self) -> None:
-        """Make what was noted part of the sums. Called with the lock held."""
+        """Add the noted batches to the sums. Called with the lock held."""
         if not (self._noted_lone or self._noted or self._noted_ended or self._noted_responses):
             return
         self._revision += 1
@@ -258,7 +258,7 @@ class ModelStatistics:
             self._add_successes(table[:, 0:3], table[:, 3], table[:, 4])
 
     def _add_successes(self, durations: Numbers, queue_ns: Numbers, request_ns: Numbers) -> None:
-        """Requests with times of their own, a line of `durations` for each."""
+        """Add requests with separate times, one row of `durations` each."""
         self._num_successes += len(durations)
         self._computed.add(len(durations), durations.sum(axis=0))
         self._compute_infer_histogram.add_all(durations[:, 1])
@@ -269,7 +269,7 @@ class ModelStatistics:
         self._add_requests(request_ns)
 
     def _add_requests(self, request_ns: Sequence[int] | Numbers) -> None:
-        """How long successful requests took."""
+        """Add the durations of successful requests."""
         self._request_ns += self._request_histogram.add_all(request_ns)
         self._latency_histogram.add_all(request_ns)
         if not self.is_decoupled:
@@ -278,7 +278,7 @@ class ModelStatistics:
             self._summaries.request.add_all(request_ns)
 
     def _add_executions(self, all_rows: Numbers, durations: Numbers) -> None:
-        """What is counted per batch, whoever was in it."""
+        """Add the per-batch counts, regardless of the requests."""
         self._execution_count += len(all_rows)
         self._inference_count += int(all_rows.sum())
         for rows in np.unique(all_rows).tolist():
@@ -366,16 +366,16 @@ class ModelStatistics:
                 self._summaries.cache_miss.add_all((miss_ns,))
 
     def reset(self) -> None:
-        """Have `since_reset` begin anew. `snapshot` goes on: counters of metrics never fall while a version serves."""
+        """Restart `since_reset`. `snapshot` continues: metric counters never fall while a version serves."""
         self._at_reset = self.snapshot()
 
     def since_reset(self) -> StatisticsSnapshot:
-        """As `snapshot`, without what came before the last reset."""
+        """As `snapshot`, but only since the last reset."""
         now, before = self.snapshot(), self._at_reset
         return now if before is None else now.since(before)
 
     def mark(self) -> tuple[object, ...]:
-        """While this is equal to what it was, so is all that a scrape shows of the version: cheaper than a snapshot."""
+        """A mark that stays equal as long as the version's metrics do; cheaper than a snapshot."""
         with self._lock:
             self._fold()
             revision = self._revision

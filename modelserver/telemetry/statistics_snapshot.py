@@ -22,13 +22,13 @@ class FailureReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DurationStat:
-    """How often, and how long in all."""
+    """A count, and a total duration."""
 
     count: int = 0
     ns: int = 0
 
     def since(self, before: DurationStat) -> DurationStat:
-        """What came after `before`."""
+        """The difference to `before`."""
         return DurationStat(self.count - before.count, self.ns - before.ns)
 
 
@@ -43,7 +43,7 @@ class BatchStat:
 
 @dataclass(frozen=True, slots=True)
 class ResponseStat:
-    """Numbers of the responses that came as the n-th of their requests, from a decoupled model.
+    """Numbers of the n-th responses of requests to a decoupled model.
 
     A response begins where the one before ended; `compute_infer` is the time until it was sent.
     """
@@ -95,7 +95,7 @@ class StatisticsSnapshot:
     summaries: Mapping[str, SummarySnapshot] = field(default_factory=dict)
 
     def since(self, before: StatisticsSnapshot) -> StatisticsSnapshot:
-        """What came after `before`, an older snapshot of the same version; gauges and times are those of now."""
+        """The difference to `before`, an older snapshot of the same version; gauges and times are the current ones."""
         changes: dict[str, Any] = {}
         for each in fields(self):
             now, then = getattr(self, each.name), getattr(before, each.name)
@@ -117,7 +117,7 @@ _Stat = TypeVar("_Stat", BatchStat, ResponseStat)
 
 
 def _table_since(now: Mapping[int, _Stat], before: Mapping[int, _Stat]) -> dict[int, _Stat]:
-    """The lines in which something came after `before`."""
+    """The rows that have changed since `before`."""
     changed = {}
     for key, stat in now.items():
         old = before.get(key)

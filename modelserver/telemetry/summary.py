@@ -19,13 +19,13 @@ _NS_PER_US = 1000
 _WINDOW_S = 60.0
 _NUM_SLICES = 6
 _SLICE_S = _WINDOW_S / _NUM_SLICES
-# Steps of 2 % from 1 µs to about 20 minutes: what lies between two of them is within 1 % of the truth.
+# Steps of 2 % from 1 µs to about 20 minutes: a value between two of them is within 1 % of the true one.
 _STEP = math.log(1.02)
 _NUM_STEPS = 1060
 
 
 def parse_quantiles(text: str) -> tuple[float, ...]:
-    """The quantiles in Triton's `<quantile>:<error>,...`. The errors mean nothing here: every quantile is as exact.
+    """The quantiles in Triton's `<quantile>:<error>,...`. The errors are ignored: all quantiles are equally exact.
 
     Raises InvalidArgumentError.
     """
@@ -50,7 +50,7 @@ def _unusable(text: str) -> InvalidArgumentError:
 
 @dataclass(frozen=True, slots=True)
 class SummarySnapshot:
-    """`count` and `sum_us` are of all time. `quantiles_us` are of the last minute, NaN if nothing was observed then."""
+    """`count` and `sum_us` cover all time, `quantiles_us` the last minute; NaN without observations in it."""
 
     count: int
     sum_us: int
@@ -60,7 +60,7 @@ class SummarySnapshot:
 class Summary:
     """Durations, counted by size and age in slices of ten seconds; the oldest slice becomes the newest one again.
 
-    Not for several threads at once.
+    Not thread-safe.
     """
 
     def __init__(self, quantiles: Sequence[float], now_s: Callable[[], float] = time.monotonic) -> None:
@@ -95,7 +95,7 @@ class Summary:
         return SummarySnapshot(self._count, self._sum_ns // _NS_PER_US, quantiles)
 
     def _turn(self) -> None:
-        """Forget what is older than the window."""
+        """Drop values that are older than the window."""
         now = self.window
         for index in range(max(self._slice, now - _NUM_SLICES) + 1, now + 1):
             self._slices[index % _NUM_SLICES] = 0
@@ -111,7 +111,7 @@ def _value_us(below: Numbers, quantile: float) -> float:
 
 
 class DurationSummaries:
-    """A summary for each of the times of a request that Triton has one for; `quantiles` are those wanted of each."""
+    """A summary for each duration of a request for which Triton has one, with these `quantiles`."""
 
     def __init__(self, quantiles: Sequence[float]) -> None:
         self.request = Summary(quantiles)

@@ -1,4 +1,4 @@
-"""Traces in files of Triton's format: a JSON array of small objects. A file is whole after each trace."""
+"""Traces in files of Triton's format: a JSON array of small objects. A file is complete after each trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class TraceFile:
-    """Writes to `path`, or to `path.0`, `path.1`, ... where each takes so many traces. Called from one thread."""
+    """Writes to `path`, or to `path.0`, `path.1`, ... with a limit of traces per file. Called from one thread."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class TraceFile:
         self._log_frequency = 0
 
     def write(self, traces: list[tuple[Trace, int]]) -> None:
-        """Add traces, each with the `log_frequency` that holds for it. What cannot be written is logged."""
+        """Add traces, each with its `log_frequency`. Failures to write are logged."""
         try:
             for trace, log_frequency in traces:
                 self._add(trace, log_frequency)
@@ -68,7 +68,7 @@ class TraceFile:
 
 
 def entries(trace: Trace) -> list[dict[str, Any]]:
-    """A trace as the objects that stand in the file, after those of the requests that were made for it."""
+    """A trace as objects of the file, after the objects of the requests made for it."""
     head: dict[str, Any] = {"id": trace.id, "model_name": trace.model_name, "model_version": trace.version}
     if trace.request_id:
         head["request_id"] = trace.request_id

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _SERVER, _INTERNAL = 2, 1  # kinds of span
-# Phases with a span of their own, and between which events they lie.
+# Phases with their own span, and the events that delimit them.
 _PHASES = (
     ("queue", "QUEUE_START", "COMPUTE_START"),
     ("prefill", "PREFILL_START", "FIRST_TOKEN"),
@@ -38,11 +38,11 @@ class TraceCollector:
         self._url = url if "://" in url else f"http://{url}"
         self._resource = [_attribute(key, value) for key, value in resource.items()]
         self._scope = {"name": "modelserver", "version": version}
-        # From the monotonic clock to the one that people read.
+        # From the monotonic clock to wall-clock time.
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     def send(self, traces: list[Trace]) -> None:
-        """Blocking. What the collector does not take is logged, and lost."""
+        """Blocking. Traces that the collector does not accept are lost, which is logged."""
         body = orjson.dumps(self.document(traces))
         if urllib.parse.urlsplit(self._url).scheme not in ("http", "https"):
             logger.error("%d traces are lost: '%s' is no HTTP address of a collector", len(traces), self._url)
@@ -123,7 +123,7 @@ class TraceCollector:
 
 
 def parse_context(traceparent: str) -> tuple[str, str] | None:
-    """Trace id and span id of a W3C `traceparent`; None for what is none (W3C Trace Context, section 3.2)."""
+    """Trace id and span id of a W3C `traceparent`; None if it is invalid (W3C Trace Context, section 3.2)."""
     parts = traceparent.strip().lower().split("-")
     if len(parts) < 4 or [len(part) for part in parts[:4]] != [2, 32, 16, 2] or parts[0] == "ff":
         return None

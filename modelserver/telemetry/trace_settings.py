@@ -1,4 +1,4 @@
-"""Settings of request tracing: the server's, and those that a model has of its own."""
+"""Settings of request tracing: of the server, and of single models."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TRITON, OPENTELEMETRY = "triton", "opentelemetry"
 _OLD_LEVELS = {"MIN": TIMESTAMPS, "MAX": TIMESTAMPS}
 _MAX_UINT32 = 2**32 - 1
 
-# What clients send for a setting; None takes a model's own value back, or the server's to what it started with.
+# A client's value of a setting; None removes a model's own value, or resets the server's to its start value.
 Changes = Mapping[str, Sequence[str] | str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """Which requests are traced, and how much of them.
+    """The choice of traced requests, and the level of detail.
 
     Every `rate`-th request is; `count` is how many more of them (-1: no end). A file gets `log_frequency` traces before
     the next one is begun (0: one file for all).
@@ -36,7 +36,7 @@ class TraceSettings:
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What `--trace-config` says. `bsp_*` are those of OpenTelemetry's batching of spans; times in ms."""
+    """The options of `--trace-config`. `bsp_*` configure OpenTelemetry's batching of spans; times in ms."""
 
     start: TraceSettings = field(default_factory=TraceSettings)
     mode: str = TRITON
@@ -51,7 +51,7 @@ class TraceOptions:
 def changed(settings: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
     """The values of `TraceSettings` that are set, after the changes; a null removes one.
 
-    Raises InvalidArgumentError for an unknown setting or a bad value, UnsupportedError for what is fixed at the start.
+    Raises InvalidArgumentError for an unknown setting or a bad value, UnsupportedError for settings fixed at start.
     """
     values = dict(settings)
     for name, value in changes.items():
@@ -77,7 +77,7 @@ _LOWEST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
 
 
 def parse_levels(words: Sequence[str]) -> frozenset[str]:
-    """Raises InvalidArgumentError for what is no level, or OFF beside others."""
+    """Raises InvalidArgumentError for an unknown level, or OFF beside others."""
     levels = [_OLD_LEVELS.get(word, word) for word in words]
     for level in levels:
         if level not in (OFF, TIMESTAMPS, TENSORS):

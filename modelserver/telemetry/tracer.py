@@ -1,4 +1,4 @@
-"""Decides which requests are traced, and brings their traces where they are wanted."""
+"""Decides which requests are traced, and delivers their traces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _READ_EVENTS = {
 
 
 class _Sampler:
-    """Settings, and how many requests there were under them."""
+    """Settings, and the number of requests under them."""
 
     def __init__(self, settings: TraceSettings) -> None:
         self.settings = settings
@@ -46,7 +46,7 @@ class _Sampler:
         self._num_seen = 0
 
     def takes(self) -> bool:
-        """Whether this request is one of those that are traced; asked once for each."""
+        """Whether to trace this request; called once per request."""
         self._num_seen += 1
         if self._num_seen % self.settings.rate or self.num_left == 0:
             return False
@@ -54,30 +54,30 @@ class _Sampler:
         return True
 
     def now(self) -> TraceSettings:
-        """The settings, with the count of those that are left."""
+        """The settings, with the remaining count."""
         settings = self.settings
         return TraceSettings(settings.levels, settings.rate, self.num_left, settings.log_frequency)
 
 
 class Tracer:
-    """All but `close` is called from the event loop thread. `is_on` is false where no request can be traced."""
+    """All but `close` are called from the event loop thread. `is_on` is false where no request can be traced."""
 
     def __init__(self, options: TraceOptions | None = None, *, version: str = "") -> None:
         self.options = options or TraceOptions()
         self._version = version
-        # What clients have set: of the server, and of models.
+        # Settings by clients: for the server, and for models.
         self._changes: dict[str, Any] = {}
         self._model_changes: dict[str, dict[str, Any]] = {}
         self._server = _Sampler(self.options.start)
         self._models: dict[str, _Sampler] = {}
         self._numbers = itertools.count(1)
-        # By their links, so that requests which models make find the trace that they are part of.
+        # By their links, so that requests made by models find their parent trace.
         self._traces: WeakValueDictionary[str, Trace] = WeakValueDictionary()
         self._writer: _Writer | None = None
         self.is_on = self._can_trace()
 
     def settings(self, model_name: str = "") -> Mapping[str, str | list[str]]:
-        """Of a model, or the server's, as the protocol shows them."""
+        """The settings of a model, or of the server, as the protocol shows them."""
         return document(self._models.get(model_name, self._server).now(), self.options)
 
     def update(self, changes: Changes, model_name: str = "") -> Mapping[str, str | list[str]]:
@@ -99,13 +99,13 @@ class Tracer:
         return self.settings(model_name)
 
     def link(self, trace: Trace) -> str:
-        """What says of a request that it was made for that one: a W3C `traceparent` where others may read it."""
+        """The link from a request to its parent request: a W3C `traceparent` if others may read it."""
         if self.options.mode == OPENTELEMETRY:
             return f"00-{trace.trace_id}-{trace.span_id}-01"
         return f"#{trace.id}"
 
     def sample(self, model_name: str, parent: str = "", *, is_call: bool = False) -> Trace | None:
-        """A trace for a request of that model, if it shall have one. One that has a parent always has.
+        """A trace for a request of that model, if it is to be traced. A request with a parent trace always is.
 
         `is_call`: a model has made the request; it is traced as part of the one that it was made for, or not at all.
         """
@@ -119,7 +119,7 @@ class Tracer:
         context = parse_context(parent) if parent and self.options.mode == OPENTELEMETRY else None
         if not levels or not (context is not None or sampler.takes()):
             return None
-        # Tensors alone are no trace of a request: Triton's tools look for its times.
+        # Tensors alone are not enough: Triton's tools need the times of a request.
         has_times = TIMESTAMPS in levels or TENSORS in levels
         has_tensors = TENSORS in levels
         return self._add(Trace(next(self._numbers), has_times=has_times, has_tensors=has_tensors, context=context))
@@ -139,7 +139,7 @@ class Tracer:
         return trace
 
     def finish(self, trace: Trace) -> None:
-        """The request has ended: its trace is written from another thread, or with that of its caller."""
+        """End a request's trace: it is written from another thread, or with its caller's trace."""
         trace.is_over = True
         if trace.caller is not None and not trace.caller.is_over:
             trace.caller.children.append(trace)
@@ -149,7 +149,7 @@ class Tracer:
         self._writer.put(trace, self._models.get(trace.model_name, self._server).settings.log_frequency)
 
     def close(self) -> None:
-        """Write what is left. Blocking."""
+        """Write the remaining traces. Blocking."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
@@ -178,7 +178,7 @@ class _Writer:
         self._collector = TraceCollector(options.url, options.resource, version) if is_otel else None
         self._most = options.bsp_max_export_batch_size if is_otel else _MAX_WAITING
         self._delay_s = options.bsp_schedule_delay_ms / 1000 if is_otel else 0.0
-        # None ends the thread. What finds it full is dropped: tracing holds up nobody.
+        # None ends the thread. If the queue is full, traces are dropped: tracing must not delay requests.
         size = options.bsp_max_queue_size if is_otel else _MAX_WAITING
         self._traces: queue.Queue[tuple[Trace, int] | None] = queue.Queue(size)
         self._is_ending = threading.Event()
@@ -221,7 +221,7 @@ class _Writer:
 
 
 class TracedStream(RelayStream):
-    """Stands before a request's stream, and lets go of the trace with the last response."""
+    """Wraps a request's stream, and ends the trace with the last response."""
 
     __slots__ = ("_protocol", "_trace", "_tracer")
 
@@ -237,7 +237,7 @@ class TracedStream(RelayStream):
         trace.version = request.version or 0
         trace.request_id = request.id
         now_ns = request.arrival_ns
-        # A wire hands over whole requests: when their first bytes came is not known here.
+        # A wire hands over complete requests, so the arrival of the first bytes is unknown here.
         for name in (*_READ_EVENTS.get(protocol or "", ()), "REQUEST_START", "QUEUE_START"):
             trace.note(name, now_ns)
         trace.note_tensors("TENSOR_QUEUE_INPUT", request.inputs.values())

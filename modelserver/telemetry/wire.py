@@ -1,4 +1,4 @@
-"""What our own wire counts: connections, streams, and peers that went over a limit."""
+"""Counters of our own wire: connections, streams, and peers that exceeded a limit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Protocol(enum.Enum):
 
     HTTP1 = "http1"
     HTTP2 = "http2"
-    UNKNOWN = "unknown"  # nothing that tells it has arrived yet
+    UNKNOWN = "unknown"  # not enough bytes have arrived to detect it
 
 
 class Violation(enum.Enum):
-    """A limit that a peer went over, or a rule that it broke.
+    """A limit that a peer exceeded, or a rule that it broke.
 
     The values are the `reason` labels, and the debug data of HTTP/2's GOAWAY."""
 
@@ -49,7 +49,7 @@ class Violation(enum.Enum):
     ASSEMBLY_BUDGET = "assembly_budget"
 
 
-# Which of them there are in a protocol: their counters begin at 0 and not with the first.
+# The reasons that are possible in a protocol, so that their counters start at 0.
 _POSSIBLE = {
     Protocol.UNKNOWN: (Violation.TOO_MANY_CONNECTIONS, Violation.BAD_PREFACE, Violation.TLS, Violation.SLOW_HEAD),
     Protocol.HTTP1: (
@@ -98,22 +98,22 @@ class WireCounts:
         self.reloads = FileReloads()
 
     def opened(self, protocol: Protocol) -> None:
-        """A connection speaks `protocol`."""
+        """Count a connection that speaks `protocol`."""
         self.connections_opened[protocol] += 1
         self.connections_open[protocol] += 1
 
     def closed(self, protocol: Protocol) -> None:
-        """A connection that was counted by `opened` is gone."""
+        """Count the end of a connection that `opened` has counted."""
         self.connections_open[protocol] -= 1
 
     def violated(self, protocol: Protocol, violation: Violation) -> None:
-        """A peer went over a limit: its request or its connection was ended."""
+        """Count a peer that exceeded a limit, so its request or connection was ended."""
         self.violations[protocol, violation] += 1
 
 
 @dataclass(frozen=True, slots=True)
 class FrontGauges:
-    """How one of several wire processes fares now; one that is started again has no `pid`, or does not serve yet."""
+    """The state of one of several wire processes; a restarting process has no `pid` or does not serve yet."""
 
     name: str
     pid: int | None
