@@ -1,1 +1,1 @@
-"""Where answers are kept for equal requests: in this process, or in a Redis server. Knows no models and no protocol."""
+"""Response stores for equal requests: in this process, or in Redis. The package knows no models and no protocols."""

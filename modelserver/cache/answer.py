@@ -1,4 +1,4 @@
-"""An answer that is kept: a copy of what the model said, which nobody changes."""
+"""A cached answer: an immutable copy of the model's response."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CachedAnswer:
 
     @classmethod
     def of(cls, response: InferResponse) -> CachedAnswer:
-        """Copied, because outputs may be views of memory that is larger, or that somebody else writes to."""
+        """Copied, because outputs may be views of larger memory, or of memory that other code writes to."""
         outputs = tuple([Tensor(tensor.name, tensor.datatype, tensor.data.copy()) for tensor in response.outputs])
         for tensor in outputs:
             tensor.data.flags.writeable = False
@@ -30,7 +30,7 @@ class CachedAnswer:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes, up to what Python needs for parameters."""
+        """Its memory in bytes, without Python's overhead for parameters."""
         return sum(tensor_size(tensor) + _TENSOR_OVERHEAD for tensor in self.outputs)
 
     def response(self) -> InferResponse:
@@ -39,5 +39,5 @@ class CachedAnswer:
 
 
 def response_size(response: InferResponse) -> int:
-    """Bytes that a copy of the response would take, but those of BYTES elements."""
+    """The size of a copy of the response in bytes, without BYTES elements."""
     return sum(tensor.data.nbytes for tensor in response.outputs)

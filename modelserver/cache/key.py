@@ -1,6 +1,6 @@
-"""What makes two requests equal: the same model as it was loaded, the same inputs, and the same wishes.
+"""Cache keys. Two requests are equal with the same load of a model, the same inputs, and the same requested outputs.
 
-Not the request's id, its priority, its timeout and its deadline: no answer depends on them.
+The id, priority, timeout and deadline of a request are left out: no answer depends on them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RequestKey:
     """Identifies equal requests. Keeps nothing of their inputs.
 
     `digest` (128 bits) finds an answer; `head` and `check` (256 further bits) prove that it is for an equal request.
-    All are of BLAKE2b, of which nobody knows two messages with the same value.
+    All are BLAKE2b hashes, for which no collision is known.
     """
 
     __slots__ = ("check", "digest", "generation", "head")
@@ -31,7 +31,7 @@ class RequestKey:
         self.generation = generation
         self.head = head
         state = blake2b(generation, digest_size=_KEY_BYTES + _CHECK_BYTES)
-        # Lengths stand before what varies, so that no two lists of parts run together to the same bytes.
+        # Variable parts are prefixed with their lengths, so that different lists of parts never give the same bytes.
         state.update(len(generation).to_bytes(8, "little") + len(head).to_bytes(8, "little"))
         state.update(head)
         for data in inputs:
@@ -42,12 +42,12 @@ class RequestKey:
         self.check = digest[_KEY_BYTES:]
 
     def is_equal(self, head: bytes, check: bytes) -> bool:
-        """Whether what was kept of another request with the same digest says that it was equal."""
+        """Whether the stored proof of a request with the same digest shows that it was equal."""
         return self.check == check and self.head == head
 
 
 def make_key(request: InFlightRequest, generation: bytes) -> RequestKey:
-    """The key of a checked request to the model that `generation` stands for. From any thread."""
+    """The key of a checked request to the model identified by `generation`. From any thread."""
     tensors = [request.inputs[name] for name in sorted(request.inputs)]
     parameters = request.parameters
     head = repr((
@@ -60,7 +60,7 @@ def make_key(request: InFlightRequest, generation: bytes) -> RequestKey:
 
 
 def input_size(request: InFlightRequest) -> int:
-    """Bytes that have to be looked at to make the key; of BYTES tensors only the references, as they are not joined."""
+    """The bytes to hash for the key; of BYTES tensors only the references, as they are not joined."""
     return sum(tensor.data.nbytes for tensor in request.inputs.values())
 
 

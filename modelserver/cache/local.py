@@ -1,4 +1,4 @@
-"""Answers in the memory of this process: at most so many bytes, the least recently used go first."""
+"""Answers in the memory of this process: up to a limit of bytes; the least recently used are evicted first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENTRY_OVERHEAD = 1024
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An answer and what proves which request it is for; `num_bytes` is what they take together."""
+    """An answer and the proof of its request; `num_bytes` is their total size."""
 
     answer: CachedAnswer
     head: bytes
@@ -27,7 +27,7 @@ class Entry:
 
 
 class LocalStore:
-    """Least recently used answers, within `max_bytes`, each for at most `ttl_s` (None: without end)."""
+    """Least recently used answers, within `max_bytes`, each for at most `ttl_s` (None: no limit)."""
 
     is_shared = False
 
@@ -92,10 +92,10 @@ class LocalStore:
             self._remove(digest)
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing."""
 
     def check_integrity(self) -> None:
-        """Assert that the accounts are right. For tests."""
+        """Assert that the accounting is consistent. For tests."""
         counts = self.counts
         assert counts.num_entries == len(self._entries) == len(self._generation_of), "entries are miscounted"
         assert counts.num_bytes == sum(entry.num_bytes for entry, _ in self._entries.values()), "bytes are miscounted"

@@ -9,7 +9,7 @@ from modelserver.errors import UnsupportedError
 
 
 def open_store(settings: CacheSettings | None) -> AnswerStore | None:
-    """The server's place for answers; None without settings.
+    """The server's response store; None without settings.
 
     Raises UnsupportedError for a cache whose library is not installed.
     """

@@ -1,7 +1,7 @@
 """Answers in a Redis server, which several servers may share and which outlives them.
 
-Every exchange is asynchronous and bounded in time. A Redis server that does not answer is left alone for a while: then
-nothing is found and nothing kept, and requests are executed as if there were no cache.
+Every exchange is asynchronous and bounded in time. A Redis server that does not answer is not used for a
+while: lookups then find nothing, nothing is stored, and requests are executed as without a cache.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from modelserver.errors import ServerError
 logger = logging.getLogger(__name__)
 
 _PREFIX = "modelserver:answer:"
-# How long a server that failed is left alone: at first, and at most when it fails again and again.
+# How long a failed server is not used: at first, and at most after repeated failures.
 _FIRST_ABSENCE_S = 1.0
 _LONGEST_ABSENCE_S = 30.0
-# Exchanges that may be under way; what comes on top is not looked up and not kept.
+# Exchanges in flight at most; requests beyond that are not looked up and not stored.
 _MAX_EXCHANGES = 1024
-# Triton's variables for what should not stand on a command line.
+# Triton's variables for secrets that should not appear on a command line.
 _USER_VARIABLE = "TRITONCACHE_REDIS_USERNAME"
 _PASSWORD_VARIABLE = "TRITONCACHE_REDIS_PASSWORD"  # noqa: S105 - the name of a variable
 
@@ -49,7 +49,7 @@ class _TensorRecord(msgspec.Struct, array_like=True):
 
 
 class _AnswerRecord(msgspec.Struct, array_like=True):
-    """What lies in Redis: the answer, and what proves for which request it is."""
+    """An entry in Redis: the answer, and the proof of its request."""
 
     head: bytes
     check: bytes
@@ -62,7 +62,7 @@ _decoder = msgspec.msgpack.Decoder(_AnswerRecord)
 
 
 class RedisStore:
-    """Answers under the digests of their requests. Redis bounds its own memory (`maxmemory`), and says who goes."""
+    """Answers under the digests of their requests. Redis limits its memory (`maxmemory`) and evicts by its policy."""
 
     is_shared = True
 
@@ -74,7 +74,7 @@ class RedisStore:
         self._absence_s = 0.0
         self._absent_until_s = 0.0
         self._expiry_ms = None if settings.ttl_s is None else max(1, int(settings.ttl_s * 1000))
-        # Whatever the library makes of its own timeouts.
+        # Independent of the library's own timeouts.
         self._limit_s = settings.connect_timeout_s + settings.socket_timeout_s + settings.wait_timeout_s
 
     def look_up(self, key: RequestKey, found: Found) -> None:
@@ -94,7 +94,7 @@ class RedisStore:
         self._begin(self._insert(key, packed))
 
     def forget(self, generation: bytes) -> None:
-        """Others may still use them: they go when Redis needs their place, or at the end of their time."""
+        """Other servers may still use the entries: Redis evicts them for space, or when they expire."""
 
     async def close(self) -> None:
         if self._exchanges:
@@ -103,7 +103,7 @@ class RedisStore:
             await self._client.aclose()
 
     def _begin(self, exchange: Coroutine[Any, Any, None]) -> bool:
-        """Let an exchange with the server run, if the server is there; whether it runs."""
+        """Start an exchange with the server if it is available; returns whether it was started."""
         if len(self._exchanges) >= _MAX_EXCHANGES or time.monotonic() < self._absent_until_s:
             exchange.close()
             return False
@@ -133,7 +133,7 @@ class RedisStore:
         self.counts.insertion_ns += time.monotonic_ns() - began_ns
 
     async def _ask(self, *command: str | bytes | int) -> bytes | None:
-        """What Redis answers; None also when it does not."""
+        """The answer of Redis; None also if it does not answer."""
         assert self._client is not None, "an exchange has begun"
         try:
             async with asyncio.timeout(self._limit_s):
@@ -162,7 +162,7 @@ class RedisStore:
 
 
 def _connect(settings: RedisSettings) -> Redis:
-    """A client, which connects when it is used."""
+    """A client that connects on first use."""
     tls: dict[str, Any] = {}
     if settings.is_tls:
         tls = {
@@ -189,7 +189,7 @@ def _connect(settings: RedisSettings) -> Redis:
 
 
 def _unpack(key: RequestKey, raw: bytes) -> CachedAnswer | None:
-    """The answer that was kept; None for one to another request, or of another version of this server."""
+    """The stored answer; None if it is for another request, or from another version of this server."""
     try:
         record = _decoder.decode(raw)
         if not key.is_equal(record.head, record.check):

@@ -1,4 +1,4 @@
-"""What --cache-config says: which cache, and its settings, with Triton's keys."""
+"""`--cache-config`: the cache and its settings, with Triton's keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEXT_KEY = re.compile(r",(?=[a-z_]+=)")
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """Answers in this process: `max_bytes` of them, each for `ttl_s` (None: until it is pushed out)."""
+    """Answers in this process: `max_bytes` of them, each for `ttl_s` (None: until it is evicted)."""
 
     max_bytes: int
     ttl_s: float | None = None
@@ -54,9 +54,9 @@ CacheSettings = LocalSettings | RedisSettings
 
 
 def parse_cache_config(texts: Sequence[str], byte_size: int = 0) -> CacheSettings | None:
-    """The cache that repeated --cache-config flags describe, or the deprecated --response-cache-byte-size; None: none.
+    """The cache that repeated --cache-config flags describe, or the deprecated --response-cache-byte-size; or None.
 
-    Raises InvalidArgumentError naming the flag, what was expected and got.
+    Raises InvalidArgumentError that names the flag, the expected form and the value.
     """
     if texts and byte_size:
         raise InvalidArgumentError(f"--response-cache-byte-size and {_FLAG} are both given; leave out the first")
@@ -134,7 +134,7 @@ def _integer(name: str, values: Mapping[str, str], key: str, *, minimum: int, de
 
 
 def _milliseconds(values: Mapping[str, str], key: str, default_s: float) -> float:
-    """A time in seconds. Triton's 0 would be to wait without end, which nothing here does: it is the default."""
+    """A time in seconds. Triton's 0 means to wait for ever, which is not supported here: it gives the default."""
     return _integer("redis", values, key, minimum=0, default=0) / 1000 or default_s
 
 

@@ -1,4 +1,4 @@
-"""What a response cache asks of the place where answers are kept, and what it counts there."""
+"""The interface of a store of answers, and its counters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelserver.core.response import InferResponse
 
 @dataclass(slots=True)
 class StoreCounts:
-    """Numbers since the server's start; times in ns. `num_bytes` of `max_bytes` are used where the store knows them."""
+    """Numbers since the server's start; times in ns. `num_bytes` of `max_bytes` are used if the store knows them."""
 
     num_entries: int = 0
     num_bytes: int = 0
@@ -34,10 +34,10 @@ Found = Callable[[CachedAnswer | None], None]
 
 
 class AnswerStore(Protocol):
-    """Keeps answers by key. Event loop thread, but for `pack`. Nothing here ever fails a request.
+    """Keeps answers by key. Event loop thread, except `pack`. No method ever fails a request.
 
-    `is_shared`: answers outlive the process, and other servers find them; so a model's generation must say what the
-    model is.
+    `is_shared`: answers outlive the process, and other servers find them; so a model's generation must identify the
+    model's content.
     """
 
     @property
@@ -50,13 +50,13 @@ class AnswerStore(Protocol):
         """Call `found` once, now or later, with the answer to an equal request, or None."""
 
     def pack(self, key: RequestKey, response: InferResponse) -> Any:
-        """What `insert` takes, or None if the answer is not to be kept. From any thread; copies, so it takes time."""
+        """The argument of `insert`, or None if the answer must not be stored. From any thread; slow: it copies."""
 
     def insert(self, key: RequestKey, packed: Any) -> None:
-        """Keep what was packed, in place of what may be there."""
+        """Store a packed answer, replacing an existing one."""
 
     def forget(self, generation: bytes) -> None:
-        """Drop the answers of a model that serves no more, if they are ours to drop."""
+        """Drop the answers of a model that no longer serves, if the store is not shared."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""

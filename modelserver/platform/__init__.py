@@ -1,1 +1,1 @@
-"""What the server asks of the machine: memory, garbage collection, GPUs."""
+"""Services of the machine and the process: memory, garbage collection, GPUs."""

@@ -1,4 +1,4 @@
-"""Who has been promised how much memory of a device: one budget for all backends of this process."""
+"""Reservations of device memory: one budget per device for all backends of this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ADVICE = "unload a model, or place this one on another device"
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Memory promised to one model. `release` gives it back; a second time does nothing.
+    """Memory reserved for one model. `release` returns it; a second call does nothing.
 
     `is_settled`: it has been allocated, so that the device's own figures show it.
     """
@@ -22,7 +22,7 @@ class Reservation:
     is_settled: bool = False
 
     def settle(self) -> None:
-        """The memory is allocated now: a device that tells what is free counts it by itself from here on."""
+        """Mark the memory as allocated: from now on the device's own figures include it."""
         self.budget.settle(self)
 
     def release(self) -> None:
@@ -32,8 +32,8 @@ class Reservation:
 class DeviceMemory:
     """Reservations on one device. Threads that load models share it; the lock guards the sums.
 
-    `is_lazy`: zeroed memory is free until it is touched, as on a CPU; so what is free now has been promised in part,
-    also what is settled.
+    `is_lazy`: zeroed memory is free until it is touched, as on a CPU; so a part of the free memory is already reserved,
+    even by settled reservations.
     """
 
     def __init__(self, *, is_lazy: bool = True) -> None:
@@ -58,12 +58,12 @@ class DeviceMemory:
         purpose: str = "",
         advice: str = _ADVICE,
     ) -> Reservation:
-        """As much of `wanted` bytes as `available` leaves after the others; None: all of it, as the configuration says.
+        """Reserve as much of `wanted` bytes as `available` allows after the others; None: all, as configured.
 
-        Lazy memory is shared with models that come later: one gets at most half of the rest. When most is promised,
-        but not used, a model still gets `enough`, as far as it is free.
-        UnavailableError below `least`: `what` needs it, ` for its weights` or for another `purpose`; `advice` says what
-        to do.
+        Lazy memory is shared with later models: each gets at most half of the rest. When most is reserved
+        but unused, a model still gets `enough`, as far as it is free.
+        Raises UnavailableError if less than `least` is left. Its text names `what` needs the memory, the `purpose`
+        (such as ` for its weights`) and the `advice`.
         """
         with self._lock:
             promised = self._reserved if self._is_lazy else self._unsettled
@@ -91,7 +91,7 @@ class DeviceMemory:
             reservation.num_bytes = 0
 
 
-# Devices are the process's, so their budgets are too.
+# Devices are shared by the whole process, so their budgets are too.
 _DEVICES: dict[str, DeviceMemory] = {}
 _DEVICES_LOCK = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""What a look at this machine found: the lines of `modelserver doctor`."""
+"""Findings about this machine: the lines of `modelserver doctor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class FindingLevel(enum.Enum):
-    """How bad it is. A PROBLEM stops something that somebody wants from working; a WARNING may."""
+    """The severity. A PROBLEM prevents a feature from working; a WARNING may."""
 
     OK = "ok"
     WARNING = "warning"
@@ -16,7 +16,7 @@ class FindingLevel(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: what (`subject`), how it is (`found`), and what to do about it (`advice`)."""
+    """One checked item: its name (`subject`), its state (`found`), and what to do about it (`advice`)."""
 
     level: FindingLevel
     subject: str

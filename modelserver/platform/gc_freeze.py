@@ -1,4 +1,4 @@
-"""Tells Python's garbage collector what lives as long as the process."""
+"""Excludes objects that live as long as the process from Python's garbage collection."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import gc
 
 
 def keep_for_good() -> None:
-    """Whatever is there now stays: the collector does not walk it again.
+    """Freeze all current objects: the collector does not visit them again.
 
-    Of what comes later, a full run of the collector waits until a quarter of what its last run left has come anew. The
-    last run therefore has to be one after the freeze, of next to nothing: counted from all that is frozen, that quarter
-    is some 20,000 objects, and what a thousand unloaded models left in circles of references would lie there for them.
+    A full collection starts only when the number of new objects reaches a quarter of the survivors of the last one.
+    The last run must therefore happen after the freeze, with almost no survivors. Counted from all frozen objects, that
+    quarter is some 20,000 objects, and the reference cycles of a thousand unloaded models would wait for them.
     """
     gc.collect()
     gc.freeze()

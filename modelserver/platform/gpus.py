@@ -1,7 +1,7 @@
 """The NVIDIA GPUs that this process can use, by the numbers that CUDA gives them: those of `instance_group.gpus`.
 
-CUDA numbers what CUDA_VISIBLE_DEVICES leaves, from 0; the driver numbers all. No CUDA library is asked: a context
-would take hundreds of megabytes of each device.
+CUDA numbers the devices in CUDA_VISIBLE_DEVICES from 0; the driver numbers all devices. No CUDA library is used: a
+context would take hundreds of megabytes of each device.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _LIST = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_devices(num_devices: int, listed: str | None) -> tuple[int | str, ...]:
-    """What CUDA numbers 0, 1, …: the driver's number of each device, or the UUID by which it was listed.
+    """The devices in CUDA's order: the driver's number of each device, or its listed UUID.
 
-    `listed` is CUDA_VISIBLE_DEVICES: it ends at the first device that is not there, or there twice (CUDA's
+    `listed` is CUDA_VISIBLE_DEVICES: it ends at the first device that is missing or listed twice (CUDA's
     programming guide, environment variables).
     """
     if listed is None:
@@ -39,7 +39,7 @@ def visible_devices(num_devices: int, listed: str | None) -> tuple[int | str, ..
 def visible_gpus(
     *, device_files: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> tuple[int | str, ...]:
-    """As `visible_devices`, of this machine: its device files say how many there are."""
+    """As `visible_devices`, for this machine: its device files give the number of devices."""
     names = (path.name.removeprefix("nvidia") for path in (device_files or DEVICE_FILES).glob("nvidia[0-9]*"))
     return visible_devices(sum(name.isdecimal() for name in names), environment.get(_LIST))
 
@@ -47,7 +47,7 @@ def visible_gpus(
 def usable_gpus(
     least_capability: float, *, gpus: Gpus = GPUS, visible: tuple[int | str, ...] | None = None
 ) -> tuple[int, ...]:
-    """CUDA's numbers of the visible GPUs whose compute capability is high enough, or not known."""
+    """CUDA's numbers of the visible GPUs whose compute capability is high enough or unknown."""
     devices = visible_gpus() if visible is None else visible
     if not devices:
         return ()
@@ -62,7 +62,7 @@ def usable_gpus(
 
 
 def gpu_memory(device_id: int, *, gpus: Gpus = GPUS, visible: tuple[int | str, ...] | None = None) -> GpuMemory | None:
-    """Memory of the GPU that CUDA gives this number; None where nobody can tell."""
+    """Memory of the GPU with this CUDA number; None if unknown."""
     devices = visible_gpus() if visible is None else visible
     if not 0 <= device_id < len(devices):
         return None
@@ -74,7 +74,7 @@ def gpu_memory(device_id: int, *, gpus: Gpus = GPUS, visible: tuple[int | str, .
 
 
 def free_gpu_bytes(device_id: int) -> int | None:
-    """What no process has taken of a GPU's memory; None where nobody can tell."""
+    """A GPU's free memory, not used by any process; None if unknown."""
     memory = gpu_memory(device_id)
     return None if memory is None else memory.free_bytes
 

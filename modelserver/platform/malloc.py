@@ -1,8 +1,8 @@
 """Tells glibc's allocator to keep large buffers, and when to give them back.
 
-Left alone it gives each buffer over its threshold back to the kernel when freed and page-faults it in
-again when the next request needs one: several times the cost of copying a 1 MiB tensor. What a model had is another
-matter: no request needs it again, and each thread that loads models has a heap of its own to leave it in.
+By default it returns each freed buffer above its threshold to the kernel, and the next request page-faults it in
+again: several times the cost of copying a 1 MiB tensor. Memory of an unloaded model is different: no request needs
+it again, and it stays behind in the separate heap of each thread that loads models.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def tune_malloc() -> bool:
 
 
 def give_back(min_bytes: int = _MUCH_BYTES) -> bool:
-    """Give free memory back to the system, if there are `min_bytes`; True when some went.
+    """Return free memory to the system if it is at least `min_bytes`; True if some was returned.
 
-    A heap that is being looked through waits, which is milliseconds for 100 MiB. From any thread; False where the C
+    A heap is blocked while it is scanned, which takes milliseconds for 100 MiB. From any thread; False where the C
     library is not glibc.
     """
     library = _c_library()
