@@ -173,7 +173,7 @@ def test_a_model_that_may_run_without_an_input_is_not_bound_to_its_condition() -
         ({"stepa": "FLAG"}, None),
         ({"step0": "FLAGG"}, "tensor 'FLAGG' is neither an input of the ensemble nor written by a step"),
         ({"step0": ""}, "expected the name of a BOOL tensor of the ensemble, or ! and the name, got none"),
-        ({"step5": "FLAG", "step0": "FLAG"}, "there is no step[5]: the ensemble has 2 steps"),
+        ({"step5": "FLAG", "step0": "FLAG"}, "step[5] does not exist: the ensemble has 2 steps"),
         ({"stepz": "FLAG", "step0": "FLAG"}, "no step has the model 'z'"),
         ({"stepa": "FLAG", "step0": "FLAG"}, "step[0] has a condition already: 'step.a.condition'"),
     ],

@@ -127,7 +127,9 @@ async def test_models_to_load_at_start_by_name_or_key(roots: tuple[Path, Path]) 
 
 
 async def test_overrides_are_of_one_repository_if_files_come_along(repository: ModelRepository) -> None:
-    with pytest.raises(InvalidArgumentError, match="say by 'repository' or '<repository>::both'"):
+    with pytest.raises(
+        InvalidArgumentError, match="choose the repository for its files by 'repository' or '<repository>::both'"
+    ):
         await repository.load("both", config_json=OVERRIDE, files={"1/w": b""})
     await repository.load("both", config_json=OVERRIDE, repository="two", files={"1/w": b""})
     sizes = [repository.get(f"{root}::both", None).config.max_batch_size for root in ("one", "two")]
