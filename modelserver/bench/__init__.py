@@ -1,1 +1,1 @@
-"""`modelserver bench`: a load generator in the manner of perf_analyzer, and what it makes of its measurements."""
+"""`modelserver bench`: a load generator in the manner of perf_analyzer, with reports of its measurements."""

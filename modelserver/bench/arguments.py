@@ -1,4 +1,4 @@
-"""What the words of a command line ask for."""
+"""Parses the command line of the bench."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def wants_version(words: Sequence[str]) -> bool:
 
 
 def parse_arguments(words: Sequence[str]) -> BenchOptions | LlmOptions:
-    """The options that the words write. Raises InvalidArgumentError naming the flag and what it expects."""
+    """The options on the command line. Raises InvalidArgumentError that names the flag and the expected form."""
     parser = make_parser()
     found = parser.read(words)
     if not found.model:
@@ -267,7 +267,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _headers(texts: Sequence[str]) -> dict[str, str]:
-    """What -H says, and the API key of the environment unless that says another."""
+    """The headers of -H, and the API key of the environment unless -H sets one."""
     headers = dict(_header(text) for text in texts)
     key = os.environ.get(_KEY_VARIABLE, "")
     if key and not {"authorization", "x-api-key"} & {name.lower() for name in headers}:

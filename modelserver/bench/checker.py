@@ -1,4 +1,4 @@
-"""Whether an answer is what was asked for: its outputs are there, and hold what the data says they should."""
+"""Checks answers: their outputs are present, and equal the expected data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_SHOWN = 8
 
 
 def problem_of(lane: Lane, work: Work, template: Template) -> str | None:
-    """What is wrong with the answer that `lane` has kept; None if nothing is."""
+    """The problem of the answer that `lane` has kept; None if it is correct."""
     try:
         outputs = _outputs(lane, work)
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -42,7 +42,7 @@ def _difference(expected: bytes, actual: bytes) -> str:
 
 
 def _outputs(lane: Lane, work: Work) -> Mapping[str, bytes | None]:
-    """The outputs' bytes by name; None for one that did not come as bytes."""
+    """The outputs' bytes by name; None for an output without bytes."""
     if work.transport is Transport.HTTP:
         assert isinstance(lane, HttpLane), "HTTP has its own lanes"
         return _http_outputs(lane.answer, lane.json_len)

@@ -16,13 +16,13 @@ from modelserver.errors import ServerError
 
 # Due requests that are sent in one go before the loop looks at its sockets again.
 MAX_BURST = 64
-# Connections that are opened at the same time for what waits. After a pause of the machine hundreds of requests wait;
+# Connections opened at the same time for waiting requests. After a pause of the machine hundreds of requests wait;
 # hundreds of new connections would be the next pause.
 MAX_GROWING = 2
 
 
 class Driver:
-    """What all loads share: sending, and coming to an end."""
+    """The common part of all loads: sending and ending."""
 
     def __init__(self, feed: Feed, recorder: Recorder) -> None:
         self._feed = feed
@@ -33,7 +33,7 @@ class Driver:
         self._is_idle.set()
 
     async def stop(self, timeout_s: float) -> int:
-        """Send nothing more and wait for the answers; how many did not come."""
+        """Stop sending and wait for the answers; returns how many are missing."""
         self._is_running = False
         try:
             async with asyncio.timeout(timeout_s):
@@ -56,7 +56,7 @@ class Driver:
 
 
 class ClosedDriver(Driver):
-    """Every lane sends again as soon as it has its answer."""
+    """Every lane sends again as soon as its answer arrives."""
 
     def __init__(self, feed: Feed, recorder: Recorder, *, num_requests: int | None) -> None:
         super().__init__(feed, recorder)
@@ -207,7 +207,7 @@ class OpenDriver(Driver):
         if task.cancelled():
             return
         if isinstance(task.exception(), ServerError):
-            # The lanes that there are must do; requests wait for them and are late.
+            # No more lanes are possible: requests wait for the existing ones and are late.
             self._grow = None
             return
         lane = task.result()

@@ -27,7 +27,7 @@ class SharedOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestForm:
-    """How requests of a run are written down."""
+    """Encodes the requests of a run."""
 
     model: str
     version: str

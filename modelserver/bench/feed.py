@@ -1,4 +1,4 @@
-"""Which request a lane sends next: the data in turn, or the next step of its sequence."""
+"""Chooses the next request of a lane: the data in turn, or the next step of its sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modelserver.client.grpc_messages import frame
 from modelserver.client.lane import Lane
 from modelserver.pb import grpc_service_pb2 as pb
 
-# What an HTTP template leaves free for the parameters of a sequence.
+# Space in an HTTP template for the parameters of a sequence.
 HOLE_BYTES = 100
 
 
@@ -25,7 +25,7 @@ class TensorFeed(Feed, Protocol):
 
 
 class CycleFeed:
-    """The same requests again and again, encoded once."""
+    """Repeats the same requests, encoded once."""
 
     def __init__(self, work: Work, share: Share) -> None:
         self._templates = [template for stream in work.streams for template in stream]

@@ -13,7 +13,7 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import nearest_hint
 from modelserver.wire.http2.frame import DEFAULT_FRAME_BYTES, MAX_FRAME_BYTES
 
-# Taken so that perf_analyzer's command lines work; nothing follows from them here.
+# Accepted so that perf_analyzer's command lines work; they have no effect here.
 WITHOUT_EFFECT = {
     "model_signature_name": "it is of TensorFlow Serving",
     "trace_file": "traces are set on the server",
@@ -29,7 +29,7 @@ WITHOUT_EFFECT = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of exiting, and guesses what an unknown flag was meant to be."""
+    """Raises instead of exiting, and suggests a flag for an unknown one."""
 
     def error(self, message: str) -> NoReturn:
         raise InvalidArgumentError(message)
@@ -95,7 +95,7 @@ def _add_service(group: Any) -> None:
         type=_frame_size,
         default=DEFAULT_FRAME_BYTES,
         metavar="BYTES",
-        help="What we announce to accept (16384).",
+        help="Largest frame that we accept (16384).",
     )
     group.add_argument("-a", "--async", dest="is_async", action="store_true", help="Accepted; requests always are.")
     group.add_argument("--sync", action="store_true", help="Accepted, see --async.")
@@ -111,7 +111,7 @@ def _add_load(group: Any) -> None:
     group.add_argument("--binary-search", action="store_true", help="Halve the range to find the latency threshold.")
     group.add_argument("-l", "--latency-threshold", type=_count, default=0, metavar="MS")
     group.add_argument(
-        "--max-threads", "--num-threads", type=_count, metavar="N", help="Load processes; half the CPUs without it."
+        "--max-threads", "--num-threads", type=_count, metavar="N", help="Load processes; default: half the CPUs."
     )
     group.add_argument(
         "--streams-per-connection",
@@ -121,7 +121,7 @@ def _add_load(group: Any) -> None:
         help="Requests that share an HTTP/2 connection.",
     )
     group.add_argument("--max-connections", type=_count, default=1024, metavar="N", help="Of an open loop.")
-    group.add_argument("--seed", type=_natural, default=0, metavar="N", help="Of random data and arrivals.")
+    group.add_argument("--seed", type=_natural, default=0, metavar="N", help="Seed of random data and arrivals.")
     group.add_argument("-t", dest="old_concurrency", type=_count, help=argparse.SUPPRESS)
     group.add_argument("-c", dest="old_max_concurrency", type=_count, help=argparse.SUPPRESS)
     group.add_argument("-d", dest="old_dynamic", action="store_true", help=argparse.SUPPRESS)
@@ -133,9 +133,13 @@ def _add_measurement(group: Any) -> None:
     group.add_argument("--measurement-request-count", type=_count, default=50, metavar="N")
     group.add_argument("-s", "--stability-percentage", type=_positive, default=10.0, metavar="PERCENT")
     group.add_argument("-r", "--max-trials", type=_count, default=10, metavar="N")
-    group.add_argument("--percentile", type=float, default=-1, metavar="N", help="Judge by it instead of the average.")
+    group.add_argument(
+        "--percentile", type=float, default=-1, metavar="N", help="Use this percentile instead of the average."
+    )
     group.add_argument("--warmup-request-count", type=_natural, default=0, metavar="N")
-    group.add_argument("--request-count", type=_natural, default=0, metavar="N", help="Measure exactly so many.")
+    group.add_argument(
+        "--request-count", type=_natural, default=0, metavar="N", help="Measure exactly this many requests."
+    )
 
 
 def _add_data(group: Any) -> None:
@@ -153,8 +157,10 @@ def _add_data(group: Any) -> None:
 
 
 def _add_sequences(group: Any) -> None:
-    group.add_argument("--num-of-sequences", type=_count, default=4, metavar="N", help="At once, with a request rate.")
-    group.add_argument("--sequence-length", type=_count, metavar="N", help="20, or that of the data.")
+    group.add_argument(
+        "--num-of-sequences", type=_count, default=4, metavar="N", help="Concurrent sequences, with a request rate."
+    )
+    group.add_argument("--sequence-length", type=_count, metavar="N", help="Default: 20, or the length of the data.")
     group.add_argument("--sequence-length-variation", type=_percent, default=20.0, metavar="PERCENT")
     group.add_argument("--sequence-id-range", default="1", metavar="START:END")
     group.add_argument("--serial-sequences", action="store_true", help="Accepted; a sequence always is.")
@@ -167,7 +173,7 @@ def _add_reports(group: Any) -> None:
     group.add_argument("--profile-export-file", type=Path, metavar="FILE", help="Times of every request, as JSON.")
     group.add_argument("--json", nargs="?", const="-", default="", metavar="FILE", help="Results; standard output: -.")
     group.add_argument("--html", type=Path, metavar="FILE", help="A page with curves and tables.")
-    group.add_argument("--collect-metrics", action="store_true", help="Of the GPUs, from the server.")
+    group.add_argument("--collect-metrics", action="store_true", help="Collect GPU metrics from the server.")
     group.add_argument("--metrics-url", default="localhost:8002/metrics", metavar="URL")
     group.add_argument("--metrics-interval", type=_count, default=1000, metavar="MS")
 

@@ -1,4 +1,4 @@
-"""The load processes, as one: started, told the same thing, their records put together."""
+"""The load processes as one: started together, sent the same commands, with merged records."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Harvest:
 
 
 class _Process:
-    """One load process and the socket on which it obeys."""
+    """One load process and its control socket."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         self.process = process
@@ -75,7 +75,7 @@ class _Process:
         self.collected_s = monotonic()
 
     async def ask(self, command: messages.Command) -> messages.Reply:
-        """Raises what the process met, and InternalError when it has died."""
+        """Raises the process's error, and InternalError when it has died."""
         if self._reader is None or self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(sock=self._control, limit=2**20)
         try:
@@ -130,7 +130,7 @@ class Fleet:
                 process.process.wait()
 
     async def set_up(self, work: Work | LlmWork) -> None:
-        """Tell everybody what to send."""
+        """Send the work to all processes."""
         await asyncio.gather(
             *(
                 process.ask(
@@ -143,7 +143,7 @@ class Fleet:
         )
 
     async def begin(self, load: ClosedLoad | OpenLoad | PeriodicLoad) -> None:
-        """Start a load; it goes on until `end`."""
+        """Start a load; it continues until `end`."""
         if isinstance(load, ClosedLoad):
             command: messages.Command = messages.BeginClosed(load)
         elif isinstance(load, OpenLoad):
@@ -153,7 +153,7 @@ class Fleet:
         await asyncio.gather(*(process.ask(command) for process in self._processes))
 
     async def collect(self) -> Harvest:
-        """What was recorded since the last time."""
+        """The records since the last call."""
         harvest = Harvest(is_over=True)
         replies = await asyncio.gather(*(process.ask(messages.Collect()) for process in self._processes))
         for process, reply in zip(self._processes, replies, strict=True):
@@ -178,7 +178,7 @@ class Fleet:
         return harvest
 
     async def end(self, timeout_s: float = DRAIN_TIMEOUT_S) -> int:
-        """Stop the load; how many of its requests were never answered."""
+        """Stop the load; returns how many of its requests were never answered."""
         replies = await asyncio.gather(*(process.ask(messages.End(timeout_s)) for process in self._processes))
         return sum(reply.num_unanswered for reply in replies if isinstance(reply, messages.Ended))
 

@@ -45,7 +45,7 @@ Stream = tuple[Step, ...]
 def read_data(interface: Interface, options: DataOptions) -> tuple[Stream, ...]:
     """The streams of steps to send, with the dimension of the batch where the model has one.
 
-    Raises InvalidArgumentError for what does not fit the model, naming the input and what to do.
+    Raises InvalidArgumentError for data that does not fit the model; it names the input and the fix.
     """
     interface.check_batch(options.batch_size)
     for name in options.shapes:
@@ -62,7 +62,7 @@ def read_data(interface: Interface, options: DataOptions) -> tuple[Stream, ...]:
 
 
 def _shape_of(spec: TensorSpec, options: DataOptions) -> tuple[int, ...]:
-    """The shape to send. Raises InvalidArgumentError when it is variable and nobody said it, or said it wrong."""
+    """The shape to send. Raises InvalidArgumentError if it is variable and --shape is missing or wrong."""
     given = options.shapes.get(spec.name)
     if given is None:
         if not spec.is_fixed:
@@ -214,7 +214,7 @@ def _expected(interface: Interface, place: str, entry: Any) -> dict[str, bytes]:
         if name not in specs:
             raise InvalidArgumentError(f"{place}: the model has no output '{name}' (it has {', '.join(specs)})")
         spec = specs[name]
-        # A flat list says its own size where the model's is open.
+        # The length of a flat list gives the size of a variable dimension.
         is_open = not spec.is_fixed and isinstance(value, list)
         shape = (len(value),) if is_open else spec.shape
         found[name] = from_document(spec, value, shape, f"{place}, output '{name}'").raw

@@ -1,4 +1,4 @@
-"""What the server says of a model: inputs, outputs, batching, sequences."""
+"""The interface of a model: inputs, outputs, batching, sequences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Interface:
             )
 
     def input(self, name: str) -> TensorSpec:
-        """Raises InvalidArgumentError that guesses what was meant."""
+        """Raises InvalidArgumentError with a suggestion."""
         for spec in self.inputs:
             if spec.name == name:
                 return spec
@@ -50,7 +50,7 @@ class Interface:
 async def read_interface(control: Control, model: str, version: str) -> Interface:
     """Ask for metadata and config. A server without configs is taken at its metadata.
 
-    Raises NotFoundError that guesses what was meant, and other ServerErrors.
+    Raises NotFoundError with a suggestion, and other ServerErrors.
     """
     try:
         metadata = await control.metadata(model, version)
@@ -75,7 +75,7 @@ async def _with_hint(control: Control, model: str, error: NotFoundError) -> NotF
 
 
 def _guess_config(metadata: Document) -> Document:
-    """Batching of a server that tells nothing of it: every tensor's first dimension is open."""
+    """Guess the batching if the server does not report it: every tensor's first dimension is variable."""
     tensors = [*metadata.get("inputs", []), *metadata.get("outputs", [])]
     has_batch = bool(tensors) and all(tensor.get("shape") and int(tensor["shape"][0]) == -1 for tensor in tensors)
     return {"max_batch_size": 2**31 if has_batch else 0}

@@ -19,7 +19,7 @@ FINISH_TIMEOUT_S = 1.0
 
 
 class LanePool(Answers):
-    """Opens lanes, keeps them from load to load, and passes their answers to the load that is on."""
+    """Opens lanes, keeps them from load to load, and passes their answers to the current load."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -29,7 +29,7 @@ class LanePool(Answers):
         self._growing = asyncio.Lock()
 
     async def take(self, num_lanes: int, answers: Answers) -> list[Lane]:
-        """So many free lanes, whose answers go to `answers`. Raises UnavailableError."""
+        """The given number of free lanes, whose answers go to `answers`. Raises UnavailableError."""
         missing = num_lanes - len(self._lanes)
         if missing > 0:
             if self._work.transport is Transport.HTTP:
@@ -83,7 +83,7 @@ class LanePool(Answers):
                 lane = cast(Lane, GrpcLane(connection, self))
             self._lanes.append(lane)
 
-    # Lanes that no load has taken have nothing to say.
+    # Lanes without a load have no answers.
 
     def answered(self, lane: Lane, now_ns: int, failure: str | None) -> None:
         """An answer after its load has ended."""

@@ -1,4 +1,4 @@
-"""What the bench and its load processes say to each other: msgpack records behind their length."""
+"""Messages between the bench and its load processes: msgpack records, each after its length."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Collect(msgspec.Struct, tag=True, frozen=True):
 
 
 class End(msgspec.Struct, tag=True, frozen=True):
-    """Send nothing more. Answered by `Ended` when all answers are there, or are waited for in vain."""
+    """Stop sending. Answered by `Ended` when all answers have arrived, or the wait for them has timed out."""
 
     timeout_s: float
 

@@ -59,7 +59,7 @@ def combine(samples: Iterable[Sample]) -> GpuMetrics:
 
 
 class Scraper:
-    """Asks for the metrics again and again between `start` and `stop`."""
+    """Scrapes the metrics periodically between `start` and `stop`."""
 
     def __init__(self, address: Address, path: str, interval_s: float) -> None:
         self._request = HttpHead(address, "GET", path).encode(0)
@@ -71,7 +71,7 @@ class Scraper:
         self._samples: list[Sample] = []
 
     async def start(self) -> None:
-        """Raises UnavailableError when the metrics cannot be had."""
+        """Raises UnavailableError when the metrics cannot be read."""
         try:
             await self._lane.connect()
             await self._scrape()
@@ -86,7 +86,7 @@ class Scraper:
         self._lane.close()
 
     def take(self) -> list[Sample]:
-        """The scrapes since the last time."""
+        """The scrapes since the last call."""
         taken, self._samples = self._samples, []
         return taken
 
@@ -96,7 +96,7 @@ class Scraper:
             try:
                 await self._scrape()
             except UnavailableError:
-                # A busy server may miss one; what there is is averaged.
+                # A busy server may miss a scrape; the existing ones are averaged.
                 continue
 
     async def _scrape(self) -> None:

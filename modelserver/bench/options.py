@@ -1,4 +1,4 @@
-"""What a run of the bench is asked to do, checked and in its own words."""
+"""The checked options of a run of the bench."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SharedMemory(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Which load, and how much of it."""
+    """The kind and amount of load."""
 
     mode: Mode = Mode.CONCURRENCY
     levels: LoadRange = field(default_factory=lambda: LoadRange(1))
@@ -117,5 +117,5 @@ class BenchOptions:
     request: RequestOptions = field(default_factory=RequestOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
-    # What was said and has no effect, in sentences.
+    # A sentence for each option without effect.
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: style, sections, tables. Looks right in light and in dark."""
+"""One HTML file that needs nothing else: style, sections, tables. Supports light and dark mode."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from modelserver.errors import UnavailableError
 
 
 class Lanes(Protocol):
-    """Where lanes come from."""
+    """A source of lanes."""
 
     async def take(self, num_lanes: int, answers: Answers) -> list[Lane]: ...
 
@@ -28,7 +28,7 @@ class Lanes(Protocol):
 
 
 class Player:
-    """What all kinds of requests share. A subclass says which requests, and what is remembered of them."""
+    """The common part of all kinds of requests. A subclass defines the requests and their records."""
 
     def __init__(self, lanes: Lanes, share: Share, *, seed: int, may_grow: bool) -> None:
         self._lanes = lanes
@@ -39,11 +39,11 @@ class Player:
         self._waiting: asyncio.Task[None] | None = None
 
     def _prepare(self) -> tuple[Feed, Recorder]:
-        """The requests of the next load, and an empty memory for it."""
+        """The requests of the next load, and empty records for it."""
         raise NotImplementedError
 
     def collect(self) -> messages.Collected:
-        """What has been recorded since the last time."""
+        """The records since the last call."""
         raise NotImplementedError
 
     async def begin(self, load: Load) -> None:
@@ -86,7 +86,7 @@ class Player:
         return driver
 
     async def end(self, timeout_s: float) -> int:
-        """Stop the load; how many of its requests were never answered."""
+        """Stop the load; returns how many of its requests were never answered."""
         driver, self._driver = self._driver, None
         if driver is None:
             return 0
@@ -95,7 +95,7 @@ class Player:
             self._waiting.cancel()
             self._waiting = None
         if num_unanswered:
-            # Their lanes are busy with what nobody waits for any more.
+            # Their lanes are busy with abandoned requests.
             await self._lanes.close()
         return num_unanswered
 

@@ -30,7 +30,7 @@ OPEN_START_NS = 50_000_000
 
 
 class Watcher(Protocol):
-    """Is told how a run goes on: the text report and the progress bar."""
+    """Receives the progress of a run: the text report and the progress bar."""
 
     def level_began(self, value: float) -> None: ...
 
@@ -54,7 +54,7 @@ def search_levels(load: LoadOptions) -> Search:
 
 
 class Profiler:
-    """Runs loads on a fleet that is set up."""
+    """Runs loads on a prepared fleet."""
 
     def __init__(
         self,
@@ -187,13 +187,13 @@ class Profiler:
             num_unanswered = await self._fleet.end()
             failures += (await self._fleet.collect()).failures
         except ServerError:
-            # What ended the measurement is told already.
+            # The reason for the end is already reported.
             return 0
         return num_unanswered
 
     async def _measure_window(self, trial: int) -> tuple[Harvest, Window]:
         before = await self._read_counts()
-        # What was answered meanwhile belongs to no window; failures are told all the same.
+        # Answers in between belong to no window, but failures are reported anyway.
         harvest = await self._fleet.collect()
         begin_ns = monotonic_ns()
         if self._measurement.counts_requests:
@@ -216,7 +216,7 @@ class Profiler:
         return harvest, window
 
     async def _wait_for_count(self, harvest: Harvest, trial: int) -> None:
-        """At least a second, and until enough requests were answered or nothing seems to come."""
+        """At least a second, and until enough requests are answered or answers seem to have stopped."""
         self._watcher.window_began(trial, MIN_WINDOW_S)
         waited_s, num_before = 0.0, len(harvest.times)
         while waited_s < STALLED_S:
@@ -291,7 +291,7 @@ class Profiler:
 
 
 def _only_fails(windows: list[Window]) -> bool:
-    """Nothing but failures: more of them would tell nothing new."""
+    """Whether there were only failures: measuring on would give no new information."""
     return bool(windows[-1].num_failed) and not windows[-1].num_requests
 
 

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal; nothing at all elsewhere."""
+"""A progress bar on a terminal; nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProgressBar:
         self._name = name
 
     def window_began(self, trial: int, seconds: float) -> None:
-        """`seconds` is how long the window will be; 0 where nobody knows."""
+        """`seconds` is how long the window will be; 0 if unknown."""
         if not self._is_shown:
             return
         self._trial, self._seconds, self._began_s = trial, seconds, monotonic()
@@ -47,7 +47,7 @@ class ProgressBar:
         self.clear()
 
     def clear(self) -> None:
-        """Take the line away, so that another can be written."""
+        """Erase the line, so that another can be written."""
         if self._has_line:
             self._out.write(_ERASE)
             self._out.flush()

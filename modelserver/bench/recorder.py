@@ -1,4 +1,4 @@
-"""What becomes of answers in a load process: checked, and remembered until the bench collects them."""
+"""Checks answers in a load process, and keeps their records until the bench collects them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modelserver.client.lane import Lane
 
 
 class Recorder(Protocol):
-    """Told of every answer by the driver of a load."""
+    """Receives every answer from the driver of a load."""
 
     def prepare(self, lane: Lane) -> None:
         """`lane` is about to be used by this load."""

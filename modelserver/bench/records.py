@@ -1,4 +1,4 @@
-"""What a load process remembers of answered requests: five times each, and failures."""
+"""Records of answered requests in a load process: five times each, and failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_KINDS_OF_FAILURE = 50
 
 @dataclass(slots=True)
 class Records:
-    """Answers since the last time that they were taken."""
+    """Answers since the records were last taken."""
 
     times: array[int] = field(default_factory=lambda: array("q"))
     # Of streamed responses only: how many each request had, and when they came.
@@ -29,7 +29,7 @@ class Records:
         self.failures[failure] += 1
 
     def take(self) -> Records:
-        """Everything so far, of which this forgets."""
+        """Take all records so far, and clear them."""
         taken = Records(self.times, self.num_responses, self.response_times, self.failure_times, self.failures)
         self.times, self.num_responses, self.response_times = array("q"), array("q"), array("q")
         self.failure_times, self.failures = array("q"), Counter()

@@ -18,7 +18,7 @@ from modelserver.bench.window import END, START
 
 
 def export_document(results: Results, wall_offset_ns: int) -> dict[str, Any]:
-    """The document; `wall_offset_ns` is what the monotonic clock lacks to the time since 1970."""
+    """The document; `wall_offset_ns` converts the monotonic clock to the time since 1970."""
     return {
         "experiments": [_experiment(results, level, wall_offset_ns) for level in results.levels],
         "version": metadata.version("modelserver"),

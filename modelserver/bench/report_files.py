@@ -1,4 +1,4 @@
-"""The files that reports go to: looked at before anything is measured, since a run may take an hour."""
+"""The files of reports: checked before the measurement, since a run may take an hour."""
 
 from __future__ import annotations
 

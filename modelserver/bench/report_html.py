@@ -1,4 +1,4 @@
-"""The HTML report of inference requests: curves, tables, histograms, where the server's time went."""
+"""The HTML report of inference requests: curves, tables, histograms, breakdown of the server's time."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ MAX_FAILURES_SHOWN = 5
 
 
 def settings_lines(options: BenchOptions) -> list[str]:
-    """What is about to be measured, and how."""
+    """The settings of the measurement."""
     measurement, load = options.measurement, options.load
     lines = [
         "*** Measurement Settings ***",
@@ -54,7 +54,7 @@ def _judged_by(options: BenchOptions, average: str) -> str:
 
 
 class TextReport:
-    """Writes as the run goes on. `bar` is told too, so that it gets out of the way of lines."""
+    """Writes as the run goes on. `bar` is notified too, so that it makes room for lines."""
 
     def __init__(self, options: BenchOptions, out: TextIO, bar: ProgressBar) -> None:
         self._options = options
@@ -68,7 +68,7 @@ class TextReport:
         self._out.flush()
 
     def _begin(self) -> None:
-        """Before the first level: what keeps a run from starting is told without all this."""
+        """Written before the first level: a run that cannot start reports only its error."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -218,7 +218,7 @@ def _gpu_lines(options: BenchOptions, level: LevelResult) -> list[str]:
 def _warning_lines(level: LevelResult) -> list[str]:
     lines = []
     if not level.window.num_requests and level.num_failures:
-        lines.append("  WARNING: no request succeeded in the measurement; why is said at the end")
+        lines.append("  WARNING: no request succeeded in the measurement; the end of the report says why")
     elif not level.window.num_requests:
         lines.append("  WARNING: no request was answered in the measurement; is --measurement-interval too short?")
     elif not level.is_stable:
@@ -254,7 +254,7 @@ def summary_lines(results: Results) -> list[str]:
 
 
 def failure_lines(results: Results) -> list[str]:
-    """Nothing if all went well; else how many failed, and of what."""
+    """Empty without failures; else the number of failures, by kind."""
     if not results.num_failures:
         return []
     lines = ["", f"!!! {results.num_failures} REQUESTS FAILED: the figures above are of the others only !!!"]

@@ -1,4 +1,4 @@
-"""What a run measured."""
+"""The results of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_BUSY = 0.92
 class LevelResult:
     """One level of load: all its windows, and the one that is reported.
 
-    `window` is the last stable ones together, else all that there is. `failures` has those between windows too.
+    `window` combines the last stable windows, else all windows. `failures` has those between windows too.
     """
 
     value: float

@@ -1,4 +1,4 @@
-"""Which load levels to measure: a range from its start to its end, or by halving. Pure."""
+"""The load levels to measure: a range from its start to its end, or by halving. Pure."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def parse_range(text: str, flag: str, *, is_whole: bool) -> LoadRange:
 
 
 class Search(Protocol):
-    """Gives levels, and is told after each whether it was within the latency limit."""
+    """Gives levels, and learns after each whether it was within the latency limit."""
 
     def __iter__(self) -> Iterator[float]: ...
 
     def report(self, is_within_limit: bool) -> None:
-        """What came of the level given last."""
+        """Report the result of the last level."""
 
 
 class LinearSearch:
@@ -92,7 +92,7 @@ class ListSearch:
 
 
 class BinarySearch:
-    """Start, end, then the middle of what is left, until that is smaller than the step."""
+    """Start, end, then the middle of the remaining range, until that is smaller than the step."""
 
     def __init__(self, levels: LoadRange, *, is_whole: bool) -> None:
         if levels.end is None or levels.is_endless:

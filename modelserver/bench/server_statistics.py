@@ -1,4 +1,4 @@
-"""What the server counted during a measurement: differences of its statistics, broken down as Triton does."""
+"""The server's counts during a measurement: differences of its statistics, broken down as in Triton."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "com
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How often something happened, and how long it took in all."""
+    """A count, and a total duration."""
 
     count: int = 0
     ns: int = 0
@@ -68,13 +68,13 @@ class ModelCounts:
         )
 
     def mean_us(self, name: str) -> int:
-        """What the average successful request spent in a part, as whole microseconds; 0 without requests."""
+        """The average time of successful requests in a part, in whole microseconds; 0 without requests."""
         duration: Duration = getattr(self, name)
         return int(duration.ns / self.success.count / 1000) if self.success.count else 0
 
     @property
     def overhead_us(self) -> int:
-        """What of the average request is in none of the parts."""
+        """The time of the average request outside of all parts."""
         parts = ("queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
         return max(0, self.mean_us("success") - sum(self.mean_us(part) for part in parts))
 
@@ -105,7 +105,7 @@ async def read_counts(
 
 
 async def _model_counts(control: Control, name: str, version: str) -> ModelCounts:
-    """Those of one version, the newest where none is said: it is the one that answers."""
+    """The counts of one version; by default the newest, because it answers."""
     rows = [ModelCounts.from_document(row) for row in await control.statistics(name, version)]
     rows.sort(key=lambda row: int(row.version) if row.version.isdigit() else 0)
     return rows[-1] if rows else ModelCounts(name, version)

@@ -1,4 +1,4 @@
-"""One run from its options to its results: ask what the model is, prepare the requests, measure."""
+"""One run from its options to its results: read the model's interface, prepare the requests, measure."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _no_samples() -> list[Sample]:
 
 
 def _check(options: BenchOptions, interface: Interface) -> None:
-    """Raises InvalidArgumentError for what this model cannot be asked."""
+    """Raises InvalidArgumentError for options that do not fit the model."""
     if interface.is_decoupled and not options.is_streaming:
         raise InvalidArgumentError(
             f"model '{interface.name}' is decoupled: it answers on a stream; add -i grpc --streaming"
@@ -94,7 +94,7 @@ def _check(options: BenchOptions, interface: Interface) -> None:
 
 
 def count_workers(load: LoadOptions) -> int:
-    """How many processes make the load: what the user says, else half of the CPUs; never more than requests at once."""
+    """The number of load processes: the user's choice, else half of the CPUs; at most one per concurrent request."""
     if load.mode is Mode.PERIODIC:
         return 1
     wanted = load.num_workers if load.num_workers is not None else max(1, len(os.sched_getaffinity(0)) // 2)

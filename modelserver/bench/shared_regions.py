@@ -1,4 +1,4 @@
-"""Shared memory with the server: regions for inputs and outputs, made, announced and taken away again."""
+"""Shared memory with the server: regions for inputs and outputs, created, registered and removed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class CudaRegion:
 class Regions:
     """The regions of a run; an async context manager, at whose end they are gone. Nothing without --shared-memory.
 
-    All requests in flight share the regions of the outputs, as perf_analyzer's do: nobody reads them.
+    All requests in flight share the regions of the outputs, as in perf_analyzer, because they are never read.
     """
 
     def __init__(self, options: RequestOptions, control: Control, interface: Interface) -> None:

@@ -43,7 +43,7 @@ class Window:
 
     @property
     def server(self) -> ServerCounts | None:
-        """What the server counted meanwhile; None for one that keeps no statistics."""
+        """The server's counts in the window; None for a server without statistics."""
         return self.after - self.before if self.after is not None and self.before is not None else None
 
     @property
@@ -75,7 +75,7 @@ def make_window(
     before: ServerCounts | None = None,
     after: ServerCounts | None = None,
 ) -> Window:
-    """The window of what `harvest` has between two times."""
+    """The window of the records in `harvest` between two times."""
     ends = harvest.times[:, END]
     is_inside = (ends >= begin_ns) & (ends < end_ns)
     times = harvest.times[is_inside]

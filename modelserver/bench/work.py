@@ -1,4 +1,4 @@
-"""What a load process is told: whom to ask, what to send, and how much of it. All of it travels as msgpack."""
+"""The work of a load process: the server's address, the requests and the load. Sent as msgpack."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoad:
-    """`concurrency` requests in flight all the time; with `num_requests`, until so many are answered."""
+    """`concurrency` requests in flight all the time; with `num_requests`, until that many are answered."""
 
     concurrency: int
     num_requests: int | None = None
@@ -72,7 +72,7 @@ class ClosedLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLoad:
-    """Requests at given times from `start_ns` on, whatever the server does.
+    """Requests at given times from `start_ns` on, regardless of the server.
 
     `intervals_ns` is repeated for ever; without it the times follow from `rate` (per second) and `is_poisson`.
     """

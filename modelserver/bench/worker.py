@@ -14,7 +14,7 @@ from modelserver.errors import ErrorCode, InternalError, ServerError
 
 
 async def obey(control: socket.socket) -> None:
-    """Do what comes on `control` until it is closed."""
+    """Perform the commands on `control` until it is closed."""
     reader, writer = await asyncio.open_connection(sock=control, limit=2**20)
     player: Player | None = None
     try:

@@ -36,7 +36,7 @@ class EventReader:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one event says. `has_text`: it brings output; token counts are None where it does not tell them."""
+    """The content of one event. `has_text`: it contains output; token counts are None if it has none."""
 
     has_text: bool = False
     is_done: bool = False
@@ -46,7 +46,7 @@ class Chunk:
 
 
 def read_chunk(endpoint_type: EndpointType, data: bytes) -> Chunk:
-    """The meaning of an event's data; an error for what cannot be read."""
+    """Parse an event's data; unreadable data gives an error."""
     if data == DONE:
         return Chunk(is_done=True)
     try:

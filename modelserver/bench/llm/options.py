@@ -1,4 +1,4 @@
-"""What a measurement of a language model is asked to do."""
+"""The options of a measurement of a language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to a language model in a load process: lanes that read events, and what is remembered of them."""
+"""Requests to a language model in a load process: lanes that read events, and their records."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EventLane(HttpLane):
             self._note(read_chunk(self._endpoint_type, data), now_ns)
 
     def take_whole(self, now_ns: int) -> None:
-        """An answer that was no stream: all of its text came at its end."""
+        """An answer that was not a stream: all of its text arrived at its end."""
         if not self.response_times and not self.problem and self.answer.lstrip().startswith(b"{"):
             self._note(read_chunk(self._endpoint_type, self.answer), now_ns)
 
@@ -107,7 +107,7 @@ class EventLanes(Answers):
 
 
 class PromptFeed:
-    """The requests in turn; several processes take every so many-th."""
+    """The requests in turn; each of several processes takes every n-th."""
 
     def __init__(self, work: LlmWork, share: Share) -> None:
         self._requests = work.requests

@@ -1,4 +1,4 @@
-"""What is remembered of an answer of a language model."""
+"""Records of a language model's answers."""
 
 from __future__ import annotations
 

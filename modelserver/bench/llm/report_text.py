@@ -1,4 +1,4 @@
-"""The report of a run of prompts: a table per level, and what people quote below it."""
+"""The report of a run of prompts: a table per level, and the summary lines below it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LlmTextReport:
         self._out.flush()
 
     def _begin(self) -> None:
-        """Before the first level: what keeps a run from starting is told without all this."""
+        """Written before the first level: a run that cannot start reports only its error."""
         if self._has_begun:
             return
         self._has_begun = True

@@ -1,4 +1,4 @@
-"""What a run of prompts measured."""
+"""The results of a run of prompts."""
 
 from __future__ import annotations
 

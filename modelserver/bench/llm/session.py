@@ -22,14 +22,14 @@ from modelserver.client.request_heads import model_path
 from modelserver.errors import UnavailableError
 
 POLL_S = 0.1
-# No event of any request for so long: the server has stopped answering.
+# Without an event of any request for this long, the server has stopped answering.
 STALLED_S = 120.0
 REQUESTS_PER_LANE = 4
 MIN_REQUESTS = 20
 
 
 class LlmWatcher(Protocol):
-    """Is told how a run goes on."""
+    """Receives the progress of a run."""
 
     def level_began(self, value: float) -> None: ...
 
@@ -80,7 +80,7 @@ def count_requests(options: LlmOptions, value: float) -> int:
 
 async def _measure(options: LlmOptions, fleet: Fleet, value: float, watcher: LlmWatcher) -> LlmLevel:
     count = count_requests(options, value)
-    # What was collected before belongs to no level.
+    # Records from before belong to no level.
     await fleet.collect()
     if options.load.mode is Mode.CONCURRENCY:
         await fleet.begin(ClosedLoad(concurrency=min(int(value), count), num_requests=count))
@@ -111,7 +111,7 @@ async def _measure(options: LlmOptions, fleet: Fleet, value: float, watcher: Llm
 
 
 async def _until_over(fleet: Fleet, count: int, watcher: LlmWatcher | None) -> tuple[Harvest, list[Call]]:
-    """Collect until all requests are answered, or nothing comes any more."""
+    """Collect until all requests are answered, or events stop."""
     whole = Harvest()
     calls: list[Call] = []
     progress_ns = monotonic_ns()

@@ -1,4 +1,4 @@
-"""What a load process is told of a language model: the requests, and how their answers stream."""
+"""The work of a load process for a language model: the requests, and how their answers stream."""
 
 from __future__ import annotations
 
