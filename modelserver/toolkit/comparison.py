@@ -1,4 +1,4 @@
-"""Two models side by side on the same samples: how their outputs differ, who is right, faster, smaller."""
+"""Compares two models on the same samples: outputs, accuracy, latency and size."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _latency(before: LoadedModel, after: LoadedModel, samples: Samples, rows: in
     feeds = [next(iter(repeated.requests(model.config, rows))) for model in (before, after)]
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(NUM_TURNS):
-        # Who is first takes turns, too.
+        # The order of the models alternates, too.
         for place in (0, 1) if number % 2 else (1, 0):
             model = (before, after)[place]
             # The other model's threads may still look for work for a moment.
@@ -204,7 +204,7 @@ def _turn(model: LoadedModel, feed: Mapping[str, Array], seconds: float) -> list
 
 
 def _at_least(samples: Samples, count: int) -> Samples:
-    """The samples, repeated until there are so many."""
+    """The samples, repeated up to the given number."""
     times = -(-count // max(samples.count, 1))
     arrays = {name: np.concatenate([array] * times) if times > 1 else array for name, array in samples.arrays.items()}
     return Samples(arrays)
@@ -219,7 +219,7 @@ def compare(
     output: str = "",
     measure_s: float = MEASURE_S,
 ) -> Comparison:
-    """Compare outputs, accuracy where there are labels, and latency. `sizes` are bytes before and after."""
+    """Compare outputs, accuracy if labels are given, and latency. `sizes` are bytes before and after."""
     one, other = answers(before, samples), answers(after, samples)
     # Compilers treat a row alone apart from batches.
     alone = [answers(model, samples.head(1)) for model in (before, after)]

@@ -28,14 +28,14 @@ from modelserver.toolkit.torch_package import write_package
 # Share of whole-number outputs, such as classes, that may differ: two classes may be as likely as one another.
 MAX_DISAGREEMENT = 0.1
 Progress = Callable[[str], None]
-# What AOTInductor packages say to batches that they do not take, and the word that vouches for their native code.
+# The error of AOTInductor packages for unsupported batches, and the option that allows their native code.
 _TOO_LARGE = re.compile(r"dim value is too large at 0, expected to be <= (\d+)")
 _TOO_SMALL = re.compile(r"dim value is too small at 0, expected it to be >= (\d+)")
 _NATIVE = "torch_aoti"
 
 
 class Target(enum.Enum):
-    """What a model is converted to."""
+    """The target of a conversion."""
 
     ONNX = "onnx"
     FP16 = "fp16"
@@ -108,7 +108,7 @@ def _tolerance(options: ConversionOptions) -> float:
 
 
 def _write_version(source: Source, config: ModelConfig, options: ConversionOptions, directory: Path) -> tuple[str, ...]:
-    """Write the model file; what there is to say about it. Raises ServerError."""
+    """Write the model file; returns notes about it. Raises ServerError."""
     directory.mkdir()
     target = options.target
     if target is Target.FP16:
@@ -120,7 +120,7 @@ def _write_version(source: Source, config: ModelConfig, options: ConversionOptio
         raise InvalidArgumentError(f"--keep-op is for --to fp16, not for --to {target.value}")
     if source.kind is SourceKind.ONNX:
         raise InvalidArgumentError(
-            f"'{options.source}' is an ONNX model: it can become fp16 (--to fp16); there is no way back to PyTorch"
+            f"'{options.source}' is an ONNX model: it can be converted to fp16 (--to fp16), but not back to PyTorch"
         )
     if target is Target.ONNX:
         write_onnx(_to_onnx(source, config, options), directory)
@@ -210,7 +210,7 @@ def _bound_from_below(error: ServerError) -> ServerError:
 
 
 def copy_files(directory: Path, source: Source) -> None:
-    """What lies beside the source's versions, such as labels, for the new model."""
+    """Copy the files beside the source's versions, such as labels, to the new model."""
     for file in source.files:
         if file.is_dir():
             shutil.copytree(file, directory / file.name)

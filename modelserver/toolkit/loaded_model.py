@@ -1,4 +1,4 @@
-"""A model directory, loaded in this process as the server loads it: what a converted model is compared with.
+"""A model directory, loaded in this process as the server loads it, for the comparison with a converted model.
 
 Everything below the data plane is the server's own: config, backend, instances, scheduler. So what answers here
 also serves.
@@ -24,12 +24,12 @@ from modelserver.repository.layout import scan_model
 from modelserver.repository.options import DefinitionOptions
 
 Array = np.ndarray[Any, Any]
-# What one request may take; a model that hangs must not hang the command.
+# The time limit of a request: a model that hangs must not hang the command.
 INFER_TIMEOUT_S = 300.0
 
 
 def define(directory: Path, *, options: DefinitionOptions | None = None) -> ModelDefinition:
-    """What the directory defines, completed as the server would. Raises ServerError with everything that is wrong."""
+    """The directory's definition, completed as in the server. Raises ServerError with all problems."""
     if not directory.is_dir():
         raise NotFoundError(f"there is no model directory '{directory}'")
     definition = read_definition(scan_model(directory, directory.name), options or DefinitionOptions())

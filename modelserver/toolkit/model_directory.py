@@ -1,4 +1,4 @@
-"""A new model directory: filled beside its place, and put there in one step, so that nobody sees half of it."""
+"""A new model directory: filled under a temporary name, and moved into place atomically."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def new_model_directory(target: Path, *, force: bool, source: Path | None = None
 
 
 def check_target(target: Path, *, force: bool, source: Path | None = None) -> None:
-    """Raise what `new_model_directory` would raise."""
+    """Raise the errors of `new_model_directory`."""
     if not target.name or target.name.startswith("."):
         raise InvalidArgumentError(f"'{target}' cannot be a model: the last part of the path is the model's name")
     if target.parent.exists() and not target.parent.is_dir():
@@ -69,7 +69,7 @@ def _overlap(target: Path, source: Path) -> bool:
 
 
 def _publish(made: Path, target: Path, old: Path) -> None:
-    """Put `made` in the place of `target`; if that fails, what was there comes back."""
+    """Replace `target` by `made`; if that fails, the old directory is restored."""
     try:
         was_there = target.exists()
         if was_there:
@@ -85,7 +85,7 @@ def _publish(made: Path, target: Path, old: Path) -> None:
 
 
 def model_bytes(directory: Path) -> int:
-    """Bytes of all files in it, but for the example inputs of torch.export programs, which only compilers need."""
+    """Bytes of all its files, except the example inputs of torch.export programs, which only compilers need."""
     return sum(path.stat().st_size - _example_bytes(path) for path in directory.rglob("*") if path.is_file())
 
 

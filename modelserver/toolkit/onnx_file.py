@@ -52,7 +52,7 @@ def _read_structure(path: Path) -> Any:
 
 
 def external_files(path: Path) -> tuple[str, ...]:
-    """Names of the weight files beside it. Raises InvalidArgumentError for those that lie outside of its directory."""
+    """Names of the weight files beside it. Raises InvalidArgumentError for files outside of its directory."""
     model = _read_structure(path)
     found = set()
     for tensor in _tensors(model.graph):
@@ -103,7 +103,7 @@ def write_onnx(model: Any, directory: Path) -> Path:
 
 @contextmanager
 def readable_names(shown: str) -> Iterator[None]:
-    """Raise InvalidArgumentError where a name in a damaged file is no text, whoever comes to read it."""
+    """Raise InvalidArgumentError if a name in a damaged file is not text, before any other code reads it."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -111,7 +111,7 @@ def readable_names(shown: str) -> Iterator[None]:
 
 
 def strip_origin(model: Any) -> None:
-    """Take out what tells of the machine and the code that a model was made of: doc strings and traces of exporters."""
+    """Remove information about the machine and code that made the model: doc strings and exporters' traces."""
     model.doc_string = ""
     del model.metadata_props[:]
     _strip(model.graph)

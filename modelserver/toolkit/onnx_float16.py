@@ -37,7 +37,7 @@ def to_float16(model: Any, *, keep: Sequence[str] = ()) -> tuple[Any, tuple[str,
     notes = _notes(model, sorted(set(blocked) & set(counts)))
     try:
         with warnings.catch_warnings():
-            # Of every value that is rounded to zero: the comparison tells what came of it.
+            # A warning for every value that is rounded to zero: the comparison shows the effect.
             warnings.simplefilter("ignore")
             level = logging.root.manager.disable
             logging.disable(logging.WARNING)

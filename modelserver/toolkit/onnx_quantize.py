@@ -21,9 +21,9 @@ from modelserver.toolkit.libraries import require
 from modelserver.toolkit.onnx_file import MAX_INLINE_BYTES, count_ops, read_onnx, strip_origin
 from modelserver.toolkit.samples import Samples
 
-# What dynamic quantization turns into integers. Convolutions are not among it: on a CPU they would be slower.
+# Operators that dynamic quantization turns into integers. Convolutions are excluded: on a CPU they would be slower.
 DYNAMIC_OPS = ("MatMul", "Gemm", "Attention", "LSTM", "Gather", "EmbedLayerNormalization")
-# What TensorRT takes in integers; other operators and biases stay as they are.
+# Operators that TensorRT supports in integers; other operators and biases stay unchanged.
 TENSORRT_OPS = ("Conv", "MatMul", "Gemm")
 _PURPOSE = "quantizing ONNX models"
 _MARKS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
@@ -31,7 +31,7 @@ _CALIBRATION_ROWS = 16
 
 
 class Calibration(enum.Enum):
-    """How the range of an activation is chosen from what calibration saw."""
+    """How the range of an activation is chosen from the calibration values."""
 
     MINMAX = "minmax"
     ENTROPY = "entropy"
@@ -110,7 +110,7 @@ def quantize_onnx(
 
 
 def _range_notes(*, is_reduced: bool, saturates: bool) -> tuple[str, ...]:
-    """Why weights have 7 bits, or what 8 bits cost on this CPU."""
+    """Why weights have 7 bits, or the cost of 8 bits on this CPU."""
     if is_reduced and saturates:
         return (
             "weights in 7 bits: this CPU has no VNNI, and sums of 8-bit products would saturate on it; "
@@ -146,7 +146,7 @@ def _check_names(model: Any, options: OnnxQuantizeOptions) -> None:
 
 
 def _prepare(path: Path, model: Any, prepared: Path) -> None:
-    """Infer shapes and fuse what can be fused: both let the quantizer do more. Without it where that fails."""
+    """Infer shapes and fuse operators: both help the quantizer. If that fails, the model stays unchanged."""
     shape_inference = require("onnxruntime.quantization.shape_inference", extra="quantize", purpose=_PURPOSE)
     try:
         # Symbolic inference wants sympy, and adds nothing for the operators that are quantized.
@@ -227,7 +227,7 @@ def _reader(library: Any, config: ModelConfig, samples: Samples) -> Any:
 
 
 def _notes(shown: str, original: Any, model: Any) -> tuple[str, ...]:
-    """What became integers and what did not. Raises UnsupportedError when nothing did."""
+    """The quantized and the other operators. Raises UnsupportedError if none was quantized."""
     integers = quantized_ops(model)
     if not integers:
         there = ", ".join(f"{count} {name}" for name, count in sorted(count_ops(original).items()))
@@ -242,10 +242,10 @@ def _notes(shown: str, original: Any, model: Any) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# What quantization adds, and what only moves data.
+# Operators that quantization adds, and operators that only move data.
 _MOVERS = ("Cast", "Mul", "Add", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity")
 _HELPERS = frozenset((*_MARKS, *_MOVERS))
-# What ONNX Runtime computes in integers when it stands between quantized values.
+# Operators that ONNX Runtime computes in integers between quantized values.
 _COMPUTING = frozenset(
     (
         "Conv",
@@ -279,7 +279,7 @@ def quantized_ops(model: Any) -> Counter[str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the quantizer's advice: what matters is in the notes."""
+    """Suppress the quantizer's advice: the notes contain the relevant points."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

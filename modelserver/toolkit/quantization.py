@@ -92,7 +92,7 @@ def _calibration(options: QuantizationOptions, config: ModelConfig) -> Samples |
 
 
 def _samples(options: QuantizationOptions) -> SampleOptions:
-    """What is compared with: labelled data if given, else what was calibrated with, else made up."""
+    """The samples of the comparison: labelled data if given, else the calibration data, else made-up samples."""
     samples = options.samples
     if samples.path is None and options.calibration is not None:
         return SampleOptions(options.calibration, samples.shapes, samples.label_output, samples.measure_s)
@@ -100,7 +100,7 @@ def _samples(options: QuantizationOptions) -> SampleOptions:
 
 
 def _method(options: QuantizationOptions, source: Source, calibration: Samples | None) -> Method:
-    """Raises InvalidArgumentError for a method that there is not for this source."""
+    """Raises InvalidArgumentError for a method that this source does not support."""
     is_onnx = source.kind is SourceKind.ONNX
     if source.kind is SourceKind.TORCHSCRIPT:
         raise InvalidArgumentError(

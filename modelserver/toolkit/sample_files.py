@@ -15,7 +15,7 @@ from modelserver.core.documents import parse_json
 from modelserver.errors import InvalidArgumentError
 from modelserver.toolkit.samples import Array, Samples, checked_samples
 
-# The records of Triton's trace files that hold what a request brought.
+# The records of Triton's trace files that hold the inputs of a request.
 _TRACED_INPUT = "TENSOR_QUEUE_INPUT"
 
 
@@ -23,7 +23,7 @@ def read_samples(path: Path, config: ModelConfig) -> Samples:
     """Samples of a .npz file (an array per input, and perhaps `labels`), or of a directory.
 
     A directory holds `<input>.npy` files, or several .npz files whose samples follow each other.
-    Raises InvalidArgumentError that names the file, what was expected and what came.
+    Raises InvalidArgumentError that names the file, the expected and the actual content.
     """
     if path.is_dir():
         return _from_directory(path, config)

@@ -11,7 +11,7 @@ from modelserver.toolkit.comparison import MEASURE_S
 from modelserver.toolkit.sample_files import read_samples
 from modelserver.toolkit.samples import MadeUp, Samples, made_up_samples
 
-# Random samples for the comparison when nobody gives any.
+# Random samples for the comparison if none are given.
 NUM_MADE_UP = 32
 
 

@@ -1,4 +1,4 @@
-"""Samples: the inputs that a model is calibrated and compared with, and what is right for them where that is known."""
+"""Samples: inputs for calibration and comparison of a model, with their labels if known."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LABELS = "labels"
 class Samples:
     """`arrays` by input name, each [count, *dims] without the batch dimension of a request; `labels` [count] or None.
 
-    `is_made_up` when nobody gave them: good for parity, bad for calibration.
+    `is_made_up` if they are generated: good for parity, bad for calibration.
     """
 
     arrays: Mapping[str, Array]
@@ -145,7 +145,7 @@ def checked_samples(arrays: Mapping[str, Array], config: ModelConfig, where: str
 
 
 def _fitted(array: Array, spec: ModelInput, where: str) -> Array:
-    """`array` in the input's datatype. Raises InvalidArgumentError for other shapes, and for what would lose value."""
+    """`array` in the input's datatype. Raises InvalidArgumentError for other shapes, and for lossy conversions."""
     array = np.asarray(array)
     datatype = spec.data_type
     assert datatype is not None, "a completed config has datatypes"

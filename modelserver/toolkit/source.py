@@ -1,4 +1,4 @@
-"""What is converted: a model directory, a lone model file, or a PyTorch module in Python code."""
+"""Sources of conversions: a model directory, a lone model file, or a PyTorch module in Python code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODEL_FILES = ("model.onnx", "model.pt2", "model.pt")
 
 
 class SourceKind(enum.Enum):
-    """What a model file is, by its content."""
+    """The kind of a model file, by its content."""
 
     ONNX = "ONNX model"
     EXPORTED = "torch.export program"
@@ -32,7 +32,7 @@ class SourceKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModuleOptions:
-    """What neither TorchScript files nor code tell: inputs, names of outputs, the largest batch (0: no batching)."""
+    """Facts missing in TorchScript files and code: inputs, names of outputs, the largest batch (0: no batching)."""
 
     inputs: tuple[TensorSpec, ...] = ()
     output_names: tuple[str, ...] = ()
@@ -121,14 +121,14 @@ def file_kind(path: Path) -> SourceKind:
             raise InvalidArgumentError(f"'{path}' is a truncated archive: copy it again")
         if not start:
             raise InvalidArgumentError(f"'{path}' is empty: expected an ONNX or PyTorch model")
-        return SourceKind.ONNX  # whose own reader says what is wrong with it otherwise
+        return SourceKind.ONNX  # whose reader reports the problem otherwise
     with zipfile.ZipFile(path) as archive:
         inner = {name.partition("/")[2] for name in archive.namelist()} | set(archive.namelist())
     if "serialized_exported_program.json" in inner or any(name.startswith("models/") for name in inner):
         return SourceKind.EXPORTED
     if any(name.startswith("data/aotinductor/") for name in inner):
         raise UnsupportedError(
-            f"'{path}' is an AOTInductor package, compiled for one machine: convert what it was made of"
+            f"'{path}' is an AOTInductor package, compiled for one machine: convert its source model"
         )
     if "constants.pkl" in inner:
         return SourceKind.TORCHSCRIPT
@@ -178,7 +178,7 @@ def _from_module(text: str, workspace: Path, options: ModuleOptions) -> Source:
     save_program(program, path)
     config = define(directory).config
     if not options.max_batch_size and config.max_batch_size:
-        # The file cannot say that its first dimension is no batch.
+        # The file cannot express that its first dimension is not a batch.
         config = _without_batch(config)
         _write_config(directory, config)
         return Source(SourceKind.EXPORTED, path, directory, 1, config, Path(text))

@@ -45,7 +45,7 @@ def torch_library() -> Any:
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Without what exporters print and warn about their own ways: what matters is raised."""
+    """Suppress the exporters' output and warnings: real errors are raised."""
     names = (
         "torch.export",
         "torch.onnx",
@@ -111,7 +111,7 @@ def _import(place: str) -> Any:
         assert spec is not None, "a .py file has a spec"
         assert spec.loader is not None, "a .py file has a loader"
         module = importlib.util.module_from_spec(spec)
-        # As `python FILE.py` would find what lies beside it.
+        # So that imports of files beside it work, as with `python FILE.py`.
         sys.path.insert(0, str(path.resolve().parent))
         try:
             spec.loader.exec_module(module)

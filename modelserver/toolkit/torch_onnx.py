@@ -80,7 +80,7 @@ def torchscript_to_onnx(path: Path, config: ModelConfig, *, shown: str, opset: i
 
 
 def _refusal(shown: str, error: Exception) -> str:
-    """What went wrong, and which operators are to blame: they stand somewhere in the chain of causes."""
+    """The error, and the operators that caused it, found in the chain of causes."""
     texts: list[str] = []
     cause: BaseException | None = error
     while cause is not None:

@@ -1,4 +1,4 @@
-"""PyTorch programs with int8 or int4 weights, by torchao. Needs torch and torchao; what comes out needs torch alone."""
+"""PyTorch programs with int8 or int4 weights, by torchao. Needs torch and torchao; the result needs torch alone."""
 
 from __future__ import annotations
 

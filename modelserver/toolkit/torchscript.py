@@ -1,4 +1,4 @@
-"""TorchScript archives: what they take and give, found out by calling them. Needs torch."""
+"""TorchScript archives: their inputs and outputs, determined by calling them. Needs torch."""
 
 from __future__ import annotations
 

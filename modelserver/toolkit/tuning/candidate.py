@@ -33,7 +33,7 @@ class Candidate:
 
 
 def read_candidate(config: ModelConfig) -> Candidate:
-    """What a completed config says."""
+    """The settings in a completed config."""
     batching = config.dynamic_batching
     parameter = THREAD_PARAMETERS.get(config.backend)
     threads = config.parameters.get(parameter, "0") if parameter else None
@@ -81,7 +81,7 @@ def _batching(candidate: Candidate, config: ModelConfig) -> ModelDynamicBatching
 
 
 def changes(before: Candidate, after: Candidate) -> Sequence[tuple[str, str, str]]:
-    """What differs: rows of (knob, before, after)."""
+    """The differences: rows of (knob, before, after)."""
     rows = []
     for name, one, other in (
         ("instances", before.num_instances, after.num_instances),

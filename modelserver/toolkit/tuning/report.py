@@ -14,7 +14,7 @@ from modelserver.toolkit.tuning.search import MIN_GAIN
 from modelserver.toolkit.tuning.session import TuneResult
 from modelserver.toolkit.tuning.trial import Trial, ranked
 
-# The page has so many colours.
+# The number of colours on the page.
 NUM_CURVES = 6
 
 BEFORE_AFTER_COLUMNS = ("", "before", "after", "change")
@@ -85,7 +85,7 @@ def _remark(trial: Trial, best: Trial | None, result: TuneResult, *, is_above: b
 
 
 def target_text(result: TuneResult) -> str:
-    """What was asked for, in words."""
+    """The target, in words."""
     options = result.options
     if not options.limit_us:
         return "the most inferences per second"
@@ -94,7 +94,7 @@ def target_text(result: TuneResult) -> str:
 
 
 def notes(result: TuneResult) -> list[str]:
-    """What the reader should know besides: knobs that were not tuned, an early end, requests that will be refused."""
+    """Notes for the reader: knobs that were not tuned, an early end, requests that will be refused."""
     found = [*result.space.notes, *([result.end] if result.end else [])]
     best = result.winner
     if above_best(result):
@@ -172,7 +172,7 @@ def _trial_document(trial: Trial) -> dict[str, object]:
 
 
 def html_report(result: TuneResult) -> str:
-    """One page that needs nothing else: what won, curves, every trial, the config."""
+    """A self-contained page: the winner, curves, every trial, the config."""
     options = result.options
     subtitle = f"{target_text(result)}; {len(result.trials)} settings in {result.seconds:.0f} s, {_date()}"
     sections = [_glance(result), _before_after(result), _curves(result), _gains(result)]

@@ -28,7 +28,7 @@ class Score:
         return self.value > other.value + abs(other.value) * MIN_GAIN
 
 
-# What measuring a candidate gives; None when it could not be measured.
+# The result of measuring a candidate; None if it could not be measured.
 Scores = dict[Candidate, Score | None]
 Search = Callable[[Space, Scores], Iterator[Candidate]]
 

@@ -24,7 +24,7 @@ from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.toolkit.samples import Array, Samples
 from modelserver.toolkit.tuning.tuned_server import TunedServer
 
-# What one request may take.
+# The time limit of one request.
 ANSWER_TIMEOUT_S = 300.0
 
 Outputs = dict[str, Array]

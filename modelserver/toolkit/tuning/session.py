@@ -29,7 +29,7 @@ from modelserver.toolkit.tuning.trial import Trial, joined, judge, point_of
 from modelserver.toolkit.tuning.tuned_model import TunedModel, borrowed
 from modelserver.toolkit.tuning.tuned_server import tuned_server
 
-# Requests before the first window of a candidate: what is new warms up.
+# Requests before the first window of a candidate, to warm it up.
 NUM_WARMUP = 20
 # Settings that are measured again when they are the best.
 MAX_CONFIRMATIONS = 3
@@ -98,7 +98,7 @@ class TuneResult:
 
 
 class TuneWatcher(Protocol):
-    """Is told how a run goes on."""
+    """Receives the progress of a run."""
 
     def run_began(self, result: TuneResult) -> None: ...
 
@@ -184,7 +184,7 @@ def _compare(model: TunedModel, result: TuneResult, samples: Samples | None) -> 
             output=result.options.samples.label_output,
         )
     except ServerError as error:
-        # What was measured is worth more than to be lost for it.
+        # The measurements are too valuable to be lost because of it.
         result.not_compared = error.message
 
 

@@ -15,7 +15,7 @@ DEFAULT_DELAYS_US = (0, 100, 500, 2000)
 
 @dataclass(frozen=True, slots=True)
 class SpaceOptions:
-    """What the user wants to be tried; empty: chosen by the model and the machine."""
+    """The user's values to try; empty: chosen by the model and the machine."""
 
     instances: tuple[int, ...] = ()
     batch_sizes: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ KNOBS = ("threads", "instances", "batch", "delay")
 
 
 def make_space(config: ModelConfig, options: SpaceOptions, num_cpus: int) -> Space:
-    """What is tried for a model. Raises InvalidArgumentError for values that it cannot have."""
+    """The values to try for a model. Raises InvalidArgumentError for values that it cannot have."""
     start = read_candidate(config)
     notes: list[str] = []
     return Space(

@@ -1,4 +1,4 @@
-"""What measuring one candidate gave. Pure."""
+"""The result of measuring one candidate. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TunePoint:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A candidate, its levels, and of these the one that counts. `error` says why there are none."""
+    """A candidate, its levels, and of these the one that counts. `error` says why no level was measured."""
 
     candidate: Candidate
     points: tuple[TunePoint, ...] = ()

@@ -1,4 +1,4 @@
-"""The model that is tuned, on its server: how it was, what it is changed to, and its way back."""
+"""The tuned model on its server: its original state, its changes, and its restoration."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def borrowed(server: TunedServer, name: str) -> Iterator[TunedModel]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM do what SIGINT does meanwhile."""
+    """Let SIGTERM act as SIGINT meanwhile."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -105,7 +105,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells have it for what runs in the background
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as set by shells for background jobs
         signal.default_int_handler(number, frame)
     # As Ctrl-C: an event loop that runs ends its tasks in order.
     signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The server on which a model is tuned: what tuning asks of it besides inference, over HTTP or gRPC."""
+"""The server on which a model is tuned: requests of tuning besides inference, over HTTP or gRPC."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TunedServer:
 def tuned_server(url: str, *, is_grpc: bool) -> TunedServer:
     """The server at `url`, with the key and the files of the variables that all commands read.
 
-    Raises InvalidArgumentError for what is no address.
+    Raises InvalidArgumentError for an invalid address.
     """
     is_secure = url.startswith(("https://", "grpcs://"))
     authorities, certificate, own_key = (
