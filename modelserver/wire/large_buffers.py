@@ -18,14 +18,14 @@ import numpy as np
 Memory = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 _ALIGNMENT: Final = 64
-# Smaller buffers come from the C library's heap, which keeps what is freed.
+# Smaller buffers come from the C library's heap, which keeps freed memory.
 _MIN_MAPPED_BYTES: Final = 4 << 20
 _MAX_IDLE_BYTES: Final = 256 << 20
 _IDLE_S: Final = 5.0
 
 
 class LargeBuffers:
-    """Mapped blocks of memory: lent while any view of them lives, then idle for `idle_s`, then unmapped.
+    """Mapped blocks of memory: in use while any view of them lives, then idle for `idle_s`, then unmapped.
 
     `take` is called from any thread, and views may end in any thread.
     """
@@ -33,7 +33,7 @@ class LargeBuffers:
     def __init__(self, max_idle_bytes: int = _MAX_IDLE_BYTES, idle_s: float = _IDLE_S) -> None:
         self._max_idle_bytes = max_idle_bytes
         self._idle_s = idle_s
-        # The latest last. A block is removed by whoever gets it out of the deque, which is atomic.
+        # The latest last. Taking a block out of the deque is atomic, and the thread that does so owns it.
         self._idle: deque[tuple[float, mmap.mmap]] = deque()
         # By the identities of the references: arrays have no hash.
         self._lent: dict[int, tuple[weakref.ref[Memory], mmap.mmap]] = {}
@@ -55,7 +55,7 @@ class LargeBuffers:
         return memory
 
     def _find(self, size: int) -> mmap.mmap | None:
-        """An idle block of that size, or one that is not much larger."""
+        """An idle block of at least that size, but not much larger."""
         for entry in reversed(self._idle.copy()):
             if size <= len(entry[1]) <= 2 * size:
                 try:
@@ -82,7 +82,7 @@ class LargeBuffers:
         return bool(idle) and time.monotonic() - idle[0][0] >= self._idle_s
 
     def sweep(self) -> None:
-        """Unmap the blocks that have been idle for long. That takes milliseconds: not for the event loop."""
+        """Unmap the blocks that have been idle for long. That takes milliseconds: do not call it on the event loop."""
         while self.is_due():
             try:
                 self._idle.popleft()

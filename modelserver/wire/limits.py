@@ -1,4 +1,4 @@
-"""What a connection may cost: every size, count and time that bounds a peer of our own wire.
+"""Limits of a connection: every size, count and time that bounds a peer of our own wire.
 
 A limit that is reached ends the request or the connection with the reason, and counts in the metrics
 (`telemetry.wire`). Defaults are those of widely used servers, where they agree.
@@ -25,9 +25,9 @@ class TimeLimits:
     # Over which a body must bring `body_rate` bytes a second on average.
     body_window_s: float = 60.0
     body_rate: int = 1024
-    # A peer that takes nothing of what is waiting for it.
+    # A peer that takes none of its waiting data.
     slow_reader_s: float = 60.0
-    # An idle HTTP/1.1 connection; longer than the usual idle timeout of proxies, so that it is they who close.
+    # An idle HTTP/1.1 connection; longer than the usual idle timeout of proxies, so that the proxies close.
     http1_idle_s: float = 75.0
     # An idle HTTP/2 connection; 0: no limit.
     http2_idle_s: float = 3600.0
@@ -52,13 +52,13 @@ class HeadLimits:
 
 @dataclass(frozen=True, slots=True)
 class Http2Limits:
-    """What we announce, and what we bear of a peer before it is told to calm down."""
+    """The settings that we announce, and the abuse that we tolerate before a peer is told to calm down."""
 
     max_concurrent_streams: int = 1000
     initial_window_bytes: int = _MIB
     connection_window_bytes: int = 64 * _MIB
     max_frame_bytes: int = _MIB
-    # Resets of unfinished streams, theirs or ours: a burst, then so many a second.
+    # Resets of unfinished streams, theirs or ours: a burst, then a number per second.
     resets_burst: int = 200
     resets_per_s: int = 100
     # Frames that do nothing: PRIORITY, unknown ones, tiny DATA, needless WINDOW_UPDATEs.
@@ -67,7 +67,7 @@ class Http2Limits:
     # Answers to SETTINGS and PING that wait to be sent.
     max_control_frames: int = 1000
     max_settings: int = 32
-    # New streams of one connection in one turn of the loop; what exceeds it waits for the next turn.
+    # New streams of one connection in one turn of the loop; further ones wait for the next turn.
     max_new_streams_per_turn: int = 128
 
 
@@ -98,7 +98,7 @@ class WireLimits:
     max_assembly_bytes: int = 256 * _MIB
     # Pipelined HTTP/1.1 requests that wait for their turn before the connection is read no further.
     max_pipelined: int = 16
-    # Bytes in a transport's buffer before we stop to produce more.
+    # Bytes in a transport's buffer before we stop producing more.
     write_buffer_bytes: int = _MIB
     # The same while an HTTP/1.1 answer is sent piece by piece, as it is made.
     pieces_buffer_bytes: int = 256 * _KIB
@@ -110,5 +110,5 @@ class WireLimits:
     keepalive: KeepaliveLimits = field(default_factory=KeepaliveLimits)
     # "none", "low", "medium" or "high": how hard gRPC answers are compressed when the client accepts it.
     grpc_compression: str = "none"
-    # Of the loop's time, at most, for looking whether a client that was just answered sends again; 0: none.
+    # The largest share of the loop's time for polling whether a client that was just answered sends again; 0: none.
     busy_poll_percent: int = 0

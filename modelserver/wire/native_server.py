@@ -1,4 +1,4 @@
-"""A port of our own wire: HTTP/1.1 and HTTP/2, REST and gRPC, by what each client speaks."""
+"""A port of our own wire: HTTP/1.1 and HTTP/2, REST and gRPC, chosen by each client."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _logger = logging.getLogger(__name__)
 class NativeServer:
     """Listens on one address from `start` to `stop`. Everything happens on the event loop that calls `start`.
 
-    A protocol without a frontend is refused. `counts` may be shared by the ports of a server; `name` says in
-    the log what is served.
+    A protocol without a frontend is refused. `counts` may be shared by the ports of a server; `name` is the port's name
+    in the log.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class NativeServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on; the real one when 0 was asked for."""
+        """The port that it listens on; the real one if 0 was requested."""
         return self._address.port
 
     async def start(self) -> None:
         """Listen. Raises UnavailableError, naming the flag, when the address cannot be had, and
-        InvalidArgumentError when a file of the certificate is no good."""
+        InvalidArgumentError when a file of the certificate is invalid."""
         port = Port(
             self._name,
             http=self._http,
@@ -76,12 +76,12 @@ class NativeServer:
         _logger.info("%s listens on %s%s", self._name, where, " with TLS" if self._tls is not None else "")
 
     def retire(self) -> None:
-        """Serve what comes, and have clients go elsewhere with their next requests where an answer can say so."""
+        """Serve requests, and let answers tell clients, where the protocol can, to send the next ones elsewhere."""
         if self._port is not None:
             self._port.retire()
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no more, let what is in flight finish for `grace_s` seconds, then cut what is left."""
+        """Accept no more, give requests in flight `grace_s` seconds to finish, then cut the rest."""
         acceptor, self._acceptor = self._acceptor, None
         if acceptor is None or self._port is None:
             return

@@ -7,7 +7,7 @@ from modelserver.protocol.http_status import message_response
 
 
 class NoHttp(Frontend):
-    """Tells whoever asks by HTTP where to ask."""
+    """Tells HTTP clients which port to use."""
 
     def handle(self, exchange: HttpExchange) -> None:
         """Answer 404."""

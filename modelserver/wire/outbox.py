@@ -10,11 +10,11 @@ class Flushable(Protocol):
     """A connection with something to send."""
 
     def flush(self) -> None:
-        """Send what is collected, in one write. Does not raise."""
+        """Send the collected data in one write. Does not raise."""
 
 
 class Outbox:
-    """Connections that have something to send, which they do at the end of this turn of the loop.
+    """Connections with data to send, flushed at the end of this turn of the loop.
 
     A connection that answers while it reads flushes itself when it has read all; one that is answered from
     elsewhere (a batch, a timer) calls `add`. Many answers of one turn then leave in one write.
@@ -27,7 +27,7 @@ class Outbox:
         self._waiting: list[Flushable] = []
 
     def add(self, connection: Flushable) -> None:
-        """Have `connection` flush soon. The caller sees to it that it adds itself once."""
+        """Have `connection` flush soon. The caller must add it only once."""
         if not self._waiting:
             self._loop.call_soon(self._flush)
         self._waiting.append(connection)

@@ -26,19 +26,19 @@ from modelserver.wire.tls import TlsFiles, TlsReloader
 _logger = logging.getLogger(__name__)
 
 _SWEEP_S = 1.0
-# Connections that are looked at in one turn of the loop: thousands of idle ones must not hold up the busy ones.
+# Connections checked in one turn of the loop: thousands of idle ones must not delay the busy ones.
 _SWEEP_SLICE = 500
-# Answers that were given up leave memory that no next one takes the place of, if they were so large together.
+# When abandoned answers add up to this size, their freed memory is returned to the system.
 _MUCH_GIVEN_UP_BYTES = 16 << 20
-# Of the descriptors that the process may have: the rest is for models, files and child processes.
+# The share of the process's descriptors for connections: the rest is for models, files and child processes.
 _DESCRIPTOR_SHARE = 0.9
-# Connections beyond the limit that are told so; more are cut without a word.
+# Connections beyond the limit that get an answer; further ones are cut without one.
 _MAX_REFUSALS = 64
 _DRAIN_POLL_S = 0.01
 _ABORT_WAIT_S = 1.0
-# For handshakes that are under way when the port stops.
+# Time for handshakes in progress when the port stops.
 _HANDSHAKE_GRACE_S = 2.0
-# For what was given up, to be told so.
+# Time to tell clients that their requests were given up.
 _LAST_WORDS_S = 1.0
 
 
@@ -61,7 +61,7 @@ class Port:
         http2: MakeConnection,
         tls: TlsFiles | None = None,
     ) -> None:
-        """Raises InvalidArgumentError when a file of `tls` is no good."""
+        """Raises InvalidArgumentError when a file of `tls` is invalid."""
         loop = asyncio.get_running_loop()
         self.name = name
         self.context = WireContext(loop, http, grpc, limits, counts, Outbox(loop))
@@ -90,20 +90,20 @@ class Port:
         self._entrance.complain(Violation.TOO_MANY_CONNECTIONS, f"refused a connection: {objection}")
         num_refusals = self.num_connections - self.context.limits.max_connections
         if self._tls is not None or num_refusals >= _MAX_REFUSALS:
-            accepted.close()  # before the handshake nothing can be said
+            accepted.close()  # no answer is possible before the handshake
         else:
             self._begin(accepted, objection)
 
     def retire(self) -> None:
-        """Serve what comes, and have clients go elsewhere with their next requests where an answer can say so."""
+        """Serve requests, and let answers tell clients, where the protocol can, to send the next ones elsewhere."""
         self.context.is_retiring = True
         for connection in list(self.context.connections):
             connection.retire()
 
     async def stop(self, grace_s: float) -> None:
-        """Let what is in flight finish for `grace_s` seconds, then tell the rest that it will not.
+        """Give requests in flight `grace_s` seconds to finish, then fail the rest.
 
-        Sockets come no more.
+        No more sockets are passed in.
         """
         context = self.context
         context.is_draining = True
@@ -117,7 +117,7 @@ class Port:
         finally:
             cutting.cancel()
             self._cut_handshakes()
-        await asyncio.sleep(0)  # those that have ended are told so
+        await asyncio.sleep(0)  # clients of abandoned requests get an answer
         if context.connections:
             _logger.warning("%s: gave %d connections up at the end of the grace", self.name, len(context.connections))
             for connection in list(context.connections):
@@ -140,11 +140,11 @@ class Port:
 
     @property
     def num_connections(self) -> int:
-        """Those that are open, and those in their handshake."""
+        """Open connections, and those in their handshake."""
         return len(self.context.connections) + len(self._shaking)
 
     def _objection(self, descriptor: int) -> str | None:
-        """Why a connection that has this descriptor is one too many; None if there is room for it."""
+        """The reason to refuse a connection with this descriptor; None if there is room for it."""
         limit = self.context.limits.max_connections
         if self.num_connections >= limit:
             return f"the port has its {limit} connections; raise the limit with --max-connections"
@@ -168,7 +168,7 @@ class Port:
 
     def _end_handshake(self, transport: TlsTransport, error: Exception | None) -> None:
         self._shaking.remove(transport)
-        # One that was reset is of a client that changed its mind, or of a probe whether the port is open.
+        # A reset comes from a client that gave up, or from a probe of the port.
         if error is not None and not isinstance(error, ConnectionResetError):
             self._entrance.complain(Violation.TLS, f"a TLS handshake failed: {error}")
 
@@ -179,7 +179,7 @@ class Port:
     # Connections that are there.
 
     def _sweep(self) -> None:
-        """One timer for all that takes time: a timer per request would cost more than its parsing."""
+        """One timer for all time limits: a timer per request would cost more than parsing the request."""
         self._sweeper = self.context.loop.call_later(_SWEEP_S, self._sweep)
         if self._tls is not None:
             self._tls.look()
@@ -196,8 +196,8 @@ class Port:
             try:
                 connection.sweep(now_s)
             except Exception:
-                # The others are looked at all the same.
-                _logger.exception("%s: a connection could not be looked at, closing it", self.name)
+                # The other connections are still checked.
+                _logger.exception("%s: checking a connection failed, closing it", self.name)
                 connection.abort()
         if rest := connections[_SWEEP_SLICE:]:
             self.context.loop.call_soon(self._sweep_slice, rest)

@@ -14,10 +14,10 @@ from modelserver.wire.http2.frame import (
 )
 from modelserver.wire.http2.stream import Http2Stream
 
-# With so much of a frame still to come, it is received straight into the message's memory.
+# With at least this much of a frame still to come, it is received straight into the message's memory.
 _MIN_DIRECT_BYTES: Final = 32 * 1024
-# DATA frames below this size that end nothing are a waste; empty ones more so. So much in larger frames pays for one
-# that is not empty: HAProxy cuts what it forwards into frames of 16320 and 64 bytes in turn.
+# DATA frames below this size that end no stream are wasteful; empty ones more so. This much in larger frames pays for a
+# small one: HAProxy cuts the data that it forwards into frames of 16320 and 64 bytes in turn.
 _TINY_BYTES: Final = 256
 _PAYING_BYTES: Final = 4096
 _MAX_PAID_BYTES: Final = 1 << 20
@@ -27,14 +27,14 @@ _EMPTY_GLITCHES: Final = 10
 class Payload:
     """The payload that is being read: `begin`, then `read` until `is_complete`.
 
-    `stream` is None for what nobody wants: DATA of a stream that was reset, frames without meaning.
+    `stream` is None for data to drop: DATA of a stream that was reset, frames without meaning.
     """
 
     __slots__ = ("_ends_stream", "_num_bytes", "_num_left", "_num_padding", "_paid_bytes", "stream")
 
     def __init__(self) -> None:
         self.stream: Http2Stream | None = None
-        # Of the frame, without its padding, which is worth nothing.
+        # Bytes of the frame without its padding, which does not count.
         self._num_bytes = 0
         self._num_left = 0
         self._num_padding = 0
@@ -47,9 +47,9 @@ class Payload:
         return not self._num_left and not self._num_padding
 
     def begin(self, stream: Http2Stream | None, stream_id: int, flags: int, length: int, padding: int) -> int:
-        """The head of a DATA frame has come, and its first byte if it is padded, which is `padding`.
+        """The head of a DATA frame has arrived, and, if it is padded, its first byte, `padding`.
 
-        Returns how many bytes were read behind the head. Raises ConnectionFault when the frame may not be.
+        Returns how many bytes were read after the head. Raises ConnectionFault for a frame that is not allowed.
         """
         num_before = 1 if flags & PADDED else 0
         if num_before + padding > length:
@@ -70,7 +70,7 @@ class Payload:
         self._ends_stream = False
 
     def read(self, view: memoryview, position: int, end: int) -> int:
-        """Take what has come of it; returns the position behind that."""
+        """Take the received part; returns the position after it."""
         stream = self.stream
         num_bytes = min(self._num_left, end - position)
         if num_bytes:
@@ -83,7 +83,7 @@ class Payload:
         return position + num_bytes
 
     def room(self) -> memoryview | None:
-        """Memory of the message into which what comes next may be received directly."""
+        """Memory of the message into which the next bytes may be received directly."""
         stream = self.stream
         if stream is None or self._num_left < _MIN_DIRECT_BYTES or not stream.is_open:
             return None
@@ -91,13 +91,13 @@ class Payload:
         return room[: self._num_left] if room is not None and len(room) >= _MIN_DIRECT_BYTES else None
 
     def filled(self, num_bytes: int) -> None:
-        """So many bytes were received into `room`."""
+        """This many bytes were received into `room`."""
         assert self.stream is not None, "a stream gave the room"
         self._num_left -= num_bytes
         self.stream.filled(num_bytes)
 
     def finish(self) -> tuple[Http2Stream | None, int]:
-        """It is complete. Returns the stream that it ended, if any, and the glitches that it was worth."""
+        """It is complete. Returns the stream that it ended, if any, and the number of glitches that it counts as."""
         stream, self.stream = self.stream, None
         if self._ends_stream:
             return (stream if stream is not None and stream.is_open else None), 0
@@ -112,21 +112,21 @@ class Payload:
         return None, 1 if self._num_bytes else _EMPTY_GLITCHES
 
     def num_missing(self, stream: Http2Stream) -> int:
-        """Bytes of the stream whose frame has begun and that have not come."""
+        """Bytes of the stream in the begun frame that have not arrived."""
         return self._num_left if stream is self.stream else 0
 
 
 def _count(stream: Http2Stream, length: int, num_bytes: int) -> None:
-    """Hold a DATA frame of `length`, `num_bytes` without padding, to the rules of its stream."""
+    """Check a DATA frame of `length`, `num_bytes` without padding, against the rules of its stream."""
     if stream.is_ended:
         raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"DATA after the end of stream {stream.id}")
     stream.receive_window -= length
-    # Before it knows our settings the client goes by the default, which may be more.
+    # Until it knows our settings, the client uses the default window, which may be larger.
     if stream.receive_window < 0 and length and not stream.connection.control.num_unacknowledged:
         raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"DATA on stream {stream.id} is over its window")
     stream.num_received += num_bytes
     stream.check_length(is_complete=False)
     if length > num_bytes:
-        # Nobody consumes padding.
+        # No reader consumes padding.
         stream.receive_window += length - num_bytes
         stream.connection.sender.frames.append(window_update(stream.id, length - num_bytes))

@@ -35,7 +35,7 @@ class Preface:
         self.awaited: str | None = PREFACE_NAME
 
     def read(self, data: Octets, view: memoryview, position: int, end: int) -> int:
-        """Read what there is; returns the position behind it."""
+        """Read the available bytes; returns the position after them."""
         if self.awaited == PREFACE_NAME:
             position = self._read_preface(data, position, end)
         if self.awaited == FIRST_SETTINGS:

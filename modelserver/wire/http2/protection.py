@@ -1,4 +1,4 @@
-"""What a connection remembers and counts about its peer, to bear mistakes and to end abuse."""
+"""A connection's memory of its peer, used to tolerate mistakes and to end abuse."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-# Closed streams that are remembered, by a reasonable number of frames in flight.
+# How many closed streams are remembered: enough for the frames that may be in flight.
 _MAX_REMEMBERED = 256
 
 
 class TokenBucket:
-    """Lets `burst` tokens pass at once, and then so many a second."""
+    """Lets `burst` tokens pass at once, and then a number per second."""
 
     __slots__ = ("_burst", "_clock", "_level", "_per_s", "_since_s")
 
@@ -26,7 +26,7 @@ class TokenBucket:
     def take(self, num_tokens: int = 1) -> bool:
         """Whether there were enough tokens left; they are taken."""
         self._level -= num_tokens
-        if self._level < 0:  # the clock is read only by who may be over the limit
+        if self._level < 0:  # the clock is read only when the limit may be exceeded
             now_s = self._clock()
             before = self._level + num_tokens + (now_s - self._since_s) * self._per_s
             self._level = min(self._burst, before) - num_tokens
@@ -35,7 +35,7 @@ class TokenBucket:
 
 
 class Closed(enum.Enum):
-    """How a stream ended: what the peer may still send on it depends on that (RFC 9113, 5.1)."""
+    """How a stream ended, which decides what the peer may still send on it (RFC 9113, 5.1)."""
 
     ENDED = "ended"
     RESET_BY_PEER = "reset by the peer"
@@ -43,9 +43,9 @@ class Closed(enum.Enum):
 
 
 class ClosedStreams:
-    """The streams that closed lately. Ids that were skipped, or closed longer ago, are not in it.
+    """Recently closed streams. Ids that were skipped, or closed longer ago, are not in it.
 
-    `ended` are those that both sides ended: answering appends to it directly, once per request.
+    `ended` are streams that both sides ended: answering appends to it directly, once per request.
     """
 
     __slots__ = ("_resets", "ended")
@@ -64,7 +64,7 @@ class ClosedStreams:
             del self._resets[next(iter(self._resets))]
 
     def get(self, stream_id: int) -> Closed | None:
-        """How the stream closed, if it did lately."""
+        """How the stream closed, if it did so recently."""
         if stream_id in self._resets:
             return self._resets[stream_id]
         return Closed.ENDED if stream_id in self.ended else None

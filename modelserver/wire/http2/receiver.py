@@ -36,10 +36,10 @@ from modelserver.wire.http2.usual_frame import read_usual_frame
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
 
-# Reads what it can of data[position:end] and returns the position of what it could not.
+# Reads from data[position:end] and returns the position of the first byte that it could not use yet.
 Stage = Callable[[Octets, memoryview, int, int], int]
 
-# A frame that must be there as a whole before it means something is not larger.
+# The largest frame that must be complete before it can be read.
 _MAX_WHOLE_BYTES: Final = 64 * 1024
 # Frames out of the ordinary that a connection has read before others have their turn: they cost some microseconds each.
 MAX_FRAMES_PER_TURN: Final = 200
@@ -48,10 +48,9 @@ MAX_FRAMES_PER_TURN: Final = 200
 class Receiver:
     """The receiving half of a connection. Event loop thread only.
 
-    `buffer` and `received` are the connection's `get_buffer` and `buffer_updated`. The bytes go through the
-    stage that is due: the greeting, then frames, with stages of their own for payloads, which are read as they
-    come, and for header blocks in several frames. What a stage cannot read yet is kept, and comes again with what
-    follows.
+    `buffer` and `received` are the connection's `get_buffer` and `buffer_updated`. The bytes go through the current
+    stage: the preface, then frames, with separate stages for payloads, which are read as they arrive, and for header
+    blocks in several frames. Bytes that a stage cannot use yet are kept, and read again with the following ones.
     """
 
     __slots__ = (
@@ -91,15 +90,15 @@ class Receiver:
         )
         self._preface = Preface(connection)
         self._stage: Stage = self._read_beginning
-        # The beginning of something that is not complete.
+        # The beginning of an incomplete element.
         self._carry = b""
-        # What is left over because the connection has had its turn.
+        # Bytes left over because the connection has had its turn.
         self._backlog = b""
         self.has_backlog = False
         self._num_openable = self._max_new_streams
         # Of this turn's frames out of the ordinary.
         self._num_left = MAX_FRAMES_PER_TURN
-        # DATA that was received and not given back to the connection's window.
+        # DATA received and not yet returned to the connection's window.
         self._uncredited = 0
         self._payload = Payload()
         self._is_direct = False
@@ -109,7 +108,7 @@ class Receiver:
     # Bytes.
 
     def buffer(self) -> memoryview:
-        """Where the next bytes are to be received."""
+        """Memory for the next bytes."""
         room = None if self._carry else self._payload.room()
         if room is not None:
             self._is_direct = True
@@ -122,7 +121,7 @@ class Receiver:
         return self._arena.view[len(carry) :]
 
     def received(self, num_bytes: int) -> None:
-        """So many bytes are in what `buffer` returned. Raises ConnectionFault."""
+        """This many bytes are in the memory that `buffer` returned. Raises ConnectionFault."""
         arena = self._arena
         if self._is_direct:
             self._is_direct = False
@@ -144,7 +143,7 @@ class Receiver:
         self._read(backlog, memoryview(backlog), 0, len(backlog))
 
     def discard(self) -> None:
-        """From now on nothing is read any more."""
+        """From now on nothing more is read."""
         self._stage = _discard
         self._carry = self._backlog = b""
         self.has_backlog = False
@@ -153,17 +152,17 @@ class Receiver:
 
     @property
     def awaited(self) -> str | None:
-        """What must be complete soon, if anything."""
+        """The element that must be complete soon, if any."""
         if self._block is not None:
             return f"the rest of the header block of stream {self._block.stream_id}"
         return self._preface.awaited
 
     def num_missing(self, stream: Http2Stream) -> int:
-        """Bytes of the stream's DATA frame whose head has come and they have not."""
+        """Bytes of the stream's DATA frame that have not arrived, although its head has."""
         return self._payload.num_missing(stream)
 
     def _read(self, data: Octets, view: memoryview, position: int, end: int) -> None:
-        # Dropped before reading: what a fault leaves behind is not read again.
+        # Dropped before reading, so that bytes are not read again after a fault.
         self._carry = b""
         self._num_openable = self._max_new_streams
         self._num_left = MAX_FRAMES_PER_TURN
@@ -190,10 +189,10 @@ class Receiver:
         return position
 
     def _read_frames(self, data: Octets, view: memoryview, position: int, end: int) -> int:  # noqa: C901
-        """Frame after frame.
+        """Read frame after frame.
 
-        One function for the frames that make up small unary calls, of which there may be 100,000 a second: each
-        call of a function here costs more than the check in it. All else is passed on.
+        One function for the frames that make up small unary calls, of which there may be 100,000 a second: each call of
+        a function here costs more than the check in it. All other frames are passed on.
         """
         connection = self._connection
         streams, known = connection.streams, self._admission.known
@@ -281,7 +280,7 @@ class Receiver:
                 return position
 
     def _read_payload(self, _data: Octets, view: memoryview, position: int, end: int) -> int:
-        """The rest of a DATA frame, or of one that is skipped."""
+        """The rest of a DATA frame, or of a skipped frame."""
         payload = self._payload
         position = payload.read(view, position, end)
         if payload.is_complete:
@@ -315,7 +314,7 @@ class Receiver:
     # Parts of stages.
 
     def _has_turn(self) -> bool:
-        """Whether one more frame may be read before it is the others' turn."""
+        """Whether another frame may be read before other connections have their turn."""
         self._num_left -= 1
         self.has_backlog = self._num_left < 0
         return not self.has_backlog
@@ -327,7 +326,7 @@ class Receiver:
             )
 
     def _wait(self, kind: int, length: int, position: int) -> int:
-        """The frame has not come as a whole. One that is too large to wait for is skipped, if it may be."""
+        """The frame is incomplete. One that is too large to wait for is skipped, if that is allowed."""
         if length <= _MAX_WHOLE_BYTES:
             return position
         if kind == HEADERS:
@@ -359,7 +358,7 @@ class Receiver:
         return position + self._payload.begin(stream, stream_id, flags, length, padding)
 
     def _take_late_data(self, stream_id: int, flags: int) -> None:
-        """DATA on a stream that is not open: in flight when we reset or ended it, or wrong."""
+        """DATA on a stream that is not open: in flight when we reset or ended it, or an error."""
         if self._connection.is_idle(stream_id):
             raise protocol_fault(f"DATA on stream {stream_id}, which is not open")
         if stream_id > self._connection.last_stream_id:

@@ -1,4 +1,4 @@
-"""A request that no handler gets: only its answer is left to be sent."""
+"""A request that reaches no handler: only its answer remains to be sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RefusedStream(Http2Stream):
-    """Sends a refusal, and ignores whatever comes of the request's body meanwhile."""
+    """Sends a refusal, and ignores the request's body."""
 
     __slots__ = tuple(slot for slot in STREAM_SLOTS if slot != "route")
 
@@ -39,10 +39,10 @@ class RefusedStream(Http2Stream):
             connection.finish(self)
 
     def receive(self, data: memoryview) -> None:
-        """Nobody wants it."""
+        """Dropped."""
 
     def end(self) -> None:
-        """The client's part was of no interest."""
+        """Ignored."""
 
     def give_up(self, text: str) -> None:
         """It has its answer."""
@@ -51,4 +51,4 @@ class RefusedStream(Http2Stream):
         """It has its answer."""
 
     def check_length(self, *, is_complete: bool) -> None:
-        """Of no interest either."""
+        """Ignored."""

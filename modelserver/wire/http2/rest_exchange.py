@@ -42,7 +42,7 @@ _MAX_UNSENT_BYTES: Final = 64 * 1024
 class RestExchange(HttpExchange, Http2Stream):
     """One HTTP request from its HEADERS to the end of its answer; also the writer of an answer in pieces.
 
-    A body over the limit is answered at once, and what still comes of it is ignored.
+    A body over the limit is answered at once, and the rest of it is ignored.
     """
 
     __slots__ = (*STREAM_SLOTS, "_collector", "_credit", "_is_started")
@@ -60,7 +60,7 @@ class RestExchange(HttpExchange, Http2Stream):
         self.head = route.head.http
         self.on_disconnect = None
         self._collector: BodyCollector | None = None
-        # What was received and is not given back yet.
+        # Bytes received and not yet returned to the window.
         self._credit = 0
         # Whether the answer is being written in pieces.
         self._is_started = False
@@ -131,7 +131,7 @@ class RestExchange(HttpExchange, Http2Stream):
         return collector
 
     def _is_refused(self) -> bool:
-        """Whether a large body is refused after all: its head may have been known for long, and its key taken back."""
+        """Whether a large body is refused after all: its head may have been remembered, and its key since revoked."""
         length, http = self.route.content_length, self.connection.context.http
         if self.phase != RECEIVING or http is None or (length is not None and length < MIN_DIRECT_BYTES):
             return False
@@ -149,7 +149,7 @@ class RestExchange(HttpExchange, Http2Stream):
         self.respond(self._errors().failed(error))
 
     def _widen(self, num_received: int) -> None:
-        """Let the rest of a body of known length come; of any other, as much as came."""
+        """Widen the window for the rest of a body of known length; for any other, by the bytes received."""
         if self.is_ended:
             return
         length = self.route.content_length
@@ -263,7 +263,7 @@ class RestExchange(HttpExchange, Http2Stream):
     def dismiss(self, text: str) -> None:
         if self.phase >= ANSWERED:
             return
-        if self._is_started:  # what has begun cannot be told any more
+        if self._is_started:  # an answer that has begun cannot be replaced
             self.connection.reset(self, ErrorCode.INTERNAL_ERROR)
             return
         on_disconnect = self.on_disconnect

@@ -1,4 +1,4 @@
-"""Where requests with a certain head go."""
+"""The destination of requests with a certain head."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Refusal:
 
 
 class Route:
-    """What was derived from a head, for all requests that have it. Never changed.
+    """The data derived from a head, for all requests with that head. Never changed.
 
-    `open` makes the stream, and `handle` is the handler, which gets it (or what it stands for). A head that
-    leads to no handler has a `Refusal` instead. `encoding` compresses answers, unless it is None. `admitted` is what
-    the frontend said of the head; `check_head` says of a gRPC call whether that still holds.
+    `open` makes the stream, and `handle` is the handler, which gets the stream or its call. A head that leads to no
+    handler has a `Refusal` instead. `encoding` compresses answers, unless it is None. `admitted` is the frontend's
+    decision on the head; `check_head` says for a gRPC call whether it still holds.
     """
 
     __slots__ = ("admitted", "check_head", "content_length", "encoding", "handle", "head", "open", "timeout_ns")

@@ -1,4 +1,4 @@
-"""Which handler a request goes to, by its head."""
+"""Finds the handler of a request by its head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_HTTP: Final = "this port serves gRPC only (application/grpc); HTTP is served
 
 
 def find_route(context: WireContext, head: RequestHead, peer: str) -> Route | Refusal:
-    """Where the request of the client at `peer` goes, or the answer to one that leads nowhere or may not go there."""
+    """The route of a request from the client at `peer`, or the answer to a request that is unknown or not allowed."""
     if head.is_grpc:
         return _find_method(context, head, peer)
     if head.content_type.startswith(_GRPC_LIKE):

@@ -1,4 +1,4 @@
-"""What a connection has to send: frames in their order, flow control, and a fair turn for every stream."""
+"""The sending side of a connection: frames in order, flow control, and a fair turn for every stream."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
     from modelserver.wire.http2.stream import Http2Stream
 
-# What one stream may send before it is the next one's turn.
+# Bytes that one stream may send before it is the next one's turn.
 _TURN_BYTES: Final = 256 * 1024
-# An answer up to this size is copied into one piece with its frames' heads; a larger one is sent as it lies.
+# An answer up to this size is copied into one piece with its frames' heads; a larger one is sent without copying.
 INLINE_BYTES: Final = 16 * 1024
 # Pieces below this size are joined before they are written.
 _MAX_JOINED_BYTES: Final = 64 * 1024
@@ -41,9 +41,9 @@ _MAX_JOINED_BYTES: Final = 64 * 1024
 class Sender:
     """The sending half of a connection. Event loop thread only.
 
-    `frames` is what will be written next, in this order: an acknowledgement of SETTINGS must not overtake frames
-    that were made before them. `window` is the connection's. `inline_bytes` is the size up to which a stream may
-    put an answer into `frames` by itself, and 0 while answers must queue.
+    `frames` are the next bytes to write, in this order: an acknowledgement of SETTINGS must not overtake frames that
+    were made before them. `window` is the connection's. `inline_bytes` is the size up to which a stream may put an
+    answer into `frames` by itself, and 0 while answers must queue.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Sender:
         self._connection = connection
         self._transport = transport
         self._joins_all = not gathers(transport)
-        # More is not turned into frames at once: the transport says only afterwards that it is full.
+        # At most this much is turned into frames at once: the transport says only afterwards that it is full.
         self._max_pumped_bytes = 2 * limits.write_buffer_bytes
         self._max_queued_bytes = limits.max_queued_bytes
         self._is_shut = False
@@ -121,7 +121,7 @@ class Sender:
         self._update_inline()
 
     def send_data(self, stream: Http2Stream, parts: Sequence[Buffer]) -> None:
-        """A small message that nothing stands in the way of at once; any other is queued."""
+        """Send a small message at once if nothing prevents it; queue any other."""
         size = sum(map(len, parts))
         if size > self.inline_bytes or size > self.window or size > stream.send_window or stream.outgoing is not None:
             self.queue(stream, parts)
@@ -132,7 +132,7 @@ class Sender:
         self.frames.append(b"".join((pack_head(size >> 8, size & 0xFF, DATA, 0, stream.id), *parts)))
 
     def drop(self, stream: Http2Stream) -> None:
-        """Forget what waits on a stream that is gone."""
+        """Forget the waiting data of a stream that is gone."""
         outgoing = stream.outgoing
         if outgoing is None:
             return
@@ -144,7 +144,7 @@ class Sender:
         self._update_inline()
         outgoing.wake()
 
-    # What the peer allows.
+    # The peer's flow control.
 
     def set_initial_window(self, num_bytes: int, streams: dict[int, Http2Stream]) -> None:
         """The peer's setting, which moves the window of every open stream. Raises ConnectionFault on overflow."""
@@ -163,7 +163,7 @@ class Sender:
         self._max_frame = num_bytes
 
     def forget_table(self) -> None:
-        """The peer's header table is smaller than the default: the next block must begin by saying that ours is."""
+        """The peer's header table is smaller than the default: our next block must begin with a size update."""
         self._block_prefix = TABLE_SIZE_UPDATE
         self._update_inline()
 
@@ -195,17 +195,17 @@ class Sender:
         return bool(self._ready)
 
     def holds_more_than(self, num_bytes: int) -> bool:
-        """Whether the peer leaves so much lying, in the transport and here."""
+        """Whether the peer leaves that much unread, in the transport and here."""
         return self.is_paused and self._transport.get_write_buffer_size() + self.num_queued_bytes > num_bytes
 
-    # Out.
+    # Writing.
 
     def shut(self) -> None:
-        """Nothing is sent any more."""
+        """Nothing more is sent."""
         self._is_shut = True
 
     def flush(self) -> bool:
-        """Write what there is, in one go; whether there is more to write in the next turn of the loop."""
+        """Write the pending data in one call; returns whether there is more to write in the next turn of the loop."""
         if self._is_shut or self._transport.is_closing():
             self.frames.clear()
             return False
@@ -233,7 +233,7 @@ class Sender:
         self.inline_bytes = 0 if must_queue else INLINE_BYTES
 
     def _pump(self) -> int:
-        """Turn what the windows allow into frames, stream by stream; returns the number of bytes."""
+        """Turn as much data as the windows allow into frames, stream by stream; returns the number of bytes."""
         ready = self._ready
         pumped = 0
         while ready and pumped < self._max_pumped_bytes:

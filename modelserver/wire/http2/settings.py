@@ -1,4 +1,4 @@
-"""What each side tells the other about itself (RFC 9113, 6.5)."""
+"""The settings that each side sends about itself (RFC 9113, 6.5)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ENTRY: Final = struct.Struct(">HI")
 
 
 def announcement(limits: WireLimits) -> bytes:
-    """What we send first: our SETTINGS, and the connection's window, which no setting can say."""
+    """The first frames that we send: our SETTINGS, and the connection's window, which has no setting."""
     ours = limits.http2
     entries = (
         (MAX_CONCURRENT_STREAMS, ours.max_concurrent_streams),
@@ -48,13 +48,13 @@ def announcement(limits: WireLimits) -> bytes:
 
 
 def check_size(num_bytes: int, max_entries: int) -> None:
-    """Raises ConnectionFault for SETTINGS that say more than anybody needs to."""
+    """Raises ConnectionFault for SETTINGS with an unreasonable number of entries."""
     if num_bytes > max_entries * _ENTRY.size:
         raise too_much(Violation.TOO_MANY_SETTINGS)
 
 
 def read_settings(payload: bytes, max_entries: int) -> list[tuple[int, int]]:
-    """The entries of the peer's SETTINGS in their order. Raises ConnectionFault for values that may not be."""
+    """The entries of the peer's SETTINGS in their order. Raises ConnectionFault for invalid values."""
     if len(payload) % _ENTRY.size:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes, not a multiple of 6")
     check_size(len(payload), max_entries)

@@ -1,4 +1,4 @@
-"""What all streams have in common, whatever is spoken on them (RFC 9113, 5)."""
+"""The base of all streams, of either protocol (RFC 9113, 5)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from modelserver.wire.http2.route import Route
 
 # Phases of a stream; plain numbers, because the frame loop compares them for every request.
-FRESH: Final = 0  # the head came, and nothing of the body
+FRESH: Final = 0  # the head arrived, and nothing of the body
 RECEIVING: Final = 1
 RUNNING: Final = 2  # a handler has the request
 ANSWERED: Final = 3  # its answer waits to be sent
 DONE: Final = 4
 ABANDONED: Final = 5  # closed, while the handler still works
 
-# What is in `Http2Stream`, for the `__slots__` of its subclasses: those extend the slotted calls and exchanges
+# The attributes of `Http2Stream`, for the `__slots__` of its subclasses: those extend the slotted calls and exchanges
 # of the frontends too, and only one base may bring slots of its own.
 STREAM_SLOTS: Final = (
     "connection",
@@ -37,12 +37,12 @@ STREAM_SLOTS: Final = (
 class Http2Stream:
     """One stream from its HEADERS to its end. Subclasses are the calls and exchanges that handlers see.
 
-    `is_ended` says that the client has sent all. `num_received` are bytes of DATA without padding. The windows
-    are what each side may still send. What raises NotImplementedError here, subclasses that have bodies to receive or
-    handlers to stop replace; a stream that was refused has neither.
+    `is_ended` says that the client has sent everything. `num_received` are bytes of DATA without padding. The windows
+    are the bytes that each side may still send. Subclasses with bodies to receive or handlers to stop override the
+    methods that raise NotImplementedError here; a refused stream has neither.
     """
 
-    if not TYPE_CHECKING:  # mypy would take this for all there is
+    if not TYPE_CHECKING:  # mypy would take these for the only slots
         __slots__ = ()
 
     connection: Http2Connection
@@ -64,11 +64,11 @@ class Http2Stream:
         return None
 
     def filled(self, num_bytes: int) -> None:
-        """So many bytes were received into `room`."""
+        """This many bytes were received into `room`."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """The client has sent all."""
+        """The client has sent everything."""
         raise NotImplementedError
 
     def give_up_soon(self) -> None:
@@ -76,41 +76,41 @@ class Http2Stream:
         self.connection.context.loop.call_soon(self.tell_short)
 
     def tell_short(self) -> None:
-        """Tell the client that the server lacks the memory for its request, unless that was overtaken."""
+        """Tell the client that the server lacks the memory for its request, unless the stream has ended meanwhile."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more: stop the handler, which is running. The stream is closed already."""
+        """The answer is no longer wanted: stop the running handler. The stream is closed already."""
         raise NotImplementedError
 
     def give_up(self, text: str) -> None:
-        """The client does not go on sending: tell it so, and close the stream."""
+        """The client stopped sending: answer with an error, and close the stream."""
         raise NotImplementedError
 
     def dismiss(self, text: str) -> None:
-        """The handler is not waited for any more: tell the client so if its answer has not begun, and stop it."""
+        """Give up the handler: tell the client so if its answer has not begun, and stop it."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """The stream is closed: give back what it holds. Called once."""
+        """The stream is closed: release its resources. Called once."""
 
     @property
     def is_open(self) -> bool:
-        """Whether something may still be sent on the stream."""
+        """Whether data may still be sent on the stream."""
         return self.phase < DONE
 
     @property
     def is_within_message(self) -> bool:
-        """Whether what was received last goes on."""
+        """Whether the body or message received last continues."""
         return True
 
     @property
     def awaits_body(self) -> bool:
-        """Whether the client is to go on sending now, for the request or a message that has begun."""
+        """Whether the client is expected to send more now, for the request or a message that has begun."""
         return not self.is_ended and self.phase <= RECEIVING
 
     def check_length(self, *, is_complete: bool) -> None:
-        """Raises ConnectionFault when what came differs from the announced content-length (RFC 9113, 8.1.1)."""
+        """Raises ConnectionFault when the body differs from the announced content-length (RFC 9113, 8.1.1)."""
         length = self.route.content_length
         if length is not None and (self.num_received != length if is_complete else self.num_received > length):
             raise protocol_fault(

@@ -1,4 +1,4 @@
-"""What a connection does about time: silent peers, slow bodies, slow readers, age. Looked at once a second."""
+"""The time limits of a connection: silent peers, slow bodies, slow readers, age. Checked once a second."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
 
 _PING: Final = b"alive?\0\0"
-# Ages differ by so much, lest all clients of a restarted server come back at once.
+# Ages vary by this much, so that clients of a restarted server do not all return at once.
 _AGE_JITTER: Final = 0.1
-# A client that uses up its stream ids is told in time.
+# From this stream id on, a client is asked to reconnect before its ids run out.
 _MAX_STREAM_ID: Final = MAX_31_BITS // 4 * 3
 
 
 class _Progress:
-    """How much of a body had come, and when; and the same at the begin of the period over which it is averaged."""
+    """How much of a body had arrived, and when; and the same at the start of the averaging period."""
 
     __slots__ = ("num_bytes", "period_bytes", "period_s", "since_s")
 
@@ -63,16 +63,16 @@ class Timeouts:
         self._bodies: dict[int, _Progress] = {}
         self._idle_since_s = now_s
         self._num_opened = 0
-        # The transport is full since then, with so many bytes.
+        # Since when the transport is full, and with how many bytes.
         self._full_since_s: float | None = None
         self._num_unsent = 0
-        # Until then nothing is due, unless something comes: thousands of idle connections must cost next to nothing.
+        # Nothing is due until then without input: thousands of idle connections must cost next to nothing.
         self._asleep_until_s = now_s
         age_s = keepalive.max_age_s
         self._max_age_s = None if age_s is None else age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)  # noqa: S311
 
     def sweep(self, now_s: float) -> None:
-        """Close, or end, what has used up its time."""
+        """Close the connection, or end its streams, if their time is up."""
         connection = self._connection
         if now_s < self._asleep_until_s and not connection.has_heard:
             return
@@ -118,7 +118,7 @@ class Timeouts:
             raise too_much(Violation.NO_PING_ANSWER)
 
     def _check_transport(self, now_s: float) -> None:
-        """Close a connection whose peer takes nothing of what is waiting for it."""
+        """Close a connection whose peer takes none of its waiting data."""
         connection = self._connection
         num_unsent = connection.transport.get_write_buffer_size()
         if not num_unsent or num_unsent < self._num_unsent or self._full_since_s is None:
@@ -129,7 +129,7 @@ class Timeouts:
         self._num_unsent = num_unsent
 
     def _check_bodies(self, now_s: float) -> None:
-        """Give up requests that do not go on, while no handler runs for them."""
+        """Give up stalled requests without a running handler."""
         connection, times = self._connection, self._connection.context.limits.times
         slow: list[Http2Stream] = []
         bodies: dict[int, _Progress] = {}
@@ -156,7 +156,7 @@ class Timeouts:
         """Give up answers that the client leaves us no window for."""
         connection, limit_s = self._connection, self._connection.context.limits.times.slow_reader_s
         if connection.sender.is_paused:
-            return  # nothing moves for anybody: that is for `_check_transport`
+            return  # all streams are blocked: `_check_transport` handles that
         for stream in [stream for stream in connection.streams.values() if stream.outgoing is not None]:
             outgoing = stream.outgoing
             if outgoing is None or not outgoing.num_bytes:
@@ -180,7 +180,7 @@ class Timeouts:
             connection.closing.announce(limits.keepalive.max_age_grace_s)
 
     def _fall_asleep(self) -> None:
-        """If the connection is idle, wait for what comes next: too much idleness, or age."""
+        """If the connection is idle, wait for the earlier limit: idle time or age."""
         connection, limits = self._connection, self._connection.context.limits
         self._asleep_until_s = 0.0
         is_quiet = not connection.streams and self._awaited is None and not self._num_unsent

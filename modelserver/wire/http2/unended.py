@@ -10,15 +10,15 @@ from modelserver.wire.http2.frame import ErrorCode, rst_stream
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
 
-# Those beyond it are not waited for.
+# Streams beyond this number are not waited for.
 _MAX_WAITED_FOR: Final = 100
 
 
 class UnendedStreams:
-    """Has the client stop (RFC 9113, 8.1) where it goes on, or has not ended its side in `linger_s`.
+    """Asks the client to stop (RFC 9113, 8.1) if it sends more, or has not ended its side within `linger_s`.
 
-    Not at once: most are about to end, and HAProxy throws away what it holds of an answer when the stream is reset
-    behind it.
+    Not at once: most are about to end, and HAProxy discards the buffered part of an answer when the stream is reset
+    after it.
     """
 
     __slots__ = ("_connection", "_due_s", "_timer")
@@ -44,11 +44,11 @@ class UnendedStreams:
             self._stop(stream_id)
 
     def end(self, stream_id: int) -> bool:
-        """The client has ended its side, or reset it; whether it was waited for."""
+        """The client has ended its side, or reset it; returns whether it was waited for."""
         return self._due_s.pop(stream_id, None) is not None
 
     def close(self) -> None:
-        """Nothing more is to be said."""
+        """The connection ends."""
         self._due_s.clear()
         if self._timer is not None:
             self._timer.cancel()

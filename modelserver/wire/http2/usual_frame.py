@@ -1,4 +1,4 @@
-"""The frames that small unary calls consist of, which are nearly all that a server gets."""
+"""The frames of small unary calls, which are nearly all frames that a server gets."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from modelserver.wire.http2.frame import (
 )
 from modelserver.wire.http2.message import PREFIX_BYTES, unpack_prefix
 
-# No block is remembered that is longer.
+# Longer blocks are not remembered.
 MAX_BLOCK_BYTES: Final = 512
 
 
 def read_in_python(data: Octets, position: int, end: int, max_data: int) -> tuple[int, int, Any, int] | None:
-    """The frame at `position`, if it is all there: its kind, its stream, its payload, and where the next one begins.
+    """The frame at `position`, if it is complete: its kind, its stream, its payload, and where the next one begins.
 
     DATA that ends a stream, of at most `max_data` bytes, with one message that is not compressed: the message. HEADERS
     in one frame that do not end the stream: the block. WINDOW_UPDATE: the increment. None for anything else.
