@@ -16,7 +16,7 @@ from modelserver.client.address import Address
 
 
 class Mode(StrEnum):
-    """What is varied from level to level; the words are those of perf_analyzer's export."""
+    """The quantity that varies from level to level; the words are those of perf_analyzer's export."""
 
     CONCURRENCY = "concurrency"
     REQUEST_RATE = "request_rate"
@@ -67,7 +67,7 @@ class MeasurementOptions:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a request looks like."""
+    """The form of a request."""
 
     data: DataOptions = field(default_factory=DataOptions)
     headers: Mapping[str, str] = field(default_factory=dict)

@@ -60,7 +60,7 @@ def csv_row(results: Results, level: LevelResult) -> list[str]:
     parts = [part(name) for name in ("queue", "compute_input", "compute_infer", "compute_output")]
     cache = [part("cache_hit"), part("cache_miss")] if results.interface.has_cache else []
     send, receive = int(window.send_us), int(window.receive_us)
-    # What is left of the client's average is the network, and the server outside of the model.
+    # The rest of the client's average is the network, and the server outside of the model.
     rest = max(0, int(window.latency.mean_us) - sum(parts) - sum(cache) - send - receive)
     row = [f"{level.value:g}", f"{window.throughput:.6g}", send, rest, *parts, *cache, receive]
     row += [int(window.latency.percentiles[share]) for share in _shares(results)]

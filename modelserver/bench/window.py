@@ -22,7 +22,7 @@ DUE, START, SENT, FIRST, END = range(5)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was answered from `begin_ns` to `end_ns`. A request belongs to the window in which it ends."""
+    """Requests answered from `begin_ns` to `end_ns`. A request belongs to the window in which it ends."""
 
     begin_ns: int
     end_ns: int

@@ -19,7 +19,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class AutoWarmup:
-    """The smallest and the largest size of variable dimensions: of `every` one, and by input in the order."""
+    """The smallest and the largest size of variable dimensions: of `every` dimension, and by input in order."""
 
     every: Range = (1, 1)
     inputs: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class SecondaryDeviceKind(enum.Enum):
 
 
 class InputFormat(enum.Enum):
-    """What the dimensions of an image input mean."""
+    """Layout of an image input's dimensions."""
 
     FORMAT_NONE = 0
     FORMAT_NHWC = 1
@@ -38,7 +38,7 @@ class InputFormat(enum.Enum):
 
 
 class BatchInputKind(enum.Enum):
-    """What a batch input tells about the shapes in a batch."""
+    """The information in a batch input about the shapes of a batch."""
 
     BATCH_ELEMENT_COUNT = 0
     BATCH_ACCUMULATED_ELEMENT_COUNT = 1
@@ -63,7 +63,7 @@ class OptimizationPriority(enum.Enum):
 
 
 class TimeoutAction(enum.Enum):
-    """What happens to a request whose queue timeout expires: fail, or wait behind all others."""
+    """The action on a request whose queue timeout expires: fail, or wait behind all others."""
 
     REJECT = 0
     DELAY = 1
@@ -89,7 +89,7 @@ class RateLimiterResource:
 
 @dataclass(frozen=True, slots=True)
 class ModelRateLimiter:
-    """What an instance needs before it may execute; priority 2 runs half as often as 1, 0 means 1."""
+    """Resources that an instance needs to execute; priority 2 runs half as often as 1, 0 means 1."""
 
     resources: tuple[RateLimiterResource, ...] = ()
     priority: int = 0

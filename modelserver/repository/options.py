@@ -14,7 +14,7 @@ from modelserver.repository.devices import gpu_ids
 
 
 class ControlMode(enum.Enum):
-    """Who decides what is loaded; the values are those of `--model-control-mode`."""
+    """The model control mode; the values are those of `--model-control-mode`."""
 
     NONE = "none"
     POLL = "poll"

@@ -179,7 +179,7 @@ class ModelRepository:
             yield from obstacles(self._lifecycles, duplicates, self.residency.is_on_demand)
 
     def load_counts(self) -> dict[str, LoadCounts]:
-        """Loads and failures of every model that was ever asked to load."""
+        """Loads and failures of every model with at least one load request."""
         return {name: lifecycle.counts for name, lifecycle in sorted(self._lifecycles.items())}
 
     # Start and stop.

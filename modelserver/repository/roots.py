@@ -74,7 +74,7 @@ class RepositoryRoot:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryScan:
-    """What all roots hold, by key. A model found in several roots is in `duplicates` and not in `models`."""
+    """The models of all roots, by key. A model found in several roots is in `duplicates` and not in `models`."""
 
     models: Mapping[str, ModelLayout] = field(default_factory=dict)
     duplicates: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)

@@ -56,7 +56,7 @@ class TrafficControl:
         if self._store is not None and (persists or traffic is None):
             await self._pools.in_scan(self._store.save, name, traffic)
         self._traffic.set(name, traffic)
-        logger.info("model '%s': traffic %s", name, "as ever" if traffic is None else traffic.document)
+        logger.info("model '%s': traffic %s", name, "removed" if traffic is None else traffic.document)
         self._traffic.follow(name, self._table.ready_versions(name))
 
     async def _check(self, name: str, traffic: Traffic) -> None:

@@ -13,7 +13,7 @@ from modelserver.telemetry.file_reloads import FileReloads
 
 
 class Protocol(enum.Enum):
-    """What a connection speaks; the values are the `protocol` labels of the metrics."""
+    """The protocol of a connection; the values are the `protocol` labels of the metrics."""
 
     HTTP1 = "http1"
     HTTP2 = "http2"

@@ -138,7 +138,7 @@ def _other_weights(program: Any) -> str:
 
 def _exported_again(torch: Any, program: Any, module: Any, shown: str) -> Any:
     """The changed module as a program with the same inputs, outputs and variable dimensions, free of torchao's own
-    operators, which nobody could load without it.
+    operators, which cannot be loaded without it.
     """
     arguments, shapes = _arguments(torch, program)
     try:

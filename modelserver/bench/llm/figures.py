@@ -1,4 +1,4 @@
-"""What the times of streamed tokens mean: time to first token, time between tokens, throughput, goodput. Pure.
+"""Figures from the times of streamed tokens: time to first token, time between tokens, throughput, goodput. Pure.
 
 Tokens are those of the server's `usage`; a server that sends none is counted by events with text.
 """

@@ -19,7 +19,7 @@ DEFAULT_PATHS = {
 
 
 class Target(StrEnum):
-    """What a good request keeps below a limit, in milliseconds."""
+    """The figures that a good request keeps below a limit, in milliseconds."""
 
     TTFT = "ttft"
     # The mean over a request.

@@ -9,7 +9,7 @@ from modelserver.client.address import Address
 
 
 class EndpointType(StrEnum):
-    """What is asked: OpenAI's two routes, or Triton's."""
+    """The kind of endpoint: OpenAI's two routes, or Triton's."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"

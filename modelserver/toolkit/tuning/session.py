@@ -40,7 +40,7 @@ DEFAULT_CONCURRENCIES = (1, 4, 16)
 class TuneOptions:
     """`url` is that of the server's HTTP port, or with `is_grpc` of its gRPC port. `limit_us` is the latency to stay
     below (0: none), of `percentile` (None: the mean). Windows last `window_s`. `samples` are what the answers before
-    and after are compared with; `directory` is the model's, where it lies on this machine: its size is told.
+    and after are compared with; `directory` is the model's, if it is on this machine: its size is reported.
     """
 
     model: str
@@ -61,10 +61,10 @@ class TuneOptions:
 
 @dataclass(slots=True)
 class TuneResult:
-    """What was measured, in order. `config` is that of before, `end` says why it ended before the search did.
+    """The trials, in order. `config` is the original config, `end` says why it ended before the search did.
 
     `num_bytes` is the size of the version's files where they are known. `parity` is how the best setting's answers
-    agree with those of before, or else `not_compared` says why nobody knows.
+    agree with those of before, or else `not_compared` says why this is unknown.
     """
 
     options: TuneOptions

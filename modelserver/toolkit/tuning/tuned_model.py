@@ -62,7 +62,7 @@ class TunedModel:
             self._server.unload(self.name)
             return
         self._server.load(self.name)
-        # What served may have been an override itself, or the file may have changed since.
+        # The served config may have been an override itself, or the file may have changed since.
         if self._server.config(self.name) != self._document:
             self._server.load(self.name, self._document)
         self._is_changed = False
