@@ -19,7 +19,7 @@ _TLS_HANDSHAKE = 0x16  # the first byte of a record that begins a handshake (RFC
 
 
 class ProtocolDetector(asyncio.BufferedProtocol):
-    """A connection that has not said yet what it speaks; then another protocol takes its transport over.
+    """A connection whose protocol is not known yet; then another protocol takes its transport over.
 
     Everything is called on the event loop thread.
     """
@@ -83,16 +83,16 @@ class ProtocolDetector(asyncio.BufferedProtocol):
     # Called by the port.
 
     def sweep(self, now_s: float) -> None:
-        """Close a connection that does not say what it wants."""
+        """Close a connection that sends no request."""
         limit_s = self._context.limits.times.head_s
         if now_s - self._since_s > limit_s:
             self._close(Violation.SLOW_HEAD, f"a client said nothing complete within {limit_s:g} s")
 
     def retire(self) -> None:
-        """Nothing was asked yet."""
+        """No request was sent yet."""
 
     def shutdown(self) -> None:
-        """Close if nothing is asked soon: the first request may be on its way."""
+        """Close unless a request arrives soon: the first one may be on its way."""
         self._context.loop.call_later(FIRST_WORDS_S, self._close_if_silent)
 
     def dismiss(self) -> None:
@@ -106,7 +106,7 @@ class ProtocolDetector(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _agreed(self) -> MakeConnection | None:
-        """What a handshake agreed on."""
+        """The protocol that a handshake agreed on."""
         secured = self._transport.get_extra_info("ssl_object")
         agreed = secured.selected_alpn_protocol() if secured is not None else None
         if agreed is None:
@@ -125,7 +125,7 @@ class ProtocolDetector(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def _leave(self) -> None:
-        """This connection is no longer an opening: it speaks something now, or is gone."""
+        """The detection is over: the protocol is known, or the connection is gone."""
         if self._is_open:
             self._is_open = False
             self._context.connections.discard(self)

@@ -1,4 +1,4 @@
-"""Tells a client that the port has no room for it, where its protocol can say so."""
+"""Tells a client that the port has no room for it, if its protocol can say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS for a port: the certificate's files, what is agreed on, and new files while the server runs."""
+"""TLS for a port: the certificate's files, the negotiated protocols, and new files while the server runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALPN = ("h2", "http/1.1")
 # the suites of TLS 1.3 are all of that kind.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
-# Number, time of last change and size of each file: what tells that they were replaced.
+# Number, time of last change and size of each file: a change means that they were replaced.
 _Fingerprint = tuple[tuple[int, int, int], ...]
 
 
@@ -33,7 +33,7 @@ class TlsFiles:
     flags: tuple[str, str, str] = ("--tls-cert", "--tls-key", "--tls-client-ca")
 
     def context(self) -> ssl.SSLContext:
-        """The files as they are now. Raises InvalidArgumentError, naming flag and file, when they are no good."""
+        """The files as they are now. Raises InvalidArgumentError, naming flag and file, when they are invalid."""
         for path, flag in zip((self.certificate, self.key, self.client_ca), self.flags, strict=True):
             _check_readable(path, flag)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -53,7 +53,7 @@ class TlsFiles:
         return context
 
     def fingerprint(self) -> _Fingerprint:
-        """What tells that files were replaced; empty while one is missing."""
+        """A stamp that changes when files are replaced; empty while one is missing."""
         try:
             stats = [Path(path).stat() for path in (self.certificate, self.key, self.client_ca) if path]
         except OSError:
@@ -66,7 +66,7 @@ class TlsFiles:
         for path, flag in ((self.certificate, self.flags[0]), (self.client_ca, self.flags[2])):
             try:
                 seconds = first_not_after_s(Path(path).read_bytes()) if path else None
-            except (OSError, ValueError) as error:  # of OpenSSL's taste, and not of ours
+            except (OSError, ValueError) as error:  # OpenSSL accepts it, but our parser does not
                 _logger.warning("%s: cannot tell when '%s' expires: %s", flag, path, error)
                 continue
             if seconds is not None:
@@ -94,15 +94,15 @@ class TlsFiles:
 
 
 class TlsReloader:
-    """The TLS of a port over time: files that change on disk are taken; broken ones are not, and the old ones stay."""
+    """The TLS of a port over time: changed files are read again; if they are broken, the old ones stay."""
 
     def __init__(self, files: TlsFiles, reloads: FileReloads | None = None) -> None:
-        """Raises InvalidArgumentError when the files are no good. `reloads` is told what becomes of them."""
+        """Raises InvalidArgumentError when the files are invalid. `reloads` counts the results of later reads."""
         self._files = files
         self._reloads = reloads or FileReloads()
-        # Taken before the files are read: what changes meanwhile is seen at the next look.
+        # Taken before the files are read, so that the next check sees changes made meanwhile.
         self._read = self._seen = files.fingerprint()
-        # For connections to come.
+        # For new connections.
         self.context = files.context()
         self._reloads.took(files.flags[0], files.not_after_s())
 

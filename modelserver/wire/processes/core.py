@@ -1,7 +1,7 @@
-"""The core as a front process sees it: frontends that answer, by asking it.
+"""The core as a front process sees it: frontends that get their answers from it.
 
 Inference is decoded here, by the same handlers as in the core, over a `RemoteDataPlane`; every other request goes to
-the core as it is. Of those only what a caller needs is known here: no body is taken from a client without a key.
+the core unchanged. Only the requirements of those are known here: no body is taken from a client without a key.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ from modelserver.wire.processes.short_calls import ShortCalls, is_open
 _logger = logging.getLogger(__name__)
 
 _KSERVE: Final = "KServe"
-# The forms of errors that are known here; in those of other APIs the core refuses calls, and not a front.
+# The error forms that are known here; calls of APIs with other forms are refused by the core, not by a front.
 _ERRORS: Final[dict[str, ErrorWriter]] = {_KSERVE: PLAIN_ERRORS, "OpenAI": OpenAiErrors(), "metrics": TextErrors()}
 
 
 class HttpForwarder(HttpFrontend):
-    """Lets `local` decode and answer inference, and the core the rest, of which `whole` knows the routes."""
+    """`local` decodes and answers inference; the core does the rest, whose routes `whole` knows."""
 
     def __init__(
         self, local: PortFrontend, whole: PortFrontend, calls: ForwardedCalls, *, foreign: frozenset[str] = frozenset()
     ) -> None:
-        """`foreign` are the APIs in whose form only the core can write errors."""
+        """`foreign` are the APIs whose errors only the core can write."""
         self._local = local
         self._whole = whole
         self._calls = calls
@@ -84,7 +84,7 @@ class HttpForwarder(HttpFrontend):
             self._calls.http(exchange)
 
     def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
-        """Of every request, also of those that the core answers: their bodies come here."""
+        """For every request, also for those that the core answers, because their bodies arrive here."""
         checked = self._whole.check_head(head, peer)
         if isinstance(checked, HttpResponse) and self._whole.api(head.path).name in self._foreign:
             return WITHOUT_KEY  # the core refuses it, in its API's form
@@ -95,10 +95,10 @@ class HttpForwarder(HttpFrontend):
 
 
 def _needs_model(headers: Mapping[str, str]) -> bool:
-    """Whether the model itself has a say, which the core has.
+    """Whether the call depends on the model, which only the core has.
 
-    Its config describes a body that is a single tensor, and decides whether an answer is a stream of events; how busy
-    it is may be asked for.
+    The model's config describes a body that is a single tensor, and decides whether an answer is a stream of events; a
+    client may also ask for the model's load.
     """
     text = headers.get(JSON_LEN_HEADER)
     is_raw = text is not None and not text.strip("0")
@@ -120,8 +120,8 @@ class Core:
     ) -> None:
         """`descriptors`: the link, the memory that this process writes, and that of the core. `calls`: what it answers.
 
-        `drain` is called with the seconds of grace when the core wants this process to end, or is gone; `retire`
-        before, when clients are to go elsewhere.
+        `drain` is called with the seconds of grace when the core wants this process to end, or is gone; `retire` before
+        that, when clients should go elsewhere.
         """
         connection, outgoing, incoming = descriptors
         self._drain = drain
@@ -138,7 +138,7 @@ class Core:
         numbers = itertools.count(1)
         self._calls = ForwardedCalls(self.link, numbers)
         self.dataplane = RemoteDataPlane(self.link, numbers)
-        # What is forwarded, the core looks at.
+        # The core checks forwarded calls.
         keys = open_keys(http_limits.access.keys_file)
         plane: InferPlane = self.dataplane if keys is None else KeyedInferPlane(self.dataplane, keys)
         self._short = ShortCalls(self.link, numbers)
@@ -195,7 +195,7 @@ class Core:
 
     @property
     def num_inflight(self) -> int:
-        """What the core has not answered."""
+        """The calls that the core has not answered."""
         return self.dataplane.num_inflight + self._short.num_inflight + self._calls.num_inflight
 
     def _receive(self, messages: Sequence[Any]) -> None:

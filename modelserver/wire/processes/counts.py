@@ -1,4 +1,4 @@
-"""What a front counts on its ports, on its way into the counts of the server."""
+"""A front's counts of its ports, merged into the counts of the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from modelserver.wire.processes.messages import PortCounts
 
 
 class CountsReader:
-    """In the front: what a `WireCounts` has grown by."""
+    """In the front: the growth of a `WireCounts`."""
 
     def __init__(self, counts: WireCounts) -> None:
         self._counts = counts
@@ -39,7 +39,7 @@ class CountsReader:
 
 
 class CountsShare:
-    """In the core: what one front has put into a `WireCounts`. Its gauges leave with it, its counters stay."""
+    """In the core: one front's part of a `WireCounts`. Its gauges leave with it, its counters stay."""
 
     def __init__(self, counts: WireCounts) -> None:
         self._counts = counts
@@ -47,7 +47,7 @@ class CountsShare:
         self._open_streams = 0
 
     def add(self, growth: PortCounts) -> None:
-        """Take in what the front has counted."""
+        """Add the front's counts."""
         counts = self._counts
         for name, number in growth.opened.items():
             counts.connections_opened[Protocol(name)] += number

@@ -1,4 +1,4 @@
-"""Deals accepted connections to the fronts: each to the one that has the fewest."""
+"""Deals each accepted connection to the front with the fewest."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _logger = logging.getLogger(__name__)
 
 
 class Dealer:
-    """Knows the fronts that serve. Event loop thread only.
+    """Holds the fronts that serve. Event loop thread only.
 
-    `changed` is called when the first front came or the last one went: there is somebody to deal to, or nobody.
+    `changed` is called when the first front was added or the last one removed.
     """
 
     def __init__(self, changed: Callable[[bool], None]) -> None:
@@ -23,7 +23,7 @@ class Dealer:
 
     @property
     def sessions(self) -> list[FrontSession]:
-        """Those that serve now."""
+        """The fronts that serve now."""
         return self._sessions
 
     def add(self, session: FrontSession) -> None:
@@ -33,14 +33,14 @@ class Dealer:
             self._changed(True)
 
     def remove(self, session: FrontSession) -> None:
-        """Deal to it no more; one that is not here is no error."""
+        """Stop dealing to this front; does nothing if it is not here."""
         if session in self._sessions:
             self._sessions.remove(session)
             if not self._sessions:
                 self._changed(False)
 
     def deal(self, port_index: int, accepted: socket.socket) -> None:
-        """Give a connection away. When no front takes it, which means that all hang, it is closed."""
+        """Deal a connection. If no front takes it, which means that all hang, it is closed."""
         for session in sorted(self._sessions, key=_load):
             if session.deal(port_index, accepted):
                 return

@@ -1,4 +1,4 @@
-"""The core's side of what a front forwards: HTTP requests and gRPC calls for the frontends that have the planes."""
+"""The core's side of forwarded HTTP requests and gRPC calls, answered by the frontends that have the planes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ForwardedExchanges:
         stream.start(method(stream.call))
 
     def piece(self, message: Piece | HalfClose) -> None:
-        """The client's next message, or that there is none, for a stream that may have ended by now."""
+        """The client's next message, or their end, for a stream that may have ended by now."""
         stream = self._calls.get(message.call)
         if isinstance(stream, _Stream):
             stream.take(message)
@@ -160,7 +160,7 @@ class _Writer:
         self._exchange = exchange
         self._link = link
         self._number = number
-        self._unsent: Buffer | None = None  # for which the window had no room
+        self._unsent: Buffer | None = None  # that the window had no room for
 
     def send(self, data: Buffer) -> bool:
         """Send `data`, or keep it for `wait_for_room`. Raises ConnectionError when the client left."""

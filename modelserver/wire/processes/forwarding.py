@@ -1,4 +1,4 @@
-"""What a front process passes on to the core as it is, which is every request but inference."""
+"""Forwards requests from a front process to the core unchanged: every request except inference."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class GrpcForwarder:
         self.methods: Mapping[str, Method] = {**forwarded, **own}
 
     def drain(self) -> None:
-        """Streams of inference end when what is in flight is answered; the core ends its own."""
+        """Streams of inference end when their requests in flight are answered; the core ends its own."""
         self._local.drain()
 
 
@@ -56,7 +56,7 @@ class _Call(Protocol):
     """A forwarded request that waits for the core."""
 
     def receive(self, message: Any) -> None:
-        """What the core says about it, in order."""
+        """The core's messages about it, in order."""
 
 
 class ForwardedCalls:
@@ -96,7 +96,7 @@ class ForwardedCalls:
         return Method(unary=partial(self._unary, call.path), group=group, scope=scope, key=key)
 
     def receive(self, message: Any) -> None:
-        """The core says something about a call."""
+        """The core sent a message about a call."""
         self._calls[message.call].receive(message)
 
     def cancel(self, number: int) -> None:
@@ -105,11 +105,11 @@ class ForwardedCalls:
             self.link.send(Cancel(number))
 
     def end(self, number: int) -> None:
-        """The final message has come."""
+        """The final message has arrived."""
         del self._calls[number]
 
     def bytes_of(self, content: Content) -> Buffer:
-        """Content as what a wire sends."""
+        """Content in the form that a wire sends."""
         data = self.link.view(content)
         return data if isinstance(data, bytes) else data.data
 

@@ -25,10 +25,10 @@ from modelserver.wire.processes.counts import CountsReader
 from modelserver.wire.processes.messages import Report
 from modelserver.wire.processes.setup import FrontSetup
 
-# Between two looks whether there is something to report, with and without open connections.
+# Between two checks whether there is news to report, with and without open connections.
 _LOOK_S: Final = 0.1
 _IDLE_LOOK_S: Final = 1.0
-# Reported is also without news, so that the core knows that this process does not hang.
+# Reports are also sent without news, so that the core knows that this process does not hang.
 _SILENCE_S: Final = 5.0
 # Without a request in flight, before memory goes back to the system.
 _IDLE_S: Final = 15.0
@@ -39,12 +39,12 @@ _MAX_RECEIVED: Final = 64
 
 
 def create(*, setup: dict[str, Any], descriptors: list[int]) -> Front:
-    """Called in the child process: a front that is ready. Raises ServerError when its files are no good."""
+    """Called in the child process: a front that is ready. Raises ServerError when its files are invalid."""
     return Front(FrontSetup.from_arguments(setup), descriptors)
 
 
 class Front(Resident):
-    """All that the process does, on one event loop. The core waits for the constructor; then `run` serves."""
+    """The whole work of the process, on one event loop. The core waits for the constructor; then `run` serves."""
 
     def __init__(self, setup: FrontSetup, descriptors: Sequence[int]) -> None:
         """`descriptors` are those of `FrontSockets`."""
@@ -118,7 +118,7 @@ class Front(Resident):
                 return
 
     def _take_rest(self) -> None:
-        """Those that were dealt before the core said that there are no more."""
+        """Take the connections that were dealt before the core announced the end."""
         while self._take_connection():
             pass
 
@@ -144,7 +144,7 @@ class Front(Resident):
         if not self._end.done():
             self._end.set_result(grace_s)
 
-    # What the core is told.
+    # Reports to the core.
 
     async def _keep_reporting(self) -> None:
         loop = asyncio.get_running_loop()
@@ -165,7 +165,7 @@ class Front(Resident):
             await asyncio.sleep(_LOOK_S if self._num_open else _IDLE_LOOK_S)
 
     def _state(self) -> tuple[object, ...]:
-        """What a report is about; equal as long as there is nothing to tell."""
+        """The state that reports describe; equal as long as there is no news."""
         counts = [(c.connections_opened.total(), c.open_streams, c.violations.total()) for c in self._counts]
         return self._num_received, self._num_open, *counts
 

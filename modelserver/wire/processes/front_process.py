@@ -22,9 +22,9 @@ _TARGET: Final = "modelserver.wire.processes.front:create"
 
 @dataclass(frozen=True, slots=True)
 class FrontOptions:
-    """Patience with a front, and when it is started again.
+    """Time limits for a front, and the delays of its restarts.
 
-    A front that says nothing for `max_silence_s` hangs, and is killed.
+    A front that sends nothing for `max_silence_s` hangs, and is killed.
     """
 
     start_timeout_s: float = 60.0
@@ -72,7 +72,7 @@ class FrontProcess:
             return self._child.pid if self._child is not None else None
 
     async def start(self) -> None:
-        """Start the front and wait until it serves. Raises the ServerError that kept it from it."""
+        """Start the front and wait until it serves. Raises the ServerError that prevented it."""
         self._thread.start()
         await self._started
 
@@ -90,7 +90,7 @@ class FrontProcess:
                 self._child.kill()
 
     async def stop(self, timeout_s: float) -> bool:
-        """Wait for the front's end, which was asked for; after `timeout_s` it is killed. Whether that was needed."""
+        """Wait for the requested end of the front; kill it after `timeout_s`. Returns whether that was needed."""
         self.expect_end()
         if self._thread.ident is None:  # never started
             return False
@@ -136,7 +136,7 @@ class FrontProcess:
             self.num_restarts += 1
 
     def _run_child(self, *, is_first: bool) -> ServerError | None:
-        """Start a front and stay with it to its end; why it could not serve, or None when it did."""
+        """Start a front and watch it to its end; returns why it could not serve, or None if it did."""
         try:
             sockets, child = self._spawn()
         except OSError as error:

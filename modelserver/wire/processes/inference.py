@@ -35,7 +35,7 @@ _MAX_REMEMBERED_BYTES: Final = 1024
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request = msgspec.msgpack.Decoder(RequestRecord).decode
 
-# What equal heads say, ready for use; and whether the tensors take long to unpack.
+# The decoded content of equal heads, and whether the tensors take long to unpack.
 Head = tuple[RequestRecord, tuple[Unpacker, ...], RequestForm | None, bool]
 # The record of a response, encoded, and its tensors.
 Packed = tuple[bytes, Payload]
@@ -50,7 +50,7 @@ class RemoteRequests:
         self._send = link.send
         self._requests: dict[int, InFlightRequest] = {}
         self._heads: dict[bytes, Head] = {}
-        # While a response is packed beside the event loop: those of the same call that come after it.
+        # While a response is packed beside the event loop: the call's later responses.
         self._waiting: dict[int, deque[InferResponse]] = {}
 
     @property
@@ -76,7 +76,7 @@ class RemoteRequests:
             self._link.send(_failed(call, error))
 
     def _infer_long(self, message: Infer, record: RequestRecord, unpackers: Sequence[Unpacker]) -> None:
-        """As `infer`, of a request that is unpacked beside the event loop: after its shapes are found to be right."""
+        """As `infer`, for a request that is unpacked beside the event loop once its shapes are found valid."""
         call = message.call
         inputs = {unpack.name: unpack.placeholder() for unpack in unpackers}
         request = self._request(message, record, None, inputs)
@@ -170,7 +170,7 @@ class RemoteRequests:
         if len(outputs) == 1 and not response.parameters and not placed:
             (tensor,) = outputs
             data = tensor.data
-            # A quarter of the work for what most small answers are.
+            # A quarter of the work for most small answers.
             if data.nbytes <= INLINE_BYTES and tensor.datatype is not Datatype.BYTES:
                 record = TensorRecord(tensor.name, tensor.datatype.value, data.shape, 0, data.nbytes)
                 return _encode(ResponseRecord([record], None, None)), data.tobytes()
@@ -254,7 +254,7 @@ class _AnswerStream(ResponseStream):
 
 
 class _PacedAnswerStream(_AnswerStream):
-    """Hears from the front how far the client has come."""
+    """Learns from the front how far the client has read."""
 
     __slots__ = ()
 

@@ -1,9 +1,9 @@
-"""The road between a front and the core: all messages of one turn of the event loop in one datagram.
+"""The connection between a front and the core: all messages of one turn of the event loop in one datagram.
 
 A socket pair carries it: a ring in shared memory was no faster for a lone message (19 us of CPU there and back, against
-18), and for many, which travel together, neither matters much. Nothing here blocks: what the peer has no room for
-waits in order, and how much that can be is bounded by what the users of the link may have in flight. Bytes too large
-for a datagram are written once into memory that both map.
+18), and for many, which travel together, neither matters much. Nothing here blocks: messages that the peer has no room
+for wait in order, and their amount is bounded by what the users of the link may have in flight. Bytes too large for a
+datagram are written once into memory that both map.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Bundle = TypeVar("Bundle", FrontBundle, CoreBundle)
 
 
 class Link(Generic[Bundle]):
-    """One end. Everything happens on the event loop thread, only arrays that were received may die elsewhere.
+    """One end. Everything happens on the event loop thread, only received arrays may be freed elsewhere.
 
-    `receive` gets the messages of one datagram; what it sends is answered with at once. `lost` is called once, when
-    the peer is gone; it is not called by `close`. Nothing raises: what is sent to a peer that is gone is dropped.
+    `receive` gets the messages of one datagram; messages that it sends leave at once. `lost` is called once, when the
+    peer is gone; it is not called by `close`. Nothing raises: messages to a peer that is gone are dropped.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Link(Generic[Bundle]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that was sent is on its way."""
+        """Whether all sent messages are on their way."""
         return not self._messages and not self._backlog
 
     def send(self, message: object) -> None:
@@ -86,13 +86,13 @@ class Link(Generic[Bundle]):
         self._messages.append(message)
 
     def content(self, data: Buffer) -> Content:
-        """How `data` is put into a message."""
+        """`data` in the form for a message."""
         if len(data) <= INLINE_BYTES or self._is_closed:
             return bytes(data)
         return self._place(data)
 
     def joined(self, parts: Sequence[Buffer]) -> Content:
-        """How buffers that follow each other are put into a message."""
+        """Consecutive buffers in the form for a message."""
         nbytes = sum(map(len, parts))
         if nbytes <= INLINE_BYTES or self._is_closed:
             return b"".join(parts)
@@ -104,7 +104,7 @@ class Link(Generic[Bundle]):
         return blob
 
     def tensors(self, payload: Payload) -> Content:
-        """How tensors are put into a message; they are copied."""
+        """Tensors in the form for a message; they are copied."""
         if payload.nbytes <= INLINE_BYTES or self._is_closed:
             return payload.join()
         blob = Blob(self._arena.allocate(payload.nbytes), payload.nbytes)
@@ -116,7 +116,7 @@ class Link(Generic[Bundle]):
         return content if isinstance(content, bytes) else self._leases.view(content.offset, content.nbytes)
 
     def tidy(self) -> None:
-        """Tell the peer of leases that are no longer used; for a time without messages."""
+        """Send the peer the leases that are no longer used; for a time without messages."""
         if self._leases.has_returned and not self._messages:
             self._loop.call_soon(self._flush)
 
@@ -195,11 +195,11 @@ class Link(Generic[Bundle]):
                 messages = self._open(self._leases.view(messages[0].offset, messages[0].nbytes).data)
             self._receive(messages)
         except msgspec.MsgspecError:
-            _logger.exception("%s sent what is no message; the connection to it is given up", self._name)
+            _logger.exception("%s sent an invalid message; the connection to it is given up", self._name)
             self._lose()
         except Exception:
-            # The messages behind it are lost, and somebody waits for each of them.
-            _logger.exception("a message of %s met a fault here; the connection to it is given up", self._name)
+            # The messages after it are lost, although a caller waits for each of them.
+            _logger.exception("handling a message of %s failed; the connection to it is given up", self._name)
             self._lose()
         finally:
             self._is_reading = False

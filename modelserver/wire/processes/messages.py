@@ -1,7 +1,7 @@
-"""What a front process and the core say to each other: msgpack records, many in one datagram.
+"""The messages between a front process and the core: msgpack records, many in one datagram.
 
-A call is one request of a client. The front numbers it; whoever answers names that number. Every call ends with
-exactly one final message from the core, also after a `Cancel`.
+A call is one request of a client. The front numbers it; answers carry that number. Every call ends with exactly one
+final message from the core, also after a `Cancel`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class HalfClose(Message, tag=6):
 
 
 class ShortCall(Message, tag=8):
-    """A `ModelInfer` call whose metadata nobody looks at; answered by `ShortReply` or `ShortFailure`."""
+    """A `ModelInfer` call whose metadata is not used; answered by `ShortReply` or `ShortFailure`."""
 
     deadline_ns: int | None
     message: bytes
@@ -99,7 +99,7 @@ class ShortExchange(Message, tag=9):
 
 
 class ShortHead(msgspec.Struct, array_like=True, frozen=True):
-    """What infer calls of equal heads have in common, as far as it matters to them; the method is POST."""
+    """The relevant parts that infer calls of equal heads share; the method is POST."""
 
     path: str
     query: str
@@ -107,7 +107,7 @@ class ShortHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Report(msgspec.Struct, array_like=True, tag=7):
-    """How a front fares: connections taken over since its start and open now, and what it counted since the last one.
+    """A front's report: connections taken over since its start and open now, and its counts since the last report.
 
     `counts` has one entry per port.
     """
@@ -222,7 +222,7 @@ class ShortResponse(Message, tag=32):
 
 
 class ShortResponseHead(msgspec.Struct, array_like=True, frozen=True):
-    """What answers have in common."""
+    """The parts that answers share."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -235,7 +235,7 @@ class Drain(msgspec.Struct, array_like=True, tag=27, frozen=True):
 
 
 class Retire(msgspec.Struct, array_like=True, tag=29, frozen=True):
-    """Have clients go elsewhere with their next requests."""
+    """Ask clients to send their next requests elsewhere."""
 
 
 class LogLevel(msgspec.Struct, array_like=True, tag=28, frozen=True):
@@ -281,5 +281,5 @@ class CoreBundle(msgspec.Struct, array_like=True, gc=False):
 
 
 def portable(text: str) -> str:
-    """`text` without what has no UTF-8: a lone surrogate, of a file's name say, could not be sent."""
+    """`text` without characters that UTF-8 lacks: a lone surrogate, say of a file's name, could not be sent."""
     return text if text.isascii() else text.encode(errors="replace").decode()

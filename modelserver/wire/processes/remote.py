@@ -37,7 +37,7 @@ _decode_response = msgspec.msgpack.Decoder(ResponseRecord).decode
 
 
 class AbsentTensor:
-    """In place of an output that the core has put where the client wants it: no bytes come."""
+    """Placeholder for an output that the core has put into the client's region: no bytes are sent."""
 
     __slots__ = ("_tensor", "name")
 
@@ -56,7 +56,7 @@ def _unpacker(record: TensorRecord) -> Unpacker | AbsentTensor:
     return AbsentTensor(record) if record.nbytes == 0 and 0 not in record.shape else Unpacker(record)
 
 
-# What equal heads of responses say, ready for use; and whether the tensors take long to unpack.
+# The decoded content of equal heads of responses, and whether the tensors take long to unpack.
 Head = tuple[tuple[Unpacker | AbsentTensor, ...], dict[str, ParameterValue] | None, bool]
 # The head of a request, and its tensors.
 Packed = tuple[bytes, Payload]
@@ -65,7 +65,7 @@ Packed = tuple[bytes, Payload]
 class _SentHead:
     """The head of a request of some form, which equal requests to the same model have too.
 
-    Of no form with BYTES tensors: how long these are is part of the head.
+    Not for forms with BYTES tensors, because their lengths are part of the head.
     """
 
     __slots__ = ("head", "model_name", "version")
@@ -77,7 +77,7 @@ class _SentHead:
 
 
 class RemoteDataPlane:
-    """Sends requests to the core and hands what comes back to their streams. Event loop thread only."""
+    """Sends requests to the core and passes the responses to their streams. Event loop thread only."""
 
     def __init__(self, link: Link[CoreBundle], numbers: count[int]) -> None:
         """`numbers` are those of calls, unique in this process."""
@@ -87,7 +87,7 @@ class RemoteDataPlane:
         self._on_cancel = self._cancel
         self._requests: dict[int, InFlightRequest] = {}
         self._heads: dict[bytes, Head] = {}
-        # While a response is unpacked beside the event loop: what comes after it for the same call.
+        # While a response is unpacked beside the event loop: later messages of the same call.
         self._waiting: dict[int, deque[Inferred | Failed]] = {}
 
     @property
@@ -98,7 +98,7 @@ class RemoteDataPlane:
     def infer(self, request: InFlightRequest) -> ResponseStream:
         """Send the request to the core; its stream brings the responses or the error.
 
-        Raises InvalidArgumentError for what cannot travel; all other errors come by the stream.
+        Raises InvalidArgumentError for a request that cannot be encoded; other errors arrive on the stream.
         """
         note_request(request)
         call = self._next_number()
@@ -141,7 +141,7 @@ class RemoteDataPlane:
         """As that of the data plane; the core, which knows the models, checks in `infer`."""
 
     def on_inferred(self, message: Inferred) -> None:
-        """A response has come."""
+        """A response has arrived."""
         waiting = self._waiting.get(message.call)
         if waiting is not None:
             waiting.append(message)
@@ -189,7 +189,7 @@ class RemoteDataPlane:
         request.stream.deliver(InferResponse(error=error, is_final=message.is_final))
 
     def _packed(self, request: InFlightRequest) -> tuple[bytes, Content]:
-        """What is the same in equal requests, and the tensors."""
+        """The part that equal requests share, and the tensors."""
         form = request.form
         inputs = request.inputs
         sent = form.signature if form is not None else None
@@ -222,7 +222,7 @@ class RemoteDataPlane:
             self._send(Credit(call, 1))
 
     def _cancel(self, request: InFlightRequest) -> None:
-        # Requests are seldom cancelled, so none pays for being found fast.
+        # Requests are rarely cancelled, so there is no index for finding them.
         for call, each in self._requests.items():
             if each is request:
                 self._link.send(Cancel(call))

@@ -1,4 +1,4 @@
-"""Ports that several front processes serve: listens here, and has the fronts do the rest."""
+"""Ports that several front processes serve: this process listens, and the fronts do the rest."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from modelserver.wire.tls import TlsFiles, TlsReloader
 _logger = logging.getLogger(__name__)
 
 _TIDY_S: Final = 1.0
-# What a front that was told to exit may take beyond the grace: it cuts what is left, and ends.
+# Extra time after the grace period for a front that was told to exit: it cuts the remaining requests, and ends.
 _EXIT_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class FrontPort:
-    """What a port of `WireProcesses` shall be.
+    """The description of a port of `WireProcesses`.
 
-    `counts` may be shared by the ports of a server; `name` says in the log what is served.
+    `counts` may be shared by the ports of a server; `name` is the port's name in the log.
     """
 
     address: Address
@@ -70,7 +70,7 @@ class WireProcesses:
         self._fronts: list[FrontProcess] = []
         self._sessions: dict[FrontProcess, FrontSession] = {}
         self._acceptors: list[Acceptor] = []
-        # The fronts read the files for themselves; here they fail sooner, and the metrics have what becomes of them.
+        # The fronts read the files themselves; reading them here fails sooner and feeds the metrics.
         self._tls: list[TlsReloader] = []
         self._tidier: asyncio.TimerHandle | None = None
         self._is_listening = False
@@ -132,13 +132,13 @@ class WireProcesses:
             )
 
     def retire(self) -> None:
-        """Serve what comes, and have clients go elsewhere with their next requests where an answer can say so."""
+        """Serve requests, and let answers tell clients, where the protocol can, to send the next ones elsewhere."""
         self._is_retiring = True
         for session in self._sessions.values():
             session.retire()
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no more, let what is in flight finish for `grace_s` seconds, then cut what is left.
+        """Accept no more, give requests in flight `grace_s` seconds to finish, then cut the rest.
 
         Waits for the same end when called again; cancelling it ends the fronts at once.
         """
@@ -160,7 +160,7 @@ class WireProcesses:
         await self._stop_fronts(grace_s + _EXIT_S)
 
     def gauges(self) -> list[FrontGauges]:
-        """Each front, in order; of one that is being restarted there is little to say."""
+        """Gauges of each front, in order; a front that is being restarted has few."""
         return [_gauges(front, self._sessions.get(front)) for front in self._fronts]
 
     def _setup(self) -> FrontSetup:
@@ -216,7 +216,7 @@ class WireProcesses:
             self._dealer.add(session)
 
     def set_log_level(self, level: int) -> None:
-        """Have the fronts log from this level on, those too that are started anew."""
+        """Set the log level of the fronts, including those that are started later."""
         self._log_level = level
         for session in self._sessions.values():
             session.set_log_level(level)
@@ -228,7 +228,7 @@ class WireProcesses:
             session.close()
 
     def _pause_accepting(self, has_fronts: bool) -> None:
-        """While there is nobody to serve them, new connections wait in the backlog of the system."""
+        """While no front serves, new connections wait in the backlog of the system."""
         if not self._is_listening:
             return
         for acceptor in self._acceptors:
@@ -244,7 +244,7 @@ class WireProcesses:
         now_s = asyncio.get_running_loop().time()
         for front, session in self._sessions.items():
             if session.silence_s(now_s) > self._options.max_silence_s:
-                _logger.error("%s hangs: it said nothing for %.1f s; killing it", front.name, session.silence_s(now_s))
+                _logger.error("%s hangs: it sent nothing for %.1f s; killing it", front.name, session.silence_s(now_s))
                 front.kill()
 
 

@@ -1,4 +1,4 @@
-"""The core's side of one front process, from its start to its end: what it asks, and how it fares."""
+"""The core's side of one front process, from its start to its end: its requests and its state."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class FrontSession:
 
     @property
     def num_connections(self) -> int:
-        """Those that the front has, and those on their way to it."""
+        """The front's connections, and those on their way to it."""
         return self._num_open + self._num_dealt - self._num_received
 
     @property
@@ -115,7 +115,7 @@ class FrontSession:
         self._link.send(LogLevel(level))
 
     def silence_s(self, now_s: float) -> float:
-        """How long nothing has come from the front, which reports every few seconds; asked about once a second."""
+        """How long the front, which reports every few seconds, has sent nothing; called about once a second."""
         self._link.tidy()
         if self._has_spoken:
             self._has_spoken = False

@@ -1,4 +1,4 @@
-"""What a front process must know to serve: given to it at its start, as plain data."""
+"""The data that a front process needs to serve, given to it at its start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PortSetup:
 
 @dataclass(frozen=True, slots=True)
 class CallNeeds:
-    """What a caller needs, by the names of its group, scope and use of keys."""
+    """A call's requirements, by the names of its group, scope and use of keys."""
 
     group: str
     scope: str
@@ -44,7 +44,7 @@ class CallNeeds:
 
     @property
     def parts(self) -> tuple[ApiGroup, Scope, KeyUse]:
-        """What the names stand for."""
+        """The requirements that the names stand for."""
         return ApiGroup(self.group), Scope(self.scope), KeyUse(self.key)
 
 
@@ -78,7 +78,7 @@ class MethodCall:
 
 @dataclass(frozen=True, slots=True)
 class FrontCalls:
-    """All that the core answers: fronts judge calls by their heads, and pass on what they do not answer themselves."""
+    """The calls that the core answers: fronts check calls by their heads, and pass on those that they do not answer."""
 
     apis: tuple[ApiCalls, ...] = ()
     methods: tuple[MethodCall, ...] = ()
@@ -132,7 +132,7 @@ def _share(limits: WireLimits, num_fronts: int) -> WireLimits:
 
 @dataclass(frozen=True, slots=True)
 class CorePlanes:
-    """What answers in the core; a frontend is None where no port serves its protocol."""
+    """The frontends of the core; one is None if no port serves its protocol."""
 
     dataplane: DataPlane
     http: HttpFrontend | None
@@ -140,7 +140,7 @@ class CorePlanes:
     http_apis: tuple[Api, ...] = ()
 
     def calls(self) -> FrontCalls:
-        """What a front has to know of them."""
+        """Their description for a front."""
         methods = self.grpc.methods if self.grpc is not None else {}
         return FrontCalls(
             tuple(map(_describe_api, self.http_apis)),
@@ -160,7 +160,7 @@ class FrontSockets:
         self.to_front = SharedBuffer.create(f"{name}:answers")
         self.from_front = SharedBuffer.create(f"{name}:requests")
         self.handover.setblocking(False)
-        # What the front inherits: link, handover, its outgoing and its incoming memory.
+        # The descriptors that the front inherits: link, handover, its outgoing and its incoming memory.
         self.descriptors = (
             self._their_link.fileno(),
             self._their_handover.fileno(),
@@ -174,7 +174,7 @@ class FrontSockets:
         self._their_handover.close()
 
     def close(self) -> None:
-        """Close what no session has taken over."""
+        """Close the ends that no session has taken over."""
         self.close_theirs()
         self.link.close()
         self.handover.close()

@@ -1,4 +1,4 @@
-"""Inference calls that are shorter than what would be said of them: the core gets their bytes, and decodes them itself.
+"""Inference calls that are shorter than their description: the core gets their bytes, and decodes them itself.
 
 A decoded request has to be described, read, made anew and answered by a description that is read in turn. For a few
 numbers that is more work than to decode them, most of all where calls repeat themselves and are known by their bytes.
@@ -36,7 +36,7 @@ from modelserver.wire.processes.messages import (
     ShortResponseHead,
 )
 
-# Tensors are known by their places, text has to be read: the core is not to read much, nor to write it.
+# Tensors are found by their places, but text must be parsed: the core should not parse or write much of it.
 MAX_SHORT_BYTES: Final = 4 << 10
 MAX_SHORT_TEXT_BYTES: Final = 1 << 10
 _NEVER: Final = -1
@@ -75,7 +75,7 @@ class ShortCalls:
         return len(self._calls)
 
     def grpc(self, infer: Method) -> Method:
-        """ModelInfer, of which short calls go to the core and others to `infer`."""
+        """ModelInfer: short calls go to the core, others to `infer`."""
         infer_here = infer.unary
         assert infer_here is not None, "ModelInfer is no stream"
         calls, next_number, cancel, send = self._calls, self._next_number, self._cancel, self._send
@@ -121,7 +121,8 @@ class ShortCalls:
         content = message.body
         body = content if type(content) is bytes else self._view(content)
         if len(body) > MAX_SHORT_BYTES:
-            # Who asks little and is told much is answered here from now on: much is to be written here.
+            # Calls with short requests and long answers are served here from now on, so that the long answers are
+            # written here.
             exchange.head.shorthand.max_bytes = _NEVER
         exchange.respond(HttpResponse(head.status, head.headers, (body,)))
 
@@ -168,7 +169,7 @@ class _ShortHttp(HttpFrontend):
 
 
 def is_open(access: Access) -> bool:
-    """Whether nobody looks at what comes with inference calls: then their bytes are all that the core needs of them."""
+    """Whether the metadata of inference calls is unused: then the core needs only their bytes."""
     return access == Access(restrictions=access.restrictions) and access.restriction(ApiGroup.INFERENCE) is None
 
 

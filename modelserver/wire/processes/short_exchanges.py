@@ -1,4 +1,4 @@
-"""The core's side of short calls: the frontends that have the planes answer them, from the bytes that came."""
+"""The core's side of short calls: the frontends that have the planes answer them, from the received bytes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ShortExchanges:
             return self._known_head
         key = (response.status, tuple(headers))
         text = self._response_heads.get(key) or self._write_head(key)
-        # Only what cannot change is known again.
+        # Only immutable objects are recognised.
         if response.status == _OK and type(headers) is tuple:
             self._known_headers, self._known_head = headers, text
         return text

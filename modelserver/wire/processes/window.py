@@ -1,4 +1,4 @@
-"""Back-pressure of one direction of a streamed call: so many pieces may be on their way, then the sender waits."""
+"""Back-pressure of one direction of a streamed call: when a number of pieces are on their way, the sender waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Window:
     def __init__(self) -> None:
         self._room = WINDOW_PIECES
         self._waiter: asyncio.Future[None] | None = None
-        # Nobody reads any more.
+        # The reader has left.
         self.is_closed = False
 
     @property
@@ -46,7 +46,7 @@ class Window:
         self._room -= 1
 
     def grant(self, num_pieces: int) -> None:
-        """The reader has taken so many."""
+        """The reader has taken this many pieces."""
         self._room += num_pieces
         self._wake()
 

@@ -1,7 +1,7 @@
-"""What a transport asks of the system: in C where that was built (`_calls.c`), else in Python; the result is the same.
+"""The system calls of a transport: in C if that was built (`_calls.c`), else in Python; the result is the same.
 
 None of these waits, except `receive_soon` for the time that it is given. Those in C hold the interpreter's lock, which
-those in Python let go of each time: a worker that waits for it is then woken, mostly in vain.
+those in Python let go of each time: a worker that waits for it is then woken, mostly for nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_READY: Final = 64
 
 
 class Watched(Protocol):
-    """A transport, to which is told what has become of its socket. None of these raises."""
+    """A transport that receives events of its socket. None of these methods raises."""
 
     def ready(self, events: int) -> None:
         """The socket can be read (READ) or written (WRITE), or has failed (any other bit); or perhaps so: try."""

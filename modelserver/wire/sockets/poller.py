@@ -2,7 +2,7 @@
 
 The event loop watches the set, and calls once for all sockets that are ready. Where it watches them itself it calls for
 each: it takes the interpreter's lock and lets go of it, and a worker thread that waits for the lock is woken each time,
-mostly in vain.
+mostly for nothing.
 """
 
 from __future__ import annotations

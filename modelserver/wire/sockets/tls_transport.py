@@ -24,7 +24,7 @@ _CAPITALS: Final = range(ord("A"), ord("Z") + 1)
 
 @dataclass(frozen=True, slots=True)
 class TlsTerms:
-    """What all connections of a port have in common.
+    """The settings that all connections of a port share.
 
     A handshake that is not done within `handshake_s` has failed; then its client has `linger_s` to learn why. One that
     speaks HTTP without TLS gets `open_answer`. `room` is where all receive: each empties it at once.
@@ -88,7 +88,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         # What was decrypted before the protocol wanted it: seldom anything.
         self._left = b""
         self._num_unread = 0
-        # The peer sends no more, and the protocol knows that.
+        # The peer sends no more, and the protocol knows.
         self._has_ended = self._is_told = False
         # We send no more; and take no more.
         self._is_ending = self._is_closing = False
@@ -203,14 +203,14 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._below.receive_soon()
 
     def _read_on(self) -> None:
-        """Read what came when it was not wanted."""
+        """Read the data that arrived while reading was paused."""
         try:
             self._read()
         except Exception as error:
             self._below.fail(error)
 
     def _read(self) -> None:
-        """Give the protocol what has come, as long as it takes it."""
+        """Give the protocol the received data, as long as it takes it."""
         tls, incoming = self._tls, self._incoming
         while self._is_reading and (incoming.pending or tls.pending() or self._left) and not self._below.is_closing():
             # Typeshed: any buffer.
@@ -323,7 +323,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._below.write(records)
 
     def _say_end(self) -> None:
-        """Tell the peer that nothing is missing behind what it gets (RFC 8446, 6.1)."""
+        """Tell the peer that the data it gets is complete (RFC 8446, 6.1)."""
         # OpenSSL looks for the peer's own end as soon as it has said ours, and what has come instead would be lost.
         records = self._incoming.read()
         if self._tls.pending():

@@ -61,7 +61,7 @@ class SocketTransport(asyncio.Transport):
         self._socket = connected
         self._descriptor = connected.fileno()
         self._protocol: asyncio.BufferedProtocol
-        # What the poller is to tell.
+        # The events that the poller watches for.
         self._events = 0
         self._is_reading = True
         # The peer sends no more; we send no more once what waits is sent; no more is taken; nothing is left to do.
@@ -123,7 +123,7 @@ class SocketTransport(asyncio.Transport):
             self.fail(error)
 
     def _receive(self, patience_ns: int = 0) -> bool:
-        """Give the protocol what has come; whether there may be more."""
+        """Give the protocol the received data; returns whether there may be more."""
         buffer: memoryview = self._protocol.get_buffer(-1)  # type: ignore[assignment]  # typeshed: any buffer
         try:
             if patience_ns:
@@ -310,7 +310,7 @@ class SocketTransport(asyncio.Transport):
             self._socket.close()
 
     def _watch(self) -> None:
-        """Have the poller tell what is waited for."""
+        """Have the poller watch for the awaited events."""
         events = (READ if self._is_reading else 0) | (WRITE if self._num_waiting else 0)
         if events != self._events:
             self._events = events
