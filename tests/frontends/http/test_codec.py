@@ -263,7 +263,7 @@ def test_malformed_json_is_refused(body: bytes) -> None:
     [
         (b"abc", 8, "'x', expecting 5 additional bytes"),
         (bytes(9), 8, "1 bytes after the last"),
-        (bytes(4), 4, "input byte size mismatch for input 'x' for the model. Expected 8, got 4"),
+        (bytes(4), 4, "input byte size mismatch for input 'x' for model 'm'. Expected 8, got 4"),
     ],
 )
 def test_binary_sizes_must_fit(body: bytes, text_len: int, message: str) -> None:
