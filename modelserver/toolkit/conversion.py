@@ -120,7 +120,7 @@ def _write_version(source: Source, config: ModelConfig, options: ConversionOptio
         raise InvalidArgumentError(f"--keep-op is for --to fp16, not for --to {target.value}")
     if source.kind is SourceKind.ONNX:
         raise InvalidArgumentError(
-            f"'{options.source}' is an ONNX model: it can be converted to fp16 (--to fp16), but not back to PyTorch"
+            f"'{options.source}' is an ONNX model: it can become fp16 (--to fp16), but not PyTorch again"
         )
     if target is Target.ONNX:
         write_onnx(_to_onnx(source, config, options), directory)
