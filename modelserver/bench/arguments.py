@@ -26,16 +26,18 @@ from modelserver.bench.report_files import check_file
 from modelserver.bench.search import LoadRange, parse_range
 from modelserver.bench.window import Stability
 from modelserver.bench.work import Sequences
-from modelserver.client.address import Address, Tls, check_files, parse_address
+from modelserver.client.address import (
+    URL_VARIABLE,
+    Address,
+    Tls,
+    check_files,
+    environment_headers,
+    environment_tls,
+    parse_address,
+)
 from modelserver.core.numerals import is_digits
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import TRUE_WORDS
-
-# As of our other commands; not a flag, since other users of the machine see those.
-_KEY_VARIABLE = "MODELSERVER_API_KEY"
-# As for every command that asks a server: where it is, and TLS files in PEM form.
-_URL_VARIABLE = "MODELSERVER_URL"
-_TLS_VARIABLES = ("MODELSERVER_CA_FILE", "MODELSERVER_CLIENT_CERT", "MODELSERVER_CLIENT_KEY")
 
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 DEFAULT_SEQUENCE_LENGTH = 20
@@ -110,23 +112,23 @@ def _report(found: argparse.Namespace) -> ReportOptions:
 
 
 def _address(found: argparse.Namespace, is_grpc: bool) -> Address:
-    url = found.url or os.environ.get(_URL_VARIABLE, "") or "localhost"
-    authorities, certificate, key = (os.environ.get(name, "") for name in _TLS_VARIABLES)
+    url = found.url or os.environ.get(URL_VARIABLE, "") or "localhost"
+    default = environment_tls()
     is_secure = url.startswith(("https://", "grpcs://"))
     if not is_grpc:
         tls = Tls(
-            found.ssl_https_ca_certificates_file or authorities,
-            found.ssl_https_client_certificate_file or certificate,
-            found.ssl_https_private_key_file or key,
+            found.ssl_https_ca_certificates_file or default.authorities_file,
+            found.ssl_https_client_certificate_file or default.certificate_file,
+            found.ssl_https_private_key_file or default.key_file,
             is_peer_verified=bool(found.ssl_https_verify_peer),
             is_host_verified=bool(found.ssl_https_verify_host),
         )
         check_files(tls)
         return parse_address(url, default_port=HTTP_PORT, tls=tls if is_secure else None)
     tls = Tls(
-        found.ssl_grpc_root_certifications_file or authorities,
-        found.ssl_grpc_certificate_chain_file or certificate,
-        found.ssl_grpc_private_key_file or key,
+        found.ssl_grpc_root_certifications_file or default.authorities_file,
+        found.ssl_grpc_certificate_chain_file or default.certificate_file,
+        found.ssl_grpc_private_key_file or default.key_file,
     )
     check_files(tls)
     is_secure = is_secure or found.ssl_grpc_use_ssl.lower() in TRUE_WORDS
@@ -269,10 +271,9 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 def _headers(texts: Sequence[str]) -> dict[str, str]:
     """The headers of -H, and the API key of the environment unless -H sets one."""
     headers = dict(_header(text) for text in texts)
-    key = os.environ.get(_KEY_VARIABLE, "")
-    if key and not {"authorization", "x-api-key"} & {name.lower() for name in headers}:
-        headers["authorization"] = f"Bearer {key}"
-    return headers
+    if {"authorization", "x-api-key"} & {name.lower() for name in headers}:
+        return headers
+    return headers | environment_headers()
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelserver.bench.tensors import TensorSpec
-from modelserver.client.control import Control, Document
+from modelserver.client.control import ControlClient, Document
 from modelserver.config.suggestion import suggest
 from modelserver.core.datatype import Datatype
-from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError
+from modelserver.errors import InvalidArgumentError, ServerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +47,14 @@ class Interface:
         raise InvalidArgumentError(f"model '{self.name}' has no input '{name}'{hint} (it has {', '.join(names)})")
 
 
-async def read_interface(control: Control, model: str, version: str) -> Interface:
-    """Ask for metadata and config. A server without configs is taken at its metadata.
-
-    Raises NotFoundError with a suggestion, and other ServerErrors.
-    """
+def read_interface(control: ControlClient, model: str, version: str) -> Interface:
+    """Ask for metadata and config. A server without configs is taken at its metadata. Raises ServerError."""
+    metadata = control.model_metadata(model, version)
     try:
-        metadata = await control.metadata(model, version)
-    except NotFoundError as error:
-        raise await _with_hint(control, model, error) from None
-    try:
-        config = await control.config(model, version)
+        config = control.model_config(model, version)
     except ServerError:
         config = _guess_config(metadata)
     return make_interface(model, version, metadata, config)
-
-
-async def _with_hint(control: Control, model: str, error: NotFoundError) -> NotFoundError:
-    if "did you mean" in error.message:
-        return error
-    try:
-        names = [str(row.get("name", "")) for row in await control.index()]
-    except ServerError:
-        return error
-    nearest = suggest(model, names)
-    return NotFoundError(f"{error.message}; did you mean '{nearest}'?") if nearest and nearest != model else error
 
 
 def _guess_config(metadata: Document) -> Document:

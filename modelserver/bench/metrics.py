@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from modelserver.client.address import Address
+from modelserver.client.control import TIMEOUT_S
 from modelserver.client.http_lane import HttpLane
-from modelserver.client.lane import Lane
+from modelserver.client.questions import Questions
 from modelserver.client.request_heads import HttpHead
-from modelserver.errors import UnavailableError
+from modelserver.errors import ServerError, UnavailableError
 
 _SAMPLE = re.compile(r'^(nv_gpu_\w+)\{[^}]*gpu_uuid="([^"]*)"[^}]*\}\s+(\S+)', re.MULTILINE)
 UTILIZATION, POWER = "nv_gpu_utilization", "nv_gpu_power_usage"
@@ -65,8 +66,8 @@ class Scraper:
         self._request = HttpHead(address, "GET", path).encode(0)
         self._address = address
         self._interval_s = interval_s
-        self._lane = HttpLane(address, self)
-        self._answer: asyncio.Future[str | None] | None = None
+        self._questions = Questions()
+        self._lane = HttpLane(address, self._questions)
         self._task: asyncio.Task[None] | None = None
         self._samples: list[Sample] = []
 
@@ -75,7 +76,7 @@ class Scraper:
         try:
             await self._lane.connect()
             await self._scrape()
-        except UnavailableError as error:
+        except ServerError as error:
             raise UnavailableError(f"cannot collect metrics (--metrics-url says where they are): {error}") from None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -95,23 +96,10 @@ class Scraper:
             await asyncio.sleep(self._interval_s)
             try:
                 await self._scrape()
-            except UnavailableError:
+            except ServerError:
                 # A busy server may miss a scrape; the existing ones are averaged.
                 continue
 
     async def _scrape(self) -> None:
-        self._answer = asyncio.get_running_loop().create_future()
-        self._lane.keeps_answer = True
-        self._lane.send(self._request)
-        failure = await self._answer
-        if failure is not None:
-            raise UnavailableError(failure)
-        self._samples.append(read_sample(self._lane.answer.decode(errors="replace")))
-
-    def answered(self, lane: Lane, now_ns: int, failure: str | None) -> None:
-        del lane, now_ns
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(failure)
-
-    def responded(self, lane: Lane) -> None:
-        """Scrapes have one response."""
+        answer = await self._questions.ask(self._lane, self._request, TIMEOUT_S)
+        self._samples.append(read_sample(answer.decode(errors="replace")))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelserver.bench.interface import Interface
-from modelserver.client.control import Control
+from modelserver.client.control import ControlClient
 from modelserver.errors import ServerError
 
 _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
@@ -92,20 +92,20 @@ class ServerCounts:
         return ServerCounts(self.model - other.model, steps)
 
 
-async def read_counts(
-    control: Control, interface: Interface, composing: Sequence[tuple[str, str]]
+def read_counts(
+    control: ControlClient, interface: Interface, composing: Sequence[tuple[str, str]]
 ) -> ServerCounts | None:
     """The counts so far; None for a server that keeps none."""
     try:
-        model = await _model_counts(control, interface.name, interface.version)
-        steps = [await _model_counts(control, name, version) for name, version in (*interface.composing, *composing)]
+        model = _model_counts(control, interface.name, interface.version)
+        steps = [_model_counts(control, name, version) for name, version in (*interface.composing, *composing)]
     except ServerError:
         return None
     return ServerCounts(model, tuple(steps))
 
 
-async def _model_counts(control: Control, name: str, version: str) -> ModelCounts:
+def _model_counts(control: ControlClient, name: str, version: str) -> ModelCounts:
     """The counts of one version; by default the newest, because it answers."""
-    rows = [ModelCounts.from_document(row) for row in await control.statistics(name, version)]
+    rows = [ModelCounts.from_document(row) for row in control.statistics(name, version)]
     rows.sort(key=lambda row: int(row.version) if row.version.isdigit() else 0)
     return rows[-1] if rows else ModelCounts(name, version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 
@@ -16,7 +17,8 @@ from modelserver.bench.results import Results
 from modelserver.bench.server_statistics import ServerCounts, read_counts
 from modelserver.bench.shared_regions import Regions
 from modelserver.bench.work import Template, Transport, Work
-from modelserver.client.control import Control, GrpcControl, HttpControl
+from modelserver.client.control import ControlClient
+from modelserver.client.endpoint import Endpoint
 from modelserver.client.request_heads import GrpcHead, HttpHead, model_path
 from modelserver.errors import InvalidArgumentError
 
@@ -25,27 +27,21 @@ MAX_WORKERS = 16
 
 async def run_bench(options: BenchOptions, watcher: Watcher) -> Results:
     """Measure. Raises ServerError for what keeps the run from starting; failures of requests are in the results."""
-    headers = options.request.headers
-    control: Control = (
-        GrpcControl(options.address, headers) if options.is_grpc else HttpControl(options.address, headers)
-    )
-    try:
-        interface = await read_interface(control, options.model, options.version)
-        _check(options, interface)
-        streams = read_data(interface, options.request.data)
-        async with Regions(options.request, control, interface) as regions:
-            streams = await regions.place(streams)
-            work = make_work(options, interface, streams, regions)
-            return await _measure(options, control, interface, work, watcher)
-    finally:
-        control.close()
+    control = Endpoint(options.address, options.is_grpc, options.request.headers).control()
+    interface = await asyncio.to_thread(read_interface, control, options.model, options.version)
+    _check(options, interface)
+    streams = read_data(interface, options.request.data)
+    async with Regions(options.request, control, interface) as regions:
+        streams = await regions.place(streams)
+        work = make_work(options, interface, streams, regions)
+        return await _measure(options, control, interface, work, watcher)
 
 
 async def _measure(
-    options: BenchOptions, control: Control, interface: Interface, work: Work, watcher: Watcher
+    options: BenchOptions, control: ControlClient, interface: Interface, work: Work, watcher: Watcher
 ) -> Results:
     async def counts() -> ServerCounts | None:
-        return await read_counts(control, interface, options.composing)
+        return await asyncio.to_thread(read_counts, control, interface, options.composing)
 
     num_workers = count_workers(options.load)
     scraper = Scraper(options.metrics.address, options.metrics.path, options.metrics.interval_s)

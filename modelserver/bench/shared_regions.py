@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import ctypes
@@ -17,7 +18,7 @@ from modelserver.bench.encode import SharedOutput
 from modelserver.bench.input_data import Step
 from modelserver.bench.interface import Interface
 from modelserver.bench.options import RequestOptions, SharedMemory
-from modelserver.client.control import Control, Document
+from modelserver.client.control import ControlClient, Document
 from modelserver.errors import InternalError, ServerError, UnavailableError, UnsupportedError
 
 _ALIGNMENT = 64
@@ -109,7 +110,7 @@ class Regions:
     All requests in flight share the regions of the outputs, as in perf_analyzer, because they are never read.
     """
 
-    def __init__(self, options: RequestOptions, control: Control, interface: Interface) -> None:
+    def __init__(self, options: RequestOptions, control: ControlClient, interface: Interface) -> None:
         self._options = options
         self._control = control
         self._interface = interface
@@ -128,7 +129,7 @@ class Regions:
         for name in self._registered:
             # The server may be gone; its mapping went with it.
             with contextlib.suppress(ServerError):
-                await self._control.unregister(name, self._kind.value)
+                await asyncio.to_thread(self._control.unregister_region, name, self._kind.value)
         for region in self._regions:
             region.close()
 
@@ -181,7 +182,7 @@ class Regions:
 
     async def _register(self, name: str, region: Region) -> None:
         try:
-            await self._control.register(name, self._kind.value, region.details)
+            await asyncio.to_thread(self._control.register_region, name, self._kind.value, region.details)
         except ServerError as error:
             raise type(error)(
                 f"the server does not take {self._kind.value} shared memory: {error.message}", code=error.code

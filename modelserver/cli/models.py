@@ -96,7 +96,7 @@ def load(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Load a model, or load it again; or one version of it. The server must run with --model-control-mode=explicit."""
-    parameters: dict[str, object] = {}
+    parameters: dict[str, str | bool] = {}
     if config is not None:
         parameters["config"] = _read(config).decode()
     for text in file or []:
@@ -124,7 +124,7 @@ def unload(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Unload a model, or one version of it. The server must run with --model-control-mode=explicit."""
-    parameters: dict[str, object] = {"unload_dependents": dependents}
+    parameters: dict[str, str | bool] = {"unload_dependents": dependents}
     if model_version:
         parameters["version"] = model_version
     if evict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -12,6 +13,15 @@ from pathlib import Path
 from modelserver.errors import InvalidArgumentError, UnavailableError
 
 CONNECT_TIMEOUT_S = 10.0
+
+URL_VARIABLE = "MODELSERVER_URL"
+# The API key of every command that calls a server. Not a flag: other users of the machine can see flags.
+KEY_VARIABLE = "MODELSERVER_API_KEY"
+# PEM files: trusted authorities (default: the system's), and our certificate if a server asks for one.
+CA_VARIABLE = "MODELSERVER_CA_FILE"
+CERTIFICATE_VARIABLE = "MODELSERVER_CLIENT_CERT"
+CERTIFICATE_KEY_VARIABLE = "MODELSERVER_CLIENT_KEY"
+TLS_VARIABLES = (CA_VARIABLE, CERTIFICATE_VARIABLE, CERTIFICATE_KEY_VARIABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +73,7 @@ class Address:
         except TimeoutError:
             raise UnavailableError(f"no answer from {self} within {CONNECT_TIMEOUT_S:g} s") from None
         except ConnectionRefusedError:
-            raise UnavailableError(
-                f"no server answers at {self}: connection refused; start one with "
-                "'modelserver serve --model-repository=DIRECTORY', or say where it is with -u or MODELSERVER_URL"
-            ) from None
+            raise refused(str(self)) from None
         except ssl.SSLError as error:
             raise UnavailableError(f"no TLS with {self}: {error}") from None
         except OSError as error:
@@ -97,3 +104,23 @@ def check_files(tls: Tls) -> None:
     for name in (tls.authorities_file, tls.certificate_file, tls.key_file):
         if name and not Path(name).is_file():
             raise InvalidArgumentError(f"there is no file '{name}'")
+
+
+def environment_tls() -> Tls:
+    """The TLS files that the variables name."""
+    authorities, certificate, key = (os.environ.get(name, "") for name in TLS_VARIABLES)
+    return Tls(authorities, certificate, key)
+
+
+def environment_headers() -> dict[str, str]:
+    """The header of the API key, if there is one. In lower case, as HTTP/2 requires."""
+    key = os.environ.get(KEY_VARIABLE, "")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def refused(where: str) -> UnavailableError:
+    """The error for an address on which no server listens."""
+    return UnavailableError(
+        f"no server answers at {where}: connection refused; start one with "
+        f"'modelserver serve --model-repository=DIRECTORY', or say where it is with --url or {URL_VARIABLE}"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 
@@ -57,12 +58,14 @@ def _number_or_none(text: bytes) -> int | None:
 def failure_text(status: int, body: bytes) -> str:
     """What an answer that is not 200 says: `HTTP 400: ...`."""
     message = body[:MAX_SHOWN].decode(errors="replace")
-    try:
-        error = json.loads(body)["error"]
-        message = str(error.get("message", error)) if isinstance(error, dict) else str(error)
-    except (ValueError, KeyError, TypeError):
-        pass
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        message = error_text(json.loads(body)["error"])
     return f"HTTP {status}: {message[:MAX_SHOWN]}"
+
+
+def error_text(error: object) -> str:
+    """The message of an error: text, or in OpenAI's API an object with a message."""
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
 class ChunkedBody:

@@ -1,4 +1,4 @@
-"""The HTTP client of the commands that talk to a running server."""
+"""Control of a server over HTTP, and the other calls of the commands."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from modelserver.config.suggestion import suggest
-from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, ServerError, UnavailableError
+from modelserver.client.address import (
+    CA_VARIABLE,
+    CERTIFICATE_VARIABLE,
+    TLS_VARIABLES,
+    Tls,
+    environment_headers,
+    environment_tls,
+    refused,
+)
+from modelserver.client.control import ControlClient, error_of
+from modelserver.client.http_head import error_text
+from modelserver.errors import ErrorCode, InvalidArgumentError, ServerError, UnavailableError
 
 DEFAULT_URL = "http://localhost:8000"
 TIMEOUT_S = 300.0
-# The API key of every command that calls a server. Not a flag: other users of the machine can see flags.
-KEY_VARIABLE = "MODELSERVER_API_KEY"
-# PEM files: trusted authorities (default: the system's), and our certificate if a server asks for one.
-CA_VARIABLE = "MODELSERVER_CA_FILE"
-CERTIFICATE_VARIABLE = "MODELSERVER_CLIENT_CERT"
-CERTIFICATE_KEY_VARIABLE = "MODELSERVER_CLIENT_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +40,33 @@ class Reply:
         return json.loads(self.body) if self.body else {}
 
 
-class ServerClient:
+class ServerClient(ControlClient):
     """Talks to the server at `url`; a connection per request.
 
     Every method raises UnavailableError when no server answers, and for an error answer a ServerError with the
     server's own message.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        tls: Tls | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Without `tls` and `headers`, the files and the API key are those of the environment."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidArgumentError(f"--url expects http://<host>:<port>, got '{url}'")
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._is_secure = parts.scheme == "https"
-        self._tls: ssl.SSLContext | None = None
+        self._tls = tls
+        self._context: ssl.SSLContext | None = None
         self._host = parts.hostname
         self._port = parts.port
         self._timeout_s = timeout_s
-        key = os.environ.get(KEY_VARIABLE, "")
-        self._key_headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers = environment_headers() if headers is None else headers
 
     def check_live(self) -> None:
         """Return if the server runs; UnavailableError if no server answers."""
@@ -92,11 +104,17 @@ class ServerClient:
             for line in response:
                 yield line.decode(errors="replace").rstrip("\n")
 
-    def load(self, model: str, parameters: Mapping[str, object]) -> None:
+    def load(self, model: str, parameters: Mapping[str, str | bool] | None = None) -> None:
         self._control("load", model, parameters)
 
-    def unload(self, model: str, parameters: Mapping[str, object]) -> None:
+    def unload(self, model: str, parameters: Mapping[str, str | bool] | None = None) -> None:
         self._control("unload", model, parameters)
+
+    def register_region(self, region: str, kind: str, details: dict[str, Any]) -> None:
+        self._request("POST", f"{_region_path(region, kind)}/register", json.dumps(details).encode())
+
+    def unregister_region(self, region: str, kind: str) -> None:
+        self._request("POST", f"{_region_path(region, kind)}/unregister", b"{}")
 
     def traffic(self, model: str) -> dict[str, Any]:
         """The versions that share a model's requests; only its name if the highest version answers."""
@@ -127,15 +145,15 @@ class ServerClient:
                 if line.startswith(b"data: ") and line[6:].strip() != b"[DONE]":
                     chunk = json.loads(line[6:])
                     if "error" in chunk:
-                        raise ServerError(_error_text(chunk["error"]), code=ErrorCode.INTERNAL)
+                        raise ServerError(error_text(chunk["error"]), code=ErrorCode.INTERNAL)
                     yield chunk
 
     def language_model(self, model: str) -> dict[str, Any]:
         """The model's document from OpenAI's API."""
         return dict(self._request("GET", f"/v1/models/{_segment(model)}").document())
 
-    def _control(self, verb: str, model: str, parameters: Mapping[str, object]) -> None:
-        body = json.dumps({"parameters": dict(parameters)}).encode()
+    def _control(self, verb: str, model: str, parameters: Mapping[str, str | bool] | None) -> None:
+        body = json.dumps({"parameters": dict(parameters or {})}).encode()
         self._request("POST", f"/v2/repository/models/{_segment(model)}/{verb}", body)
 
     def _model(
@@ -148,21 +166,8 @@ class ServerClient:
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
         path = f"/v2/models/{_segment(model)}" + (f"/versions/{quote(version, safe='')}" if version else "")
-        try:
+        with self.hinted(model):
             return self._request(method, path + action, body, headers)
-        except ServerError as error:
-            nearest = None if "did you mean" in error.message else self._nearest_model(model)
-            if nearest is None:
-                raise
-            raise type(error)(f"{error.message}; did you mean '{nearest}'?", code=error.code) from None
-
-    def _nearest_model(self, model: str) -> str | None:
-        """The closest name in the index to an unknown name."""
-        try:
-            names = {row["name"] for row in self.index()}
-        except (ServerError, KeyError, TypeError):
-            return None
-        return None if model in names else suggest(model, names)
 
     def _request(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -174,9 +179,19 @@ class ServerClient:
     def _connection(self) -> http.client.HTTPConnection:
         if not self._is_secure:
             return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-        if self._tls is None:
-            self._tls = _tls_context()
-        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._tls)
+        if self._context is None:
+            self._context = self._make_context()
+        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._context)
+
+    def _make_context(self) -> ssl.SSLContext:
+        """Raises InvalidArgumentError that names the files that cannot be used, and the variables that name them."""
+        if self._tls is not None:
+            return self._tls.context("http/1.1")
+        try:
+            return environment_tls().context("http/1.1")
+        except InvalidArgumentError as error:
+            names = ", ".join(name for name in TLS_VARIABLES if os.environ.get(name))
+            raise InvalidArgumentError(f"{names}: {error.message}") from None
 
     def _tls_hint(self) -> str:
         """A hint about TLS: a server that rejects us at the TLS level closes the connection without a reason."""
@@ -191,16 +206,15 @@ class ServerClient:
         """A successful answer whose body is not read yet; errors while reading it are converted as well."""
         connection = self._connection()
         try:
-            connection.request(method, path, body, {**self._key_headers, **(headers or {})})
+            connection.request(method, path, body, {**self._headers, **(headers or {})})
             response = connection.getresponse()
             if response.status >= 400:
                 raise _error_of(response.status, response.read(), f"{self.url}{path}")
             yield response
         except ConnectionRefusedError:
-            raise UnavailableError(
-                f"no server answers at {self.url}: connection refused; start one with "
-                "'modelserver serve --model-repository=DIRECTORY', or say where it is with --url"
-            ) from None
+            raise refused(self.url) from None
+        except ssl.SSLError as error:
+            raise UnavailableError(f"no TLS with {self.url}: {error}{self._tls_hint()}") from None
         except OSError as error:
             raise UnavailableError(f"cannot talk to the server at {self.url}: {error}{self._tls_hint()}") from None
         except http.client.BadStatusLine:
@@ -213,24 +227,8 @@ class ServerClient:
             connection.close()
 
 
-def _tls_context() -> ssl.SSLContext:
-    """TLS settings from the variables. Raises InvalidArgumentError that names the variable of an unusable file."""
-    authorities, certificate, key = (
-        os.environ.get(name, "") for name in (CA_VARIABLE, CERTIFICATE_VARIABLE, CERTIFICATE_KEY_VARIABLE)
-    )
-    try:
-        context = ssl.create_default_context(cafile=authorities or None)
-    except OSError as error:  # ssl.SSLError too
-        raise InvalidArgumentError(f"{CA_VARIABLE}: cannot use '{authorities}': {error.strerror or error}") from None
-    if certificate:
-        try:
-            context.load_cert_chain(certificate, key or None)
-        except OSError as error:
-            raise InvalidArgumentError(
-                f"{CERTIFICATE_VARIABLE}, {CERTIFICATE_KEY_VARIABLE}: cannot use '{certificate}' with the key "
-                f"'{key or certificate}': {error.strerror or error}"
-            ) from None
-    return context
+def _region_path(region: str, kind: str) -> str:
+    return f"/v2/{kind}sharedmemory/region/{quote(region, safe='')}"
 
 
 def _segment(model: str) -> str:
@@ -240,18 +238,9 @@ def _segment(model: str) -> str:
     return quote(model, safe="")
 
 
-_KINDS: dict[int, type[ServerError]] = {400: InvalidArgumentError, 404: NotFoundError, 503: UnavailableError}
-
-
 def _error_of(status: int, content: bytes, address: str) -> ServerError:
     try:
-        message = _error_text(json.loads(content)["error"])
+        message = error_text(json.loads(content)["error"])
     except (ValueError, KeyError, TypeError):
         message = f"{address} answered {status}: {content[:200].decode(errors='replace')}"
-    kind = _KINDS.get(status)
-    return kind(message) if kind is not None else ServerError(message, code=ErrorCode.INTERNAL)
-
-
-def _error_text(error: object) -> str:
-    """The message of an error: text, or in OpenAI's API an object with a message."""
-    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+    return error_of(f"HTTP {status}: {message}")

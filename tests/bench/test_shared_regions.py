@@ -29,13 +29,13 @@ class NotingControl:
         self.regions: dict[str, dict[str, Any]] = {}
         self._refuses_from = refuses_from
 
-    async def register(self, region: str, kind: str, details: dict[str, Any]) -> None:
+    def register_region(self, region: str, kind: str, details: dict[str, Any]) -> None:
         assert kind == "system"
         if self._refuses_from is not None and len(self.regions) >= self._refuses_from:
             raise UnsupportedError("shared memory is off")
         self.regions[region] = details
 
-    async def unregister(self, region: str, kind: str) -> None:
+    def unregister_region(self, region: str, kind: str) -> None:
         del self.regions[region]
 
 

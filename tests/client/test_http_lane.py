@@ -135,5 +135,5 @@ async def test_a_server_that_is_gone_is_told_for_every_request() -> None:
 
 async def test_connecting_to_nobody_says_what_to_do() -> None:
     lane = HttpLane(Address("127.0.0.1", 1), Told())
-    with pytest.raises(UnavailableError, match="say where it is with -u"):
+    with pytest.raises(UnavailableError, match="say where it is with --url"):
         await lane.connect()

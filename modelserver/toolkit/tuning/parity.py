@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from modelserver.client.endpoint import Endpoint
 from modelserver.config.schema import ModelConfig
 from modelserver.toolkit.comparison import Parity, accuracies, differences, label_output
 from modelserver.toolkit.samples import Samples
 from modelserver.toolkit.tuning.served_answers import Outputs, served_answers
 from modelserver.toolkit.tuning.tuned_model import TunedModel
-from modelserver.toolkit.tuning.tuned_server import TunedServer
 
 
 def reason_not_to_ask(config: ModelConfig) -> str:
@@ -27,7 +27,7 @@ def check_labels(config: ModelConfig, samples: Samples, wanted: str) -> None:
 
 def compare_settings(
     model: TunedModel,
-    server: TunedServer,
+    endpoint: Endpoint,
     samples: Samples,
     settings: tuple[ModelConfig, ModelConfig],
     *,
@@ -41,7 +41,7 @@ def compare_settings(
     found: list[Outputs] = []
     for config, count in zip(settings, num_inflight, strict=True):
         model.use(config)
-        found.append(served_answers(server, config, samples, rows=rows, num_inflight=count))
+        found.append(served_answers(endpoint, config, samples, rows=rows, num_inflight=count))
     before, after = accuracies(settings[0], samples, (found[0], found[1]), output)
     return Parity(
         differences=differences(found[0], found[1]),

@@ -10,19 +10,20 @@ import numpy as np
 
 from modelserver.bench.encode import RequestForm
 from modelserver.bench.tensors import InputTensor
+from modelserver.client.endpoint import Endpoint
 from modelserver.client.grpc_lane import GrpcLane
 from modelserver.client.grpc_messages import frame, unframe
 from modelserver.client.h2_connection import H2Connection
 from modelserver.client.http_lane import HttpLane
-from modelserver.client.lane import Answers, Lane
+from modelserver.client.lane import Lane
+from modelserver.client.questions import Questions
 from modelserver.client.request_heads import GrpcHead, HttpHead, model_path
 from modelserver.config.schema import ModelConfig
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor, tensor_from_bytes, tensor_to_bytes
-from modelserver.errors import ServerError, UnavailableError
+from modelserver.errors import ServerError
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.toolkit.samples import Array, Samples
-from modelserver.toolkit.tuning.tuned_server import TunedServer
 
 # The time limit of one request.
 ANSWER_TIMEOUT_S = 300.0
@@ -31,14 +32,14 @@ Outputs = dict[str, Array]
 
 
 def served_answers(
-    server: TunedServer, config: ModelConfig, samples: Samples, *, rows: int, num_inflight: int
+    endpoint: Endpoint, config: ModelConfig, samples: Samples, *, rows: int, num_inflight: int
 ) -> Outputs:
     """The outputs for all samples, each [count, ...]: requests of `rows` samples, `num_inflight` of them at a time.
 
     Raises ServerError with the server's words, or for outputs whose shape varies.
     """
     requests = list(samples.requests(config, rows))
-    parts = asyncio.run(_ask_all(server, config, requests, num_inflight))
+    parts = asyncio.run(_ask_all(endpoint, config, requests, num_inflight))
     has_batch = bool(config.max_batch_size)
     try:
         return {
@@ -49,10 +50,10 @@ def served_answers(
 
 
 async def _ask_all(
-    server: TunedServer, config: ModelConfig, requests: Sequence[Mapping[str, Array]], num_inflight: int
+    endpoint: Endpoint, config: ModelConfig, requests: Sequence[Mapping[str, Array]], num_inflight: int
 ) -> list[Outputs]:
     """The answers in the requests' order."""
-    line = _Line(server, config)
+    line = _Line(endpoint, config)
     left = iter(enumerate(requests))
     found: list[Outputs] = [{} for _ in requests]
     try:
@@ -74,50 +75,42 @@ async def _ask_on(
         found[place] = await line.ask(lane, arrays)
 
 
-class _Line(Answers):
+class _Line:
     """The connections to one model: a lane each over HTTP, all on one connection over gRPC."""
 
-    def __init__(self, server: TunedServer, config: ModelConfig) -> None:
-        self._server = server
+    def __init__(self, endpoint: Endpoint, config: ModelConfig) -> None:
+        self._endpoint = endpoint
         self._datatypes = {spec.name: spec.data_type for spec in config.input}
         self._form = RequestForm(config.name, "")
         path = model_path(config.name, "") + "/infer"
-        self._head = HttpHead(server.address, "POST", path, server.headers)
+        self._head = HttpHead(endpoint.address, "POST", path, endpoint.headers)
         self._connection: H2Connection | None = None
         self._lanes: list[Lane] = []
-        self._waiting: dict[Lane, asyncio.Future[str | None]] = {}
+        self._questions = Questions()
 
     async def lane(self) -> Lane:
         """One more lane. Raises UnavailableError."""
         lane: Lane
-        if self._server.is_grpc:
+        if self._endpoint.is_grpc:
             if self._connection is None:
-                fields = GrpcHead(self._server.address, "ModelInfer", self._server.headers).fields
-                self._connection = H2Connection(self._server.address, fields)
+                fields = GrpcHead(self._endpoint.address, "ModelInfer", self._endpoint.headers).fields
+                self._connection = H2Connection(self._endpoint.address, fields)
                 await self._connection.connect()
-            lane = GrpcLane(self._connection, self)
+            lane = GrpcLane(self._connection, self._questions)
         else:
-            lane = HttpLane(self._server.address, self)
+            lane = HttpLane(self._endpoint.address, self._questions)
             await lane.connect()
-        lane.keeps_answer = True
         self._lanes.append(lane)
         return lane
 
     async def ask(self, lane: Lane, arrays: Mapping[str, Array]) -> Outputs:
         """The outputs of one request. Raises ServerError."""
         inputs = [self._input(name, array) for name, array in arrays.items()]
-        waiting = self._waiting[lane] = asyncio.get_running_loop().create_future()
-        if self._server.is_grpc:
-            lane.send(frame(self._form.grpc(inputs, {}, asks_for_final=False).content))
+        if self._endpoint.is_grpc:
+            request = frame(self._form.grpc(inputs, {}, asks_for_final=False).content)
         else:
-            lane.send(self._form.http(self._head, inputs, {}).content)
-        try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                failure = await waiting
-        except TimeoutError:
-            raise UnavailableError(f"a request was not answered within {ANSWER_TIMEOUT_S:g} s") from None
-        if failure is not None:
-            raise ServerError(failure)
+            request = self._form.http(self._head, inputs, {}).content
+        await self._questions.ask(lane, request, ANSWER_TIMEOUT_S)
         tensors = _http_tensors(lane) if isinstance(lane, HttpLane) else _grpc_tensors(lane)
         return {tensor.name: tensor.data for tensor in tensors}
 
@@ -126,15 +119,6 @@ class _Line(Answers):
         assert datatype is not None, "a completed config has datatypes"
         tensor = Tensor(name, datatype, np.ascontiguousarray(array, dtype=datatype.numpy))
         return InputTensor(name, datatype, tensor.shape, bytes(tensor_to_bytes(tensor)))
-
-    def answered(self, lane: Lane, now_ns: int, failure: str | None) -> None:
-        del now_ns
-        waiting = self._waiting[lane]
-        if not waiting.done():
-            waiting.set_result(failure)
-
-    def responded(self, lane: Lane) -> None:
-        """Requests have one response here."""
 
     def close(self) -> None:
         for lane in self._lanes:

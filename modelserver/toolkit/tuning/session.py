@@ -14,6 +14,7 @@ from modelserver.bench.options import BenchOptions, LoadOptions, MeasurementOpti
 from modelserver.bench.results import LevelResult
 from modelserver.bench.session import run_bench
 from modelserver.bench.window import Stability, Window
+from modelserver.client.endpoint import endpoint_at
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import InvalidArgumentError, ServerError
 from modelserver.repository.layout import scan_model
@@ -27,7 +28,6 @@ from modelserver.toolkit.tuning.search import Scores, climb, everything, winner
 from modelserver.toolkit.tuning.space import Space, SpaceOptions, make_space
 from modelserver.toolkit.tuning.trial import Trial, joined, judge, point_of
 from modelserver.toolkit.tuning.tuned_model import TunedModel, borrowed
-from modelserver.toolkit.tuning.tuned_server import tuned_server
 
 # Requests before the first window of a candidate, to warm it up.
 NUM_WARMUP = 20
@@ -116,9 +116,9 @@ def tune(options: TuneOptions, watcher: TuneWatcher) -> TuneResult:
 
     Raises ServerError when the model cannot be changed at all, or cannot be given back.
     """
-    server = tuned_server(options.url, is_grpc=options.is_grpc)
+    endpoint = endpoint_at(options.url, is_grpc=options.is_grpc)
     began_s = time.monotonic()
-    with borrowed(server, options.model) as model:
+    with borrowed(endpoint.control(), options.model) as model:
         space = make_space(model.config, options.space, _num_cpus())
         result = TuneResult(options, model.config, space, num_bytes=_num_bytes(options))
         samples = _samples(result)
@@ -176,7 +176,7 @@ def _compare(model: TunedModel, result: TuneResult, samples: Samples | None) -> 
     try:
         result.parity = compare_settings(
             model,
-            tuned_server(result.options.url, is_grpc=result.options.is_grpc),
+            endpoint_at(result.options.url, is_grpc=result.options.is_grpc),
             samples,
             (apply_candidate(base.candidate, result.config), config),
             rows=result.options.data.batch_size,
@@ -264,11 +264,11 @@ class _LevelWatcher:
 
 def bench_options(options: TuneOptions) -> BenchOptions:
     """How one candidate is measured: all levels of load, until one is over the limit."""
-    server = tuned_server(options.url, is_grpc=options.is_grpc)
+    endpoint = endpoint_at(options.url, is_grpc=options.is_grpc)
     return BenchOptions(
         model=options.model,
         is_grpc=options.is_grpc,
-        address=server.address,
+        address=endpoint.address,
         load=LoadOptions(values=tuple(float(count) for count in sorted(options.concurrencies)), num_workers=1),
         measurement=MeasurementOptions(
             interval_s=options.window_s,
@@ -276,7 +276,7 @@ def bench_options(options: TuneOptions) -> BenchOptions:
             stability=Stability(percentage=15.0, percentile=options.percentile, latency_limit_us=options.limit_us),
             num_warmup_requests=NUM_WARMUP,
         ),
-        request=RequestOptions(data=options.data, headers=server.headers),
+        request=RequestOptions(data=options.data, headers=endpoint.headers),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Iterator
@@ -9,10 +10,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from modelserver.client.control import ControlClient
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnavailableError
-from modelserver.toolkit.tuning.tuned_server import TunedServer
 
 _READY = "READY"
 
@@ -20,11 +21,11 @@ _READY = "READY"
 class TunedModel:
     """Made by `borrowed`, which gives the model back as it was. `was_loaded` and `config` are known after `open`."""
 
-    def __init__(self, server: TunedServer, name: str) -> None:
+    def __init__(self, control: ControlClient, name: str) -> None:
         self.name = name
         self.was_loaded = True
         self.config = ModelConfig()
-        self._server = server
+        self._control = control
         self._document: dict[str, Any] = {}
         self._is_changed = False
 
@@ -33,8 +34,8 @@ class TunedModel:
         self.was_loaded = self._is_ready()
         if not self.was_loaded:
             self._is_changed = True
-            self._server.load(self.name)
-        self._document = self._server.config(self.name)
+            self._control.load(self.name)
+        self._document = self._control.model_config(self.name)
         self.config = config_from_json(self._document, source=f"config of model '{self.name}'")
         if self.config.is_ensemble:
             raise InvalidArgumentError(
@@ -42,41 +43,45 @@ class TunedModel:
             )
 
     def _is_ready(self) -> bool:
-        rows = [row for row in self._server.index() if row.get("name") == self.name]
+        rows = [row for row in self._control.index() if row.get("name") == self.name]
         if not rows:
             # Asking for it tells what was meant.
-            self._server.metadata(self.name)
+            self._control.model_metadata(self.name)
             raise NotFoundError(f"there is no model '{self.name}'")
         return any(row.get("state") == _READY for row in rows)
 
     def use(self, config: ModelConfig) -> None:
         """Serve with `config` from here on. Raises ServerError, and then the model serves as before."""
         self._is_changed = True
-        self._server.load(self.name, config_to_json(config))
+        self._load_with(config_to_json(config))
+
+    def _load_with(self, document: dict[str, Any]) -> None:
+        """Load the model with this config in place of its own."""
+        self._control.load(self.name, {"config": json.dumps(document)})
 
     def give_back(self) -> None:
         """The model as it was: with the config of before, or not loaded. Raises ServerError."""
         if not self._is_changed:
             return
         if not self.was_loaded:
-            self._server.unload(self.name)
+            self._control.unload(self.name)
             return
-        self._server.load(self.name)
+        self._control.load(self.name)
         # The served config may have been an override itself, or the file may have changed since.
-        if self._server.config(self.name) != self._document:
-            self._server.load(self.name, self._document)
+        if self._control.model_config(self.name) != self._document:
+            self._load_with(self._document)
         self._is_changed = False
 
 
 @contextmanager
-def borrowed(server: TunedServer, name: str) -> Iterator[TunedModel]:
+def borrowed(control: ControlClient, name: str) -> Iterator[TunedModel]:
     """The model for the time of the block; then it is given back, whatever ended the block.
 
     SIGTERM ends it as Ctrl-C does, and neither disturbs the way back. Raises ServerError; UnavailableError with what to
     do when the model cannot be given back.
     """
     with _terminable():
-        model = TunedModel(server, name)
+        model = TunedModel(control, name)
         try:
             model.open()
             yield model

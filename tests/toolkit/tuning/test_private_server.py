@@ -6,10 +6,10 @@ import psutil
 import pytest
 from support.model_files import write_identity
 
+from modelserver.client.endpoint import endpoint_at
 from modelserver.client.server_client import ServerClient
 from modelserver.errors import UnavailableError
 from modelserver.toolkit.tuning.private_server import private_server
-from modelserver.toolkit.tuning.tuned_server import tuned_server
 
 
 def children() -> set[int]:
@@ -27,7 +27,7 @@ def test_it_serves_one_model_and_ends(tmp_path: Path) -> None:
         assert len(children() - before) == 1
     assert children() == before
     with private_server(tmp_path, "echo", is_grpc=True) as url:
-        assert tuned_server(url, is_grpc=True).config("echo")["name"] == "echo"
+        assert endpoint_at(url, is_grpc=True).control().model_config("echo")["name"] == "echo"
 
 
 def test_what_keeps_it_from_serving_is_told(tmp_path: Path) -> None:

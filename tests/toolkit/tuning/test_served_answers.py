@@ -9,13 +9,13 @@ import pytest
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
+from modelserver.client.endpoint import Endpoint, endpoint_at
 from modelserver.config.message import config_from_json
 from modelserver.config.schema import ModelConfig
 from modelserver.core.datatype import Datatype
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.toolkit.samples import Samples
 from modelserver.toolkit.tuning.served_answers import served_answers
-from modelserver.toolkit.tuning.tuned_server import TunedServer, tuned_server
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
-def asked(server: RunningServer, model: str, *, is_grpc: bool) -> tuple[TunedServer, ModelConfig]:
-    tuned = tuned_server(server.grpc_url if is_grpc else f"http://{server.http_url}", is_grpc=is_grpc)
-    return tuned, config_from_json(tuned.config(model), source=model)
+def asked(server: RunningServer, model: str, *, is_grpc: bool) -> tuple[Endpoint, ModelConfig]:
+    tuned = endpoint_at(server.grpc_url if is_grpc else f"http://{server.http_url}", is_grpc=is_grpc)
+    return tuned, config_from_json(tuned.control().model_config(model), source=model)
 
 
 @pytest.mark.parametrize("is_grpc", [False, True])
@@ -57,6 +57,6 @@ def test_texts_come_back_and_errors_are_the_servers(server: RunningServer, is_gr
     wrong = Samples({"INPUT0": np.zeros((4, 1, 1), config.input[0].data_type.numpy)})
     with pytest.raises(ServerError, match="INPUT0"):
         served_answers(tuned, config, wrong, rows=1, num_inflight=2)
-    nobody = tuned_server("localhost:1", is_grpc=is_grpc)
+    nobody = endpoint_at("localhost:1", is_grpc=is_grpc)
     with pytest.raises(UnavailableError):
         served_answers(nobody, config, wrong, rows=1, num_inflight=2)

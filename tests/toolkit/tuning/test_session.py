@@ -14,6 +14,7 @@ from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
 from modelserver.bench.input_data import DataOptions
+from modelserver.client.endpoint import endpoint_at
 from modelserver.client.server_client import ServerClient
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
@@ -24,7 +25,6 @@ from modelserver.toolkit.tuning.session import TuneOptions, TuneResult, tune
 from modelserver.toolkit.tuning.space import SpaceOptions
 from modelserver.toolkit.tuning.trial import Trial
 from modelserver.toolkit.tuning.tuned_model import borrowed
-from modelserver.toolkit.tuning.tuned_server import tuned_server
 
 SMALL = SpaceOptions(instances=(1, 2), batch_sizes=(8,), delays_us=(0,))
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_tuned_is_said(client: ServerClient, tmp_path: Path, mode
         tune(options(client, "digits_pipeline"), Silent())
     with (
         pytest.raises(UnavailableError, match="connection refused"),
-        borrowed(tuned_server("localhost:1", is_grpc=False), "x"),
+        borrowed(endpoint_at("localhost:1", is_grpc=False).control(), "x"),
     ):
         pass
     with (
