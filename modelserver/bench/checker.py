@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from modelserver.bench.work import Template, Transport, Work
 from modelserver.client.grpc_messages import unframe
 from modelserver.client.http_lane import HttpLane
+from modelserver.client.infer_answer import grpc_outputs, http_outputs
 from modelserver.client.lane import Lane
 from modelserver.pb import grpc_service_pb2 as pb
 
@@ -45,30 +44,11 @@ def _outputs(lane: Lane, work: Work) -> Mapping[str, bytes | None]:
     """The outputs' bytes by name; None for an output without bytes."""
     if work.transport is Transport.HTTP:
         assert isinstance(lane, HttpLane), "HTTP has its own lanes"
-        return _http_outputs(lane.answer, lane.json_len)
-    if work.transport is Transport.STREAM:
-        if not lane.answer:
-            return {}
-        return _grpc_outputs(pb.ModelStreamInferResponse.FromString(lane.answer).infer_response)
-    return _grpc_outputs(pb.ModelInferResponse.FromString(unframe(lane.answer, work.algorithm)))
-
-
-def _http_outputs(body: bytes, json_len: int | None) -> dict[str, bytes | None]:
-    offset = len(body) if json_len is None else json_len
-    entries: Sequence[dict[str, Any]] = json.loads(body[:offset])["outputs"]
-    found: dict[str, bytes | None] = {}
-    for entry in entries:
-        size = entry.get("parameters", {}).get("binary_data_size")
-        if size is None:
-            found[entry["name"]] = None
-            continue
-        found[entry["name"]] = body[offset : offset + size]
-        offset += size
-    if offset != len(body):
-        raise ValueError(f"its tensors end at byte {offset} of {len(body)}")
-    return found
-
-
-def _grpc_outputs(response: pb.ModelInferResponse) -> dict[str, bytes | None]:
-    raws: Sequence[bytes | None] = response.raw_output_contents or [None] * len(response.outputs)
-    return {output.name: raw for output, raw in zip(response.outputs, raws, strict=True)}
+        _, outputs = http_outputs(lane.answer, lane.json_len)
+    elif work.transport is Transport.GRPC:
+        outputs = grpc_outputs(pb.ModelInferResponse.FromString(unframe(lane.answer, work.algorithm)))
+    elif lane.answer:
+        outputs = grpc_outputs(pb.ModelStreamInferResponse.FromString(lane.answer).infer_response)
+    else:
+        outputs = []
+    return {output.name: output.raw for output in outputs}

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from modelserver.cli.models import Url
 from modelserver.cli.output import print_line
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
 
@@ -18,9 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def health(
-    url: Annotated[str, typer.Option("--url", "-u", envvar="MODELSERVER_URL", help="HTTP address of the server.")] = (
-        DEFAULT_URL
-    ),
+    url: Url = DEFAULT_URL,
     live: Annotated[bool, typer.Option("--live", help="Check only that the server runs, not its models.")] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the answer.")] = TIMEOUT_S,
 ) -> None:

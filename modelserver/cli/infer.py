@@ -11,9 +11,10 @@ import typer
 from modelserver.cli.models import AsJson, Url
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.cli.tensor_argument import InputSpec, parse_tensor
-from modelserver.client.server_client import DEFAULT_URL, Reply, ServerClient
+from modelserver.client.infer_answer import http_outputs
+from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.core.datatype import Datatype
-from modelserver.core.tensor import Tensor, tensor_from_bytes, tensor_to_bytes
+from modelserver.core.tensor import Tensor, tensor_to_bytes
 from modelserver.errors import InvalidArgumentError
 
 # How many values of a tensor a table shows.
@@ -44,7 +45,9 @@ def infer(
         if names.count(name) > 1:
             raise InvalidArgumentError(f"--input gives '{name}' more than once")
     body, header_len = _encode(tensors, output)
-    answer, outputs = _decode(client.infer(model, model_version, body, header_len))
+    reply = client.infer(model, model_version, body, header_len)
+    answer, found = http_outputs(reply.body, reply.json_len)
+    outputs = [output.tensor() for output in found]
     if as_json:
         answer["outputs"] = [_document(tensor) for tensor in outputs]
         print_json(answer)
@@ -72,23 +75,6 @@ def _encode(tensors: list[Tensor], outputs: list[str] | None) -> tuple[bytes, in
         head["parameters"] = {"binary_data_output": True}
     encoded = json.dumps(head).encode()
     return b"".join([encoded, *raws]), len(encoded)
-
-
-def _decode(reply: Reply) -> tuple[dict[str, Any], list[Tensor]]:
-    header_len = int(reply.headers.get("inference-header-content-length", len(reply.body)))
-    answer: dict[str, Any] = json.loads(reply.body[:header_len])
-    offset = header_len
-    tensors = []
-    for entry in answer["outputs"]:
-        datatype, shape = Datatype(entry["datatype"]), tuple(entry["shape"])
-        size = entry.get("parameters", {}).get("binary_data_size")
-        if size is None:
-            data = np.array(entry["data"], dtype=datatype.numpy).reshape(shape)
-            tensors.append(Tensor(entry["name"], datatype, data))
-            continue
-        tensors.append(tensor_from_bytes(entry["name"], datatype, shape, reply.body[offset : offset + size]))
-        offset += size
-    return answer, tensors
 
 
 def _document(tensor: Tensor) -> dict[str, Any]:

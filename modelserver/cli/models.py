@@ -11,12 +11,13 @@ import typer
 
 from modelserver.cli.inspection import inspect_model, inspect_repositories
 from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.client.address import URL_VARIABLE
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.config.message import config_to_json
 from modelserver.errors import ConfigError, InvalidArgumentError, ServerError
 from modelserver.repository.options import DefinitionOptions
 
-Url = Annotated[str, typer.Option("--url", "-u", envvar="MODELSERVER_URL", help="HTTP address of the server.")]
+Url = Annotated[str, typer.Option("--url", "-u", envvar=URL_VARIABLE, help="HTTP address of the server.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Repositories = Annotated[
     list[str] | None,

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from modelserver.cli.models import AsJson, Url
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.core.numerals import parse_float
@@ -29,10 +30,8 @@ def traffic(
     tolerance: Annotated[float | None, typer.Option(help="Difference up to which numbers count as equal.")] = None,
     persist: Annotated[bool, typer.Option("--persist", help="Keep it across restarts of the server.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Let the highest version answer again.")] = False,
-    url: Annotated[
-        str, typer.Option("--url", "-u", envvar="MODELSERVER_URL", help="HTTP address of the server.")
-    ] = DEFAULT_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
 ) -> None:
     """Show how versions share a model's requests; or with --weight or --shadow set how, from the next request on."""
     client = ServerClient(url)

@@ -11,6 +11,7 @@ import typer
 from modelserver.cli.convert import Data, LabelOutput, sample_options
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.cli.steps import Steps
+from modelserver.client.address import URL_VARIABLE
 from modelserver.client.server_client import DEFAULT_URL
 from modelserver.core.numerals import parse_int
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerError
@@ -35,7 +36,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         "-u",
-        envvar="MODELSERVER_URL",
+        envvar=URL_VARIABLE,
         help=f"Address of a server in explicit mode; default: {DEFAULT_URL}, with -i grpc {DEFAULT_GRPC}.",
     ),
 ]

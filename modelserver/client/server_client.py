@@ -36,6 +36,12 @@ class Reply:
     headers: Mapping[str, str]
     body: bytes
 
+    @property
+    def json_len(self) -> int | None:
+        """Where the JSON of an answer with binary tensors ends; None for other answers."""
+        text = self.headers.get("inference-header-content-length", "")
+        return int(text) if text.isdigit() else None
+
     def document(self) -> Any:
         return json.loads(self.body) if self.body else {}
 

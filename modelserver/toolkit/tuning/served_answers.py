@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -15,12 +14,12 @@ from modelserver.client.grpc_lane import GrpcLane
 from modelserver.client.grpc_messages import frame, unframe
 from modelserver.client.h2_connection import H2Connection
 from modelserver.client.http_lane import HttpLane
+from modelserver.client.infer_answer import grpc_outputs, http_outputs
 from modelserver.client.lane import Lane
 from modelserver.client.questions import Questions
 from modelserver.client.request_heads import GrpcHead, HttpHead, model_path
 from modelserver.config.schema import ModelConfig
-from modelserver.core.datatype import Datatype
-from modelserver.core.tensor import Tensor, tensor_from_bytes, tensor_to_bytes
+from modelserver.core.tensor import Tensor, tensor_to_bytes
 from modelserver.errors import ServerError
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.toolkit.samples import Array, Samples
@@ -111,8 +110,11 @@ class _Line:
         else:
             request = self._form.http(self._head, inputs, {}).content
         await self._questions.ask(lane, request, ANSWER_TIMEOUT_S)
-        tensors = _http_tensors(lane) if isinstance(lane, HttpLane) else _grpc_tensors(lane)
-        return {tensor.name: tensor.data for tensor in tensors}
+        if isinstance(lane, HttpLane):
+            _, outputs = http_outputs(lane.answer, lane.json_len)
+        else:
+            outputs = grpc_outputs(pb.ModelInferResponse.FromString(unframe(lane.answer, "none")))
+        return {output.name: output.tensor().data for output in outputs}
 
     def _input(self, name: str, array: Array) -> InputTensor:
         datatype = self._datatypes[name]
@@ -125,20 +127,3 @@ class _Line:
             lane.close()
         if self._connection is not None:
             self._connection.close()
-
-
-def _http_tensors(lane: HttpLane) -> Iterator[Tensor]:
-    answer, offset = lane.answer, lane.json_len
-    for entry in json.loads(answer[:offset])["outputs"]:
-        datatype, shape = Datatype(entry["datatype"]), tuple(entry["shape"])
-        size = entry.get("parameters", {}).get("binary_data_size")
-        if size is None or offset is None:
-            raise ServerError(f"output '{entry['name']}' did not come as bytes")
-        yield tensor_from_bytes(entry["name"], datatype, shape, answer[offset : offset + size])
-        offset += size
-
-
-def _grpc_tensors(lane: Lane) -> Iterator[Tensor]:
-    response = pb.ModelInferResponse.FromString(unframe(lane.answer, "none"))
-    for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        yield tensor_from_bytes(output.name, Datatype(output.datatype), tuple(output.shape), raw)
