@@ -82,7 +82,7 @@ class TraceCollector:
         request = model
         spans = [span for child in trace.children for span in self._spans(child)]
         if trace.caller is None:
-            request = self._span(trace_id, trace.parent_span, "InFlightRequest", _SERVER, first, last)
+            request = self._span(trace_id, trace.parent_span, "InferRequest", _SERVER, first, last)
             model["parentSpanId"] = request["spanId"]
             spans.append(request)
         model["attributes"] = [

@@ -73,7 +73,12 @@ class OpenAi:
             Route("POST", "/ping", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
             Route("GET", "/version", self._version, ApiGroup.METADATA),
         )
-        return Api("OpenAI", routes, OpenAiErrors(), beginnings=("/v1",))
+        return Api(
+            "OpenAI",
+            routes,
+            OpenAiErrors(),
+            beginnings=("/v1", "/tokenize", "/detokenize", "/health", "/ping", "/version"),
+        )
 
     def _models(self, exchange: HttpExchange) -> None:
         self._answer_later(exchange, self._all())

@@ -14,6 +14,7 @@ from modelserver.bench.options import BenchOptions, LoadOptions, MeasurementOpti
 from modelserver.bench.results import LevelResult
 from modelserver.bench.session import run_bench
 from modelserver.bench.window import Stability, Window
+from modelserver.client.control import LOAD_TIMEOUT_S
 from modelserver.client.endpoint import endpoint_at
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import InvalidArgumentError, ServerError
@@ -118,7 +119,7 @@ def tune(options: TuneOptions, watcher: TuneWatcher) -> TuneResult:
     """
     endpoint = endpoint_at(options.url, is_grpc=options.is_grpc)
     began_s = time.monotonic()
-    with borrowed(endpoint.control(), options.model) as model:
+    with borrowed(endpoint.control(timeout_s=LOAD_TIMEOUT_S), options.model) as model:
         space = make_space(model.config, options.space, _num_cpus())
         result = TuneResult(options, model.config, space, num_bytes=_num_bytes(options))
         samples = _samples(result)
