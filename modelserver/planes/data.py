@@ -236,6 +236,7 @@ class DataPlane:
             self.refusals.record(error.code)
             if self._logs_requests:
                 log_refusal(request, error)
+            error.name_request("", request.id)
             raise
 
     def _choose(self, request: InFlightRequest) -> int | None:

@@ -12,11 +12,12 @@ from support.model_files import write_identity
 from support.processes import ANY_PORTS, ServerProcess
 
 SOURCES = Path(__file__).parents[2] / "modelserver"
-# Ages of files, the date in what is signed for object stores, and the creation time that OpenAI's API tells.
+# Ages of files and when they were read, the date in what is signed for object stores, and the creation time that
+# OpenAI's API tells.
 READERS_OF_THE_WALL_CLOCK = {
     "auth/api_keys.py",  # the day on which a key expires
     "repository/cloud_cache.py",
-    "repository/cloud_credentials.py",
+    "repository/definition.py",
     "frontends/llm/edge.py",
     "frontends/openai/routes.py",
 }
