@@ -236,7 +236,7 @@ class PythonInstance(BatchInstance):
                 )
             return RESCHEDULE
         if response is None and self.answers_later:
-            return None  # whoever keeps the request may take its sender later; if nobody does, the request fails
+            return None  # the model may take the sender later; a request whose sender is never taken fails
         if response is None and request.has_taken_sender:
             raise _WrongReturn(
                 "None was returned for a request that a response sender answers, but when the model was loaded no "

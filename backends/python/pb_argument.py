@@ -19,7 +19,7 @@ def text_of(what: str, value: object) -> str:
 
 
 def integer_of(what: str, value: object, lowest: int = 0, *, num_bits: int = 64) -> int:
-    """`value` as a plain int of at least `lowest` that fits so many bits. Raises TypeError, naming `what`."""
+    """`value` as a plain int of at least `lowest` that fits into `num_bits` bits. Raises TypeError, naming `what`."""
     if type(value) is not int:
         try:
             value = operator.index(value)  # type: ignore[arg-type]  # this is how one finds out

@@ -49,7 +49,7 @@ def load_network(
             f"the {model_type} in {checkpoint.place} is an encoder, which runs on transformers' network: pip install "
             "transformers"
         ) from None
-    checkpoint.names()  # says what is wrong with the files, and that there are no others than safetensors
+    checkpoint.names()  # raises for damaged files and for formats other than safetensors
     loader = AutoModelForTextEncoding if model_type in ENCODER_DECODERS else AutoModel
     # A pooler is for classes: nothing here looks at it.
     model = load_pretrained(loader, checkpoint, model_type, unused="pooler.", dtype=dtype, use_safetensors=True)

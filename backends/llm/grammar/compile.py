@@ -120,7 +120,7 @@ class GrammarCompiler:
         if asked.kind == "choice":
             grammar: Grammar = ChoiceGrammar(asked.what, self._own_vocabulary())
         else:
-            self._engine(engine)  # it is no fault of the request that making it takes its time
+            self._engine(engine)  # outside the request's time limit: the first request should not pay for it
             deadline = time.monotonic() + deadline_s
             Pace(deadline, is_cancelled).look()
             grammar = self._compile_beside(key, asked, deadline, is_cancelled)

@@ -51,7 +51,7 @@ class UnstoppableCalls(Generic[Result]):
     ) -> Result:
         """What the function returns or raises; of a call of this key that is under way, what that one does.
 
-        The function gets an event that is set when nobody waits for it any more. TimeoutError when it takes longer,
+        The function gets an event that is set when its last waiter has left. TimeoutError when it takes longer,
         TooManyCallsError when it is one too many, CancelledError when `is_cancelled` is set meanwhile.
         """
         while True:

@@ -69,7 +69,7 @@ class Family:
         return build.head(embedding)
 
     def kv_layout(self, config: DecoderConfig, dtype: torch.dtype, *, num_ranks: int) -> KvLayout:
-        """What the layers keep of each token on one of so many ranks."""
+        """The KV cache's layout per token on one of `num_ranks` tensor-parallel ranks."""
         return KvLayout.uniform(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads // num_ranks,

@@ -55,7 +55,7 @@ def _ropes(entries: Entries, head_dim: int, num_layers: int, types: list[str] | 
 
 
 def layer_types(entries: Entries, usual_pattern: int | None = None) -> list[str]:
-    """Explicit since transformers 4.5x; before, every so many layers one saw everything."""
+    """Explicit since transformers 4.5x. Older configs give a period: one layer in each period attends to everything."""
     num_layers = int(entries["num_hidden_layers"])
     given = entries.get("layer_types")
     if given:
