@@ -24,6 +24,8 @@ from .models.names import Names
 from .models.norm import Norm
 from .models.token_embedding import DenseEmbedding, TokenEmbedding
 from .models.weights import Weights
+from .quantization.quantized_linear import quantized_embedding, quantized_linear
+from .quantization.quantized_weight import QuantizedWeight
 from .quantization.scheme import Scheme
 from .step_context import StepContext
 
@@ -45,6 +47,7 @@ __all__ = [
     "Names",
     "Norm",
     "Part",
+    "QuantizedWeight",
     "Rank",
     "Scheme",
     "Split",
@@ -54,6 +57,8 @@ __all__ = [
     "base_config",
     "float_linear",
     "layer_types",
+    "quantized_embedding",
+    "quantized_linear",
     "typed_windows",
     "uniform_windows",
     "with_ropes_by_type",

@@ -1,0 +1,96 @@
+"""Linear layers over weights in few bits, in the form that the machine multiplies fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from ..models.linear import JoinedLinear, Linear
+from ..models.token_embedding import TokenEmbedding
+from ..step_context import StepContext
+from .quantized_weight import QuantizedWeight
+
+
+def quantized_linear(weight: QuantizedWeight | Sequence[QuantizedWeight], bias: torch.Tensor | None) -> Linear:
+    """Of one weight, or of several whose outputs lie side by side; `bias` [all outputs] is in floats.
+
+    Rows may be of any float datatype, and so is the result.
+    """
+    parts = [weight] if isinstance(weight, QuantizedWeight) else list(weight)
+    joined = _joined(parts)
+    lengths = [part.num_outputs for part in joined]
+    biases = [None] * len(joined) if bias is None else bias.split(lengths)
+    linears = [_linear(part, part_bias) for part, part_bias in zip(joined, biases, strict=True)]
+    return linears[0] if len(linears) == 1 else JoinedLinear(linears)
+
+
+def quantized_embedding(weight: QuantizedWeight, dtype: torch.dtype) -> TokenEmbedding:
+    """Of the network's `dtype`; only the rows that are asked for are dequantized."""
+    return QuantizedEmbedding(weight, dtype)
+
+
+class DequantizedLinear:
+    """Any weight on any device: made into floats again for each product."""
+
+    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
+        self._weight = _compact(weight)
+        self._bias = bias
+
+    def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
+        bias = None if self._bias is None else self._bias.to(rows.dtype)
+        return F.linear(rows, self._weight.dequantized().to(rows.dtype), bias)
+
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        return residual.add_(self(rows, step))
+
+
+class QuantizedEmbedding:
+    """Dequantizes the rows of the tokens that are asked for."""
+
+    def __init__(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+        self._weight = _compact(weight)
+        self._dtype = dtype
+
+    def __call__(self, token_ids: torch.Tensor, /) -> torch.Tensor:
+        return self._weight.rows(token_ids).dequantized().to(self._dtype)
+
+
+class _NibbleWeight:
+    """Codes of at most 4 bits, two in each byte: those of even inputs are the low halves."""
+
+    def __init__(self, weight: QuantizedWeight) -> None:
+        codes = F.pad(weight.codes, (0, weight.num_inputs % 2))
+        self._num_inputs = weight.num_inputs
+        self._halves = codes[:, ::2] | codes[:, 1::2] << 4
+        # What is kept of the description has codes that take no memory.
+        self._rest = replace(weight, codes=codes.new_zeros(1, 1).expand(weight.codes.shape))
+
+    def dequantized(self) -> torch.Tensor:
+        return self.rows(slice(None)).dequantized()
+
+    def rows(self, index: slice | torch.Tensor) -> QuantizedWeight:
+        halves = self._halves[index]
+        codes = torch.stack((halves & 15, halves >> 4), dim=-1).flatten(1)
+        return replace(self._rest.rows(index), codes=codes[:, : self._num_inputs])
+
+
+def _compact(weight: QuantizedWeight) -> QuantizedWeight | _NibbleWeight:
+    return _NibbleWeight(weight) if weight.bits <= 4 and weight.codes.dtype is torch.uint8 else weight
+
+
+def _joined(parts: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
+    """Neighbours that are alike become one."""
+    runs: list[list[QuantizedWeight]] = []
+    for part in parts:
+        if runs and runs[-1][0].is_like(part):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return [QuantizedWeight.joined(run) for run in runs]
+
+
+def _linear(weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
+    return DequantizedLinear(weight, bias)
