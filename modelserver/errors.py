@@ -10,7 +10,7 @@
      │   ├─ QueueFullError        ... because the queue is at its limit
      │   ├─ QueueTimeoutError     ... because its time ran out before it was executed
      │   ├─ QuotaError            ... because the caller has used up its quota for now
-     │   └─ ModelAsleepError      ... because the model is loaded on demand and is not in memory
+     │   └─ LoadOnDemandError      ... because the model is loaded on demand and is not in memory
      ├─ UnsupportedError          the request is valid, the model or server cannot do it
      ├─ CancelledError            the caller went away or asked to stop
      ├─ UnauthenticatedError      the call has no API key, or an unknown one
@@ -142,15 +142,15 @@ class QuotaError(UnavailableError):
     code = ErrorCode.OVERLOADED
 
 
-class ModelAsleepError(UnavailableError):
-    """The model is not in memory and is loaded on demand: callers that want it await `wake()` and ask again.
+class LoadOnDemandError(UnavailableError):
+    """The model is not in memory and is loaded on demand: callers that want it await `load()` and ask again.
 
-    `wake` returns when the model serves, and raises the ServerError that prevents the load.
+    `load` returns when the model serves, and raises the ServerError that prevents the load.
     """
 
-    def __init__(self, message: str, wake: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, message: str, load: Callable[[], Awaitable[None]]) -> None:
         super().__init__(message)
-        self.wake = wake
+        self.load = load
 
 
 class UnsupportedError(ServerError):

@@ -18,10 +18,10 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.response import ParameterValue
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer, Tensor
-from modelserver.errors import InvalidArgumentError, ModelAsleepError, UnsupportedError
+from modelserver.errors import InvalidArgumentError, LoadOnDemandError, UnsupportedError
 from modelserver.frontends.http.body import check_size, respond_compressed
 from modelserver.frontends.http.json_body import object_slices
-from modelserver.frontends.http.patience import patience_ns
+from modelserver.frontends.http.timeouts import client_timeout_ns
 from modelserver.protocol.compression import choose_encoding, decompress
 from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
 from modelserver.protocol.http_status import JSON_TYPE
@@ -166,8 +166,8 @@ class Call:
         request = self._request(model, inputs, version, parameters)
         try:
             self._dataplane.infer(request)
-        except ModelAsleepError as asleep:
-            await asleep.wake()
+        except LoadOnDemandError as unloaded:
+            await unloaded.load()
             request = self._request(model, inputs, version, parameters)
             self._dataplane.infer(request)
         try:
@@ -194,8 +194,8 @@ class Call:
             request.forward(forwarded)
         if context := access.context(head.headers):
             request.join_trace(context)
-        if patience := patience_ns(head.headers):
-            request.deadline_ns = time.monotonic_ns() + patience
+        if timeout_ns := client_timeout_ns(head.headers):
+            request.deadline_ns = time.monotonic_ns() + timeout_ns
         if access.callers_by:
             request.caller = access.caller(head.headers, self._exchange.peer)
         return request

@@ -235,7 +235,7 @@ class Server:
             answers=self.answers.counts if self.answers is not None else None,
             limiter=self.limiter,
             callers=self.callers.counts if self.callers is not None else None,
-            residency=self.repository.residency,
+            on_demand=self.repository.on_demand,
             traffic=self.repository.traffic,
             fronts=self._fronts,
             reloads=self._counts.reloads,

@@ -15,10 +15,10 @@ from modelserver.config.config_limits import ConfigLimits, check_limits
 from modelserver.config.ensemble_rules import check_ensemble
 from modelserver.config.inline_execution import check_inline_execution
 from modelserver.config.instance_rules import check_instances, check_warmup
+from modelserver.config.on_demand import check_on_demand
 from modelserver.config.platform import BACKENDS, ENSEMBLE
 from modelserver.config.problem import Locations, Problem, key_path
 from modelserver.config.report import Report
-from modelserver.config.residence import check_residence
 from modelserver.config.scheduling_rules import check_scheduling
 from modelserver.config.schema import ModelConfig, ModelMetrics, ModelVersionPolicy
 from modelserver.config.suggestion import did_you_mean, suggest
@@ -61,7 +61,7 @@ def validate(
     check_warmup(config, report)
     check_inline_execution(config, report)
     check_auto_warmup(config, report)
-    check_residence(config, report)
+    check_on_demand(config, report)
     check_limits(config, limits or ConfigLimits(), gpu_ids, report)
     _check_files(config, report)
     _check_response_cache(config, report)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from modelserver.config.residence import KEEP_ALIVE, parse_keep_alive
+from modelserver.config.on_demand import KEEP_ALIVE, parse_keep_alive
 from modelserver.errors import InvalidArgumentError
 from modelserver.repository.model_name import check_model_name
 from modelserver.repository.repository import ModelRepository

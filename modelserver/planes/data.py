@@ -13,10 +13,10 @@ from modelserver.config.signature import TensorSpec
 from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import placeholder
-from modelserver.errors import InvalidArgumentError, ModelAsleepError, ServerError, UnavailableError, UnloadedError
+from modelserver.errors import InvalidArgumentError, LoadOnDemandError, ServerError, UnavailableError, UnloadedError
 from modelserver.execution.model import Model
 from modelserver.execution.process.model_calls import CalledRequest
-from modelserver.planes.on_demand import WakingRequests
+from modelserver.planes.on_demand import WaitingRequests
 from modelserver.planes.overload import OverloadStream, tell_overload
 from modelserver.planes.quotas import Callers
 from modelserver.planes.shadow import Shadows
@@ -154,12 +154,12 @@ class DataPlane:
         self.tracer = tracer or Tracer()
         self._tells_overload = tells_overload
         self._callers = callers
-        self._waking = WakingRequests(self.infer)
+        self._waiting = WaitingRequests(self.infer)
         self._traffic = repository.traffic
         self._splits = repository.traffic.splits  # looked at for each request, and mostly empty
         self._traffic.on_change = self._observe
         self._shadows = Shadows(self._traffic.counts)
-        repository.residency.on_active = self._observe
+        repository.on_demand.on_active = self._observe
         self._observe()
         # The access log learns of each call's inference requests.
         self.logs_access = logs_access
@@ -201,8 +201,8 @@ class DataPlane:
             else:
                 model.signature.check(request)
                 form.signature, form.rows = model.signature, request.rows
-        except ModelAsleepError as asleep:
-            return self._waking.wait(request, asleep)
+        except LoadOnDemandError as unloaded:
+            return self._waiting.wait(request, unloaded)
         except ServerError as error:
             self.refusals.record(error.code)
             if self._logs_requests:
@@ -230,7 +230,7 @@ class DataPlane:
                     model_name=name, version=version, inputs=request.inputs | shapes, outputs=request.outputs
                 )
             )
-        except ModelAsleepError:
+        except LoadOnDemandError:
             return
         except ServerError as error:
             self.refusals.record(error.code)
@@ -317,7 +317,7 @@ class DataPlane:
             or self.tracer.is_on
             or self._tells_overload
             or self._callers is not None
-            or self._repository.residency.is_active
+            or self._repository.on_demand.is_active
             or self._traffic.has_shadows
         )
 
@@ -366,7 +366,7 @@ class DataPlane:
     def begin_shutdown(self) -> None:
         """Readiness falls and new inference is refused; accepted requests continue."""
         self.is_shutting_down = self._refuses_all = True
-        self._waking.close()
+        self._waiting.close()
 
     def model_is_ready(self, name: str, version: int | None = None) -> bool:
         """Whether the model can answer now, or after it is loaded on demand.
@@ -375,8 +375,8 @@ class DataPlane:
         """
         try:
             model = self._repository.get(name, version)
-        except ModelAsleepError:
-            return self._repository.residency.can_wake(name, version)
+        except LoadOnDemandError:
+            return self._repository.on_demand.can_load(name, version)
         except (UnavailableError, UnloadedError, AmbiguousModelError):
             return False
         return model.is_ready()
@@ -435,8 +435,8 @@ class DataPlane:
     def _ready_models(self, name: str, version: int | None) -> list[Model]:
         try:
             return self._named_models(name, version)
-        except ModelAsleepError as asleep:  # statistics alone do not justify loading a model
-            raise UnavailableError(asleep.message) from None
+        except LoadOnDemandError as unloaded:  # statistics alone do not justify loading a model
+            raise UnavailableError(unloaded.message) from None
         except ServerError as error:
             is_served = version is not None and bool(self._repository.ready_versions(name))
             what = f"version is not available for model '{name}'" if is_served else f"'{name}' is not available"

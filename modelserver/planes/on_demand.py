@@ -13,7 +13,7 @@ from modelserver.core.stream import ResponseStream
 from modelserver.errors import (
     CancelledError,
     InternalError,
-    ModelAsleepError,
+    LoadOnDemandError,
     QueueFullError,
     QueueTimeoutError,
     ServerError,
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 _MAX_ATTEMPTS = 5
 
 
-class WakingRequests:
+class WaitingRequests:
     """Made by the data plane; its `infer` gets each request again when the model serves. Event loop thread only."""
 
     def __init__(self, infer: Callable[[InFlightRequest], ResponseStream], *, max_waiting: int = 10_000) -> None:
@@ -38,18 +38,20 @@ class WakingRequests:
     def num_waiting(self) -> int:
         return len(self._tasks)
 
-    def wait(self, request: InFlightRequest, asleep: ModelAsleepError) -> ResponseStream:
+    def wait(self, request: InFlightRequest, unloaded: LoadOnDemandError) -> ResponseStream:
         """Load the model, then have the request answered on its stream.
 
-        Raises QueueFullError, and `asleep` for a request that already waits: `_submit` then loads the model again.
+        Raises QueueFullError, and `unloaded` for a request that already waits: `_submit` then loads the model again.
         """
         if request in self._tasks:
-            raise asleep
+            raise unloaded
         if len(self._tasks) >= self._max_waiting:
             error = QueueFullError(f"{self._max_waiting} requests wait for models to be loaded; try again later")
             error.retry_after_s = 1.0
             raise error
-        task = asyncio.get_running_loop().create_task(self._submit(request, asleep), name="request for a model asleep")
+        task = asyncio.get_running_loop().create_task(
+            self._submit(request, unloaded), name="request for an unloaded model"
+        )
         self._tasks[request] = task
         # Not at the end of the Task: a Task that is cancelled at once never begins.
         task.add_done_callback(lambda done: self._settle(request, done))
@@ -81,14 +83,14 @@ class WakingRequests:
             request.on_cancel = None  # a client that leaves on its answer must leave no reference behind
             request.stream.deliver(InferResponse(error=error))
 
-    async def _submit(self, request: InFlightRequest, asleep: ModelAsleepError) -> ServerError | None:
+    async def _submit(self, request: InFlightRequest, unloaded: LoadOnDemandError) -> ServerError | None:
         """Why the request was not accepted in the end; None: it was accepted, and the model answers it."""
         for _ in range(_MAX_ATTEMPTS):
             deadline_ns = request.deadline_ns
             left_s = None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
             try:
                 async with asyncio.timeout(left_s):
-                    await asleep.wake()
+                    await unloaded.load()
             except TimeoutError:
                 return QueueTimeoutError(
                     f"Request timeout expired while model '{request.model_name}' was loaded on demand"
@@ -98,8 +100,8 @@ class WakingRequests:
             request.on_cancel = None
             try:
                 self._infer(request)
-            except ModelAsleepError as again:
-                asleep = again
+            except LoadOnDemandError as again:
+                unloaded = again
                 request.on_cancel = self._cancel
             except ServerError as error:
                 return error

@@ -10,13 +10,13 @@ INFER_PATH: Final = f"/{SERVICE}/ModelInfer"
 # How long the JSON before the tensors is.
 JSON_LEN_HEADER: Final = "inference-header-content-length"
 # How long a proxy such as Envoy waits for the answer, in milliseconds.
-PATIENCE_HEADER: Final = "x-envoy-expected-rq-timeout-ms"
+TIMEOUT_HEADER: Final = "x-envoy-expected-rq-timeout-ms"
 # In which format the answer shall say how busy the model is.
 ASKING_HEADER: Final = "endpoint-load-metrics-format"
 # The headers that an infer call reads on a server without callers and forwarded headers.
 READ_HEADERS: Final = (
     JSON_LEN_HEADER,
-    PATIENCE_HEADER,
+    TIMEOUT_HEADER,
     ASKING_HEADER,
     "content-encoding",
     "accept-encoding",

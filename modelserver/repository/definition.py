@@ -17,11 +17,11 @@ from modelserver.config.config_limits import FLAG
 from modelserver.config.defaults import normalise
 from modelserver.config.ensemble_models import FindConfig, check_models
 from modelserver.config.message import config_from_json
+from modelserver.config.on_demand import OnDemandConfig, on_demand_config
 from modelserver.config.pbtxt import ParsedConfig, read_pbtxt
 from modelserver.config.platform import BACKENDS
 from modelserver.config.problem import Locations, Problem, error_of, key_path
 from modelserver.config.repair import is_doubtful
-from modelserver.config.residence import Residence, residence
 from modelserver.config.schema import ModelConfig, RepositoryAgent
 from modelserver.config.validate import validate
 from modelserver.config.version_policy import missing_versions, served_versions
@@ -121,19 +121,19 @@ def read_agents(layout: ModelLayout, *, config_json: str | None = None) -> tuple
     return agents.agents if agents is not None and not parsed.problems else ()
 
 
-def read_residences(layouts: Iterable[ModelLayout]) -> dict[str, Residence]:
+def read_on_demand_configs(layouts: Iterable[ModelLayout]) -> dict[str, OnDemandConfig]:
     """How long models stay in memory, by key, according to their configs; unreadable configs are left out.
 
     Blocking.
     """
-    found: dict[str, Residence] = {}
+    found: dict[str, OnDemandConfig] = {}
     for layout in layouts:
         try:
             _, parsed = _parse(layout, None)
         except ConfigError:
-            found[layout.key] = Residence()
+            found[layout.key] = OnDemandConfig()
         else:
-            found[layout.key] = residence(parsed.config)
+            found[layout.key] = on_demand_config(parsed.config)
     return found
 
 

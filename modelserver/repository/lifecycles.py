@@ -11,9 +11,9 @@ from modelserver.repository.lifecycle import ModelLifecycle
 from modelserver.repository.lifecycle_context import LifecycleContext, ReadyTable
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import ModelLoader
+from modelserver.repository.on_demand import OnDemandModels
 from modelserver.repository.override_store import OverrideStore
 from modelserver.repository.pools import RepositoryPools
-from modelserver.repository.residency import Residency
 from modelserver.repository.table import ModelTable
 from modelserver.repository.traffic import TrafficTable
 
@@ -34,7 +34,7 @@ class Lifecycles:
         pools: RepositoryPools,
         *,
         ensembles: Ensembles,
-        residency: Residency,
+        on_demand: OnDemandModels,
         traffic: TrafficTable,
         overrides: OverrideStore | None,
         unload_grace_s: float = 0.0,
@@ -45,7 +45,7 @@ class Lifecycles:
         self._loader = loader
         self._pools = pools
         self._ensembles = ensembles
-        self._residency = residency
+        self._on_demand = on_demand
         self._traffic = traffic
         self._context = LifecycleContext(
             loader,
@@ -98,9 +98,9 @@ class Lifecycles:
         for the model.
         """
         if evicts:
-            return self._evict(key, version) if self._residency.is_awaited(key) else self._submit_unload(key, version)
+            return self._evict(key, version) if self._on_demand.is_awaited(key) else self._submit_unload(key, version)
         if version is None:
-            self._residency.withhold(key)  # at once: a load that this supersedes must not be retried
+            self._on_demand.withhold(key)  # at once: a load that this supersedes must not be retried
         is_serving = version is None or version in self._table.lifecycles[key].versions
         unloaded = self._submit_unload(key, version)
         return self._withhold_after(key, unloaded) if is_serving else unloaded
@@ -109,18 +109,18 @@ class Lifecycles:
         return asyncio.shield(self._table.lifecycles[key].unload(version))
 
     async def _evict(self, key: str, version: int | None) -> None:
-        await self._residency.until_served(key)
+        await self._on_demand.until_served(key)
         await self._submit_unload(key, version)
 
     async def _withhold_after(self, key: str, unloaded: Awaitable[None]) -> None:
         """A model that is unloaded as a whole, or by its last version, stays unloaded."""
         await unloaded
         if not self._table.lifecycles[key].versions:
-            self._residency.withhold(key)
+            self._on_demand.withhold(key)
 
     def _publish(self, key: str, table: ReadyTable) -> None:
         self._table.publish(key, table)
-        self._residency.published(key, table)
+        self._on_demand.published(key, table)
         if self._traffic.splits:
             name = self._table.namespaces.name_of(key)
             self._traffic.follow(name, self._table.ready_versions(name))

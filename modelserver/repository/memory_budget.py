@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from modelserver.errors import UnavailableError
+from modelserver.repository.lru_policy import LruPolicy, plan_room
 from modelserver.repository.options import DemandOptions
-from modelserver.repository.residents import Residents, plan_room
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +27,14 @@ class MemoryBudget:
     def __init__(
         self,
         options: DemandOptions,
-        residents: Residents,
+        lru: LruPolicy,
         load: Callable[[str], Awaitable[None]],
         *,
         clock: Callable[[], float],
         measure: Callable[[], int],
     ) -> None:
         self._options = options
-        self._residents = residents
+        self._lru = lru
         self._load = load
         self._clock = clock
         self._measure = measure
@@ -43,14 +43,14 @@ class MemoryBudget:
 
     async def load(self, key: str, file_bytes: int) -> None:
         """Make room for a model with files of this size, and load it. Raises ServerError."""
-        known = self._residents.num_bytes.get(key, 0)
+        known = self._lru.num_bytes.get(key, 0)
         if not self._options.budget_bytes:
             await self._load(key)
-            self._residents.num_bytes[key] = max(file_bytes, known)
+            self._lru.num_bytes[key] = max(file_bytes, known)
             return
         has_turn = await self._take_turn()
         try:
-            self._coming[key] = max(known, self._residents.policy(key).memory_bytes or file_bytes)
+            self._coming[key] = max(known, self._lru.policy(key).memory_bytes or file_bytes)
             await self._make_room(key, self._coming[key])
             await self._load_measured(key, file_bytes, is_alone=has_turn)
         finally:
@@ -72,26 +72,26 @@ class MemoryBudget:
         With free pages in the allocator the process grows by less, so the files' size and earlier measurements are
         lower bounds. Growth counts only if no other load runs at the same time.
         """
-        residents, budget_bytes = self._residents, self._options.budget_bytes
+        lru, budget_bytes = self._lru, self._options.budget_bytes
         before = self._measure()
         await self._load(key)
         grown = self._measure() - before if is_alone else 0
-        in_children = residents.in_children_bytes(key)
-        declared = residents.policy(key).memory_bytes
-        measured = max(file_bytes, grown + in_children, in_children, residents.num_bytes.get(key, 0))
-        residents.num_bytes[key] = num_bytes = declared or measured
+        in_children = lru.in_children_bytes(key)
+        declared = lru.policy(key).memory_bytes
+        measured = max(file_bytes, grown + in_children, in_children, lru.num_bytes.get(key, 0))
+        lru.num_bytes[key] = num_bytes = declared or measured
         if num_bytes > budget_bytes:
             logger.warning(
                 "model '%s' takes %.0f MiB, more than --on-demand-memory-budget alone; it is not loaded again",
                 key,
                 num_bytes / _MIB,
             )
-        for victim in plan_room(residents.all(but=key), num_bytes, budget_bytes) or ():
-            residents.evict(victim, "memory")
+        for victim in plan_room(lru.all(but=key), num_bytes, budget_bytes) or ():
+            lru.evict(victim, "memory")
 
     async def _make_room(self, key: str, needed_bytes: int) -> None:
         """Evict the least recently used models until the model fits. Raises NoRoomError if it cannot fit."""
-        residents, budget_bytes = self._residents, self._options.budget_bytes
+        lru, budget_bytes = self._lru, self._options.budget_bytes
         if needed_bytes > budget_bytes:
             raise NoRoomError(
                 f"model '{key}' needs about {needed_bytes / _MIB:.0f} MiB, and --on-demand-memory-budget is "
@@ -100,14 +100,14 @@ class MemoryBudget:
         deadline_s = self._clock() + self._options.room_patience_s
         while True:
             others = sum(self._coming.values()) - needed_bytes
-            victims = plan_room(residents.all(but=key), needed_bytes, budget_bytes - others)
-            left = [residents.evict(victim, "memory") for victim in victims or ()]
+            victims = plan_room(lru.all(but=key), needed_bytes, budget_bytes - others)
+            left = [lru.evict(victim, "memory") for victim in victims or ()]
             if victims is not None and all(left):
                 for victim in victims:
-                    await residents.wait_closed(victim)
+                    await lru.wait_closed(victim)
                 return
             if self._clock() >= deadline_s:
-                busy = ", ".join(resident.key for resident in residents.all() if not resident.can_leave)
+                busy = ", ".join(model.key for model in lru.all() if not model.can_leave)
                 error = NoRoomError(
                     f"there is no room for model '{key}', which needs about {needed_bytes / _MIB:.0f} MiB of "
                     f"{budget_bytes / _MIB:.0f} MiB: these are in use or pinned: {busy}"

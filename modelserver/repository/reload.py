@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from modelserver.config.residence import ReloadMode, reload_mode
+from modelserver.config.on_demand import ReloadMode, reload_mode
 from modelserver.errors import ConfigError, InvalidArgumentError, ServerError, UnavailableError
 from modelserver.repository.lifecycle_context import LifecycleContext
 from modelserver.repository.load_failure import VersionsFailedError, describe_failure

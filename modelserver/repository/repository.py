@@ -23,7 +23,7 @@ from modelserver.execution.model import Model
 from modelserver.execution.shared_resources import SharedResources
 from modelserver.repository.archives import Archives
 from modelserver.repository.catalog import Catalog
-from modelserver.repository.definition import read_residences, read_unloaded, size_on_disk
+from modelserver.repository.definition import read_on_demand_configs, read_unloaded, size_on_disk
 from modelserver.repository.ensembles import Ensembles
 from modelserver.repository.lifecycles import AS_KEPT, Lifecycles
 from modelserver.repository.load_failure import named_failure
@@ -31,13 +31,13 @@ from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadModel, ModelLoader
 from modelserver.repository.model_name import check_model_name
 from modelserver.repository.namespaces import Namespaces
+from modelserver.repository.on_demand import OnDemandModels, RepositoryAccess
 from modelserver.repository.opening import open_roots
 from modelserver.repository.operations import all_of
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
 from modelserver.repository.pools import RepositoryPools
-from modelserver.repository.residency import RepositoryAccess, Residency
 from modelserver.repository.startup import StartupError, load_all, names_at_start, obstacles
 from modelserver.repository.state import IndexEntry, LoadCounts
 from modelserver.repository.table import ModelTable
@@ -96,14 +96,14 @@ class ModelRepository:
         self._phase = _Phase.STARTING
         self._opened: _Parts | None = None
         self._poller: Poller | None = None  # of the polling mode
-        self.residency = Residency(
+        self.on_demand = OnDemandModels(
             options.demand,
             self._table,
             RepositoryAccess(
                 load=self._ensure_loaded,
                 refresh=self._refresh,
                 scan=lambda: self._catalog.scan,
-                describe=functools.partial(self._pools.in_scan, read_residences),
+                describe=functools.partial(self._pools.in_scan, read_on_demand_configs),
                 size=functools.partial(self._pools.in_scan, size_on_disk),
                 users=self._ensembles.users,
             ),
@@ -115,14 +115,14 @@ class ModelRepository:
     def get(self, name: str, version: int | None) -> Model:
         """The ready model; `version` None is the highest ready one.
 
-        Raises NotFoundError for an unknown model or version, ModelAsleepError for a model on demand that is not loaded,
+        Raises NotFoundError for an unknown model or version, LoadOnDemandError for a model that is loaded on demand,
         and UnavailableError, with state and reason, for any other model that is not ready.
         """
         try:
             return self._ready[name][version]
         except KeyError:
-            asleep = self.residency.asleep(name, version)
-            raise asleep or self._table.missing(name, version, self._catalog.scan) from None
+            unloaded = self.on_demand.unloaded_error(name, version)
+            raise unloaded or self._table.missing(name, version, self._catalog.scan) from None
 
     def sequence_holder(self, name: str, version: int | None, sequence_id: int | str) -> Model | None:
         """The model on which a sequence is under way, if any: the sequence continues there after a reload."""
@@ -148,13 +148,13 @@ class ModelRepository:
             self._catalog.refresh()
             if self._phase is _Phase.SERVING:
                 self._catalog.list_clouds_later(self._pools.scan, self._options.poll_interval_s)
-        return self.residency.annotate(self._table.index_rows(self._catalog.scan, repository))
+        return self.on_demand.annotate(self._table.index_rows(self._catalog.scan, repository))
 
     async def unloaded_configs(self) -> list[ModelConfig]:
         """The configs of unloaded models on demand, as far as they are known without a load."""
-        if not self.residency.is_active:
+        if not self.on_demand.is_active:
             return []
-        layouts = [each for each in self._catalog.scan.models.values() if self.residency.can_wake(each.name, None)]
+        layouts = [each for each in self._catalog.scan.models.values() if self.on_demand.can_load(each.name, None)]
         return await self._pools.in_scan(read_unloaded, layouts, self._options.definition) if layouts else []
 
     def is_ready(self, strict: bool) -> bool:
@@ -176,7 +176,7 @@ class ModelRepository:
         if strict:
             is_explicit = self._options.control_mode is ControlMode.EXPLICIT
             duplicates = {} if is_explicit else self._catalog.scan.duplicates
-            yield from obstacles(self._lifecycles, duplicates, self.residency.is_on_demand)
+            yield from obstacles(self._lifecycles, duplicates, self.on_demand.is_on_demand)
 
     def load_counts(self) -> dict[str, LoadCounts]:
         """Loads and failures of every model with at least one load request."""
@@ -199,7 +199,7 @@ class ModelRepository:
             survey = await self._pools.in_scan(self._catalog.survey)
         except OSError as error:
             raise UnavailableError(f"the model repository cannot be read: {error}") from error
-        await self.residency.survey(tuple(survey.scan.models.values()))
+        await self.on_demand.survey(tuple(survey.scan.models.values()))
         failures = await self._load_at_start(parts, survey.scan.names)
         if failures and options.is_exit_on_error:
             raise StartupError(failures)
@@ -234,7 +234,7 @@ class ModelRepository:
             loader,
             self._pools,
             ensembles=self._ensembles,
-            residency=self.residency,
+            on_demand=self.on_demand,
             traffic=self.traffic,
             overrides=overrides,
             unload_grace_s=options.unload_grace_s,
@@ -255,7 +255,7 @@ class ModelRepository:
             self._opened.models.is_stopping = True
         if self._poller is not None:
             await self._poller.stop()
-        await self.residency.stop()
+        await self.on_demand.stop()
         for lifecycle in self._lifecycles.values():
             lifecycle.stop()
         waiting: dict[asyncio.Future[None], str] = {}
@@ -308,7 +308,7 @@ class ModelRepository:
             for key in keys:
                 if not request.files and (version is not None or key not in self._lifecycles):
                     await self._parts.models.check_exists(key, version)
-                self.residency.keep(key, keep_alive_s)
+                self.on_demand.keep(key, keep_alive_s)
             await all_of(asyncio.shield(self._parts.models.of(key).load(request)) for key in keys)
 
     async def unload(
@@ -398,7 +398,7 @@ class ModelRepository:
             keys = sorted({*keys, *await self._pools.in_scan(parts.overrides.names)})
         if self._options.control_mode is not ControlMode.EXPLICIT or "*" in self._options.load_models:
             # Models named by --load-model are loaded; * is not a name.
-            keys = [key for key in keys if not self.residency.sleeps_at_start(key)]
+            keys = [key for key in keys if not self.on_demand.starts_unloaded(key)]
         return await load_all(keys, self._catalog.scan.duplicates, lambda key: parts.models.of(key).load(AS_KEPT))
 
     def _check_explicit(self, verb: str) -> None:
@@ -423,7 +423,7 @@ class ModelRepository:
 
     async def _load_from_disk(self, name: str) -> None:
         lifecycle = self._lifecycles.get(name)
-        if (lifecycle is None or not lifecycle.versions) and self.residency.sleeps_at_start(name):
+        if (lifecycle is None or not lifecycle.versions) and self.on_demand.starts_unloaded(name):
             return  # it is read at the first request
         await asyncio.shield(self._parts.models.of(name).load(AS_KEPT))
 

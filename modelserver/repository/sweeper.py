@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from modelserver.repository.residents import Residents, idle_ones
+from modelserver.repository.lru_policy import LruPolicy, idle_models
 
 # Seconds between checks for models that are due but busy.
 _LOOK_AGAIN_S = 0.05
@@ -15,8 +15,8 @@ _LOOK_AGAIN_S = 0.05
 class Sweeper:
     """Event loop thread only."""
 
-    def __init__(self, residents: Residents, clock: Callable[[], float]) -> None:
-        self._residents = residents
+    def __init__(self, lru: LruPolicy, clock: Callable[[], float]) -> None:
+        self._lru = lru
         self._clock = clock
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -40,15 +40,15 @@ class Sweeper:
     async def _sweep(self) -> None:
         while True:
             now_s = self._clock()
-            for resident in (present := self._residents.all()):
-                if not resident.can_leave:
-                    for model in self._residents.models(resident.key):
+            for loaded in (present := self._lru.all()):
+                if not loaded.can_leave:
+                    for model in self._lru.models(loaded.key):
                         model.last_use_ns = int(now_s * 1e9)
-            for key in idle_ones(present, now_s):
-                self._residents.evict(key, "idle")
+            for key in idle_models(present, now_s):
+                self._lru.evict(key, "idle")
             # Pinned models and models of ensembles become due only when something changes.
-            left = [each for each in self._residents.all() if not self._residents.stays(each.key)]
-            due_s = min((resident.expires_s for resident in left), default=inf)
+            left = [each for each in self._lru.all() if not self._lru.stays(each.key)]
+            due_s = min((each.expires_s for each in left), default=inf)
             self._changed.clear()
             try:
                 async with asyncio.timeout(None if due_s == inf else max(due_s - now_s, _LOOK_AGAIN_S)):

@@ -24,9 +24,9 @@ from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import measured_families, with_queue
 from modelserver.telemetry.model_families import MeasuredModel, MetricsOptions, ModelFamilies
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
+from modelserver.telemetry.on_demand import MeasuredOnDemand, on_demand_families
 from modelserver.telemetry.rate_limit import MeasuredLimiter, limiter_families
 from modelserver.telemetry.refusals import RefusalCounts
-from modelserver.telemetry.residency import MeasuredResidency, residency_families
 from modelserver.telemetry.shadow_counts import ShadowCounts
 from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, wire_families
 
@@ -68,7 +68,7 @@ class ServerMetrics:
         answers: StoreCounts | None = None,
         limiter: MeasuredLimiter | None = None,
         callers: CallerCounts | None = None,
-        residency: MeasuredResidency | None = None,
+        on_demand: MeasuredOnDemand | None = None,
         traffic: MeasuredTraffic | None = None,
         model_metrics: ModelMetricsBoard | None = None,
         options: MetricsOptions | None = None,
@@ -86,7 +86,7 @@ class ServerMetrics:
         self._answers = answers
         self._limiter = limiter
         self._callers = callers
-        self._residency = residency
+        self._on_demand = on_demand
         self._traffic = traffic
         self._of_models = ModelFamilies(options or MetricsOptions())
         self._process = ProcessCollector(registry=None)
@@ -138,8 +138,8 @@ class ServerMetrics:
             families += limiter_families(self._limiter)
         if self._callers is not None:
             families += self._callers.families()
-        if self._residency is not None:
-            families += residency_families(self._residency)
+        if self._on_demand is not None:
+            families += on_demand_families(self._on_demand)
         if self._traffic is not None:
             families += self._traffic.counts.families(self._traffic.weights)
         families.append(_refusal_family(self._refusals))

@@ -99,7 +99,7 @@ def _trace_rate(text: str) -> Any:
 
 
 def _keep_alive(text: str) -> Any:
-    from modelserver.config.residence import parse_keep_alive
+    from modelserver.config.on_demand import parse_keep_alive
 
     return parse_keep_alive(text)
 

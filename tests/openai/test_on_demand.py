@@ -46,7 +46,7 @@ def test_the_first_call_loads_the_model(lazy: RunningServer) -> None:
     assert sum(sample.value for sample in counts) >= 8
 
 
-def test_a_model_that_sleeps_is_told_before_it_is_loaded(lazy: RunningServer) -> None:
+def test_an_unloaded_model_is_refused_before_it_is_loaded(lazy: RunningServer) -> None:
     with openai.OpenAI(base_url=f"http://{lazy.http_url}/v1", api_key="none", max_retries=0) as client:
         assert client.models.retrieve("tiny").model_extra["max_model_len"] == 64  # type: ignore[index]
         with pytest.raises(openai.NotFoundError, match="are: chat, completion, stream, tiny") as unknown:

@@ -15,23 +15,23 @@ from modelserver.core.stream import ResponseStream
 from modelserver.errors import (
     CancelledError,
     InternalError,
-    ModelAsleepError,
+    LoadOnDemandError,
     NotFoundError,
     QueueFullError,
     QueueTimeoutError,
     UnavailableError,
 )
-from modelserver.planes.on_demand import WakingRequests
+from modelserver.planes.on_demand import WaitingRequests
 
 
 class Bed:
-    """A model that sleeps until `wake` is set, and then answers, or raises what it is told to."""
+    """A model that is unloaded until `loaded` is set, and then answers or raises the next of `errors`."""
 
     def __init__(self, *, max_waiting: int = 10) -> None:
-        self.wakes = asyncio.Event()
+        self.loaded = asyncio.Event()
         self.errors: list[Exception] = []
-        self.num_wakes = 0
-        self.waking = WakingRequests(self.infer, max_waiting=max_waiting)
+        self.num_loads = 0
+        self.waiting = WaitingRequests(self.infer, max_waiting=max_waiting)
 
     def infer(self, request: InFlightRequest) -> ResponseStream:
         if self.errors:
@@ -39,20 +39,20 @@ class Bed:
         request.stream.deliver(InferResponse())
         return request.stream
 
-    async def _wake(self) -> None:
-        self.num_wakes += 1
-        await self.wakes.wait()
+    async def _load_model(self) -> None:
+        self.num_loads += 1
+        await self.loaded.wait()
 
-    def asleep(self, wake: Callable[[], Awaitable[None]] | None = None) -> ModelAsleepError:
-        return ModelAsleepError("asleep", wake or self._wake)
+    def unloaded_error(self, load: Callable[[], Awaitable[None]] | None = None) -> LoadOnDemandError:
+        return LoadOnDemandError("unloaded", load or self._load_model)
 
     def send(
-        self, *, deadline_ms: int | None = None, wake: Callable[[], Awaitable[None]] | None = None
+        self, *, deadline_ms: int | None = None, load: Callable[[], Awaitable[None]] | None = None
     ) -> InFlightRequest:
         request = InFlightRequest(model_name="m", version=None, inputs={})
         if deadline_ms is not None:
             request.deadline_ns = time.monotonic_ns() + deadline_ms * 1_000_000
-        self.waking.wait(request, self.asleep(wake))
+        self.waiting.wait(request, self.unloaded_error(load))
         return request
 
 
@@ -60,11 +60,11 @@ async def test_it_is_answered_when_the_model_serves() -> None:
     bed = Bed()
     request = bed.send(deadline_ms=20_000)
     await asyncio.sleep(0)
-    assert bed.waking.num_waiting == 1
-    bed.wakes.set()
+    assert bed.waiting.num_waiting == 1
+    bed.loaded.set()
     await request.stream.only()
     await asyncio.sleep(0)
-    assert bed.waking.num_waiting == 0
+    assert bed.waiting.num_waiting == 0
 
 
 async def test_its_deadline_bounds_the_wait() -> None:
@@ -82,7 +82,7 @@ async def test_a_client_may_leave() -> None:
     request.cancel()
     with pytest.raises(CancelledError):
         await request.stream.only()
-    assert bed.waking.num_waiting == 0
+    assert bed.waiting.num_waiting == 0
 
 
 async def test_a_client_may_leave_before_anything_has_begun() -> None:
@@ -91,14 +91,14 @@ async def test_a_client_may_leave_before_anything_has_begun() -> None:
     request.cancel()
     with pytest.raises(CancelledError):
         await request.stream.only()
-    assert bed.waking.num_waiting == 0
+    assert bed.waiting.num_waiting == 0
 
 
 async def test_the_end_of_the_server_is_theirs() -> None:
     bed = Bed()
     requests = [bed.send() for _ in range(3)]
     await asyncio.sleep(0)
-    bed.waking.close()
+    bed.waiting.close()
     for request in requests:
         with pytest.raises(UnavailableError, match="shutting down"):
             await request.stream.only()
@@ -109,16 +109,16 @@ async def test_what_keeps_the_model_from_serving_is_said() -> None:
         raise NotFoundError("gone")
 
     with pytest.raises(NotFoundError, match="gone"):
-        await Bed().send(wake=fail).stream.only()
+        await Bed().send(load=fail).stream.only()
 
 
-async def test_a_model_that_leaves_again_is_woken_again() -> None:
+async def test_a_model_that_leaves_again_is_loaded_again() -> None:
     bed = Bed()
-    bed.wakes.set()
-    bed.errors = [bed.asleep(), bed.asleep()]
+    bed.loaded.set()
+    bed.errors = [bed.unloaded_error(), bed.unloaded_error()]
     await bed.send().stream.only()
-    assert bed.num_wakes == 3
-    bed.errors = [bed.asleep() for _ in range(5)]
+    assert bed.num_loads == 3
+    bed.errors = [bed.unloaded_error() for _ in range(5)]
     with pytest.raises(UnavailableError, match="5 times"):
         await bed.send().stream.only()
 
@@ -126,22 +126,22 @@ async def test_a_model_that_leaves_again_is_woken_again() -> None:
 async def test_who_asks_again_for_it_does_not_wait_twice() -> None:
     """As the data plane does, of which `infer` comes back to where the request waits."""
     bed = Bed()
-    bed.wakes.set()
-    is_awake = False
+    bed.loaded.set()
+    is_loaded = False
 
     def infer(request: InFlightRequest) -> ResponseStream:
-        nonlocal is_awake
-        if not is_awake:
-            is_awake = bed.num_wakes == 2
-            return bed.waking.wait(request, bed.asleep())
+        nonlocal is_loaded
+        if not is_loaded:
+            is_loaded = bed.num_loads == 2
+            return bed.waiting.wait(request, bed.unloaded_error())
         return Bed.infer(bed, request)
 
-    bed.waking = WakingRequests(infer)
+    bed.waiting = WaitingRequests(infer)
     request = bed.send()
     await request.stream.only()
-    await until(lambda: bed.waking.num_waiting == 0, "it waits no more")
-    assert bed.num_wakes == 3
-    is_awake, bed.num_wakes = False, 3
+    await until(lambda: bed.waiting.num_waiting == 0, "it waits no more")
+    assert bed.num_loads == 3
+    is_loaded, bed.num_loads = False, 3
     request = bed.send()
     with pytest.raises(UnavailableError, match="5 times"):
         await request.stream.only()
@@ -150,7 +150,7 @@ async def test_who_asks_again_for_it_does_not_wait_twice() -> None:
 
 async def test_what_a_fault_of_ours_does_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     bed = Bed()
-    bed.wakes.set()
+    bed.loaded.set()
     bed.errors = [KeyError("a mistake")]
     with pytest.raises(InternalError, match="KeyError"):
         await bed.send().stream.only()
@@ -163,6 +163,6 @@ async def test_their_number_is_bounded() -> None:
     with pytest.raises(QueueFullError) as caught:
         bed.send()
     assert caught.value.retry_after_s
-    bed.wakes.set()
+    bed.loaded.set()
     for request in requests:
         await request.stream.only()

@@ -71,9 +71,9 @@ def served(layout: str, keys: KeyFile, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def lazy(layout: str, keys: KeyFile, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Its model falls asleep again at once."""
+    """Its model is unloaded again at once."""
     root: Path = tmp_path_factory.mktemp("lazy")
-    write_identity(root, "asleep", more='parameters { key: "keep_alive" value { string_value: "0" } }')
+    write_identity(root, "unloaded", more='parameters { key: "keep_alive" value { string_value: "0" } }')
     options: dict[str, Any] = {"model_control_mode": "explicit", "load_on_demand": True, "allow_client_shm": True}
     with running_server(root, api_keys_file=str(keys.path), **options) as running:
         yield running
@@ -91,7 +91,7 @@ def test_no_route_fails(served: RunningServer, keys: KeyFile, state: str, key: s
 
 @pytest.mark.parametrize("key", ["everything", "tenant"])
 def test_no_route_fails_for_a_model_that_is_asleep(lazy: RunningServer, keys: KeyFile, key: str) -> None:
-    _walk_routes(lazy, _bearer(keys, key), "asleep")
+    _walk_routes(lazy, _bearer(keys, key), "unloaded")
 
 
 @pytest.mark.parametrize("key", ["everything", "tenant"])
@@ -102,7 +102,7 @@ def test_no_method_fails(served: RunningServer, keys: KeyFile, state: str, key: 
 
 @pytest.mark.parametrize("key", ["everything", "tenant"])
 def test_no_method_fails_for_a_model_that_is_asleep(lazy: RunningServer, keys: KeyFile, key: str) -> None:
-    _walk_methods(lazy, keys.texts[key], "asleep")
+    _walk_methods(lazy, keys.texts[key], "unloaded")
 
 
 def _walk_routes(served: RunningServer, headers: dict[str, str], state: str) -> None:

@@ -54,7 +54,7 @@ def get(server: RunningServer, path: str, body: object = None) -> dict[str, obje
         return dict(json.load(answer))
 
 
-async def test_inference_wakes(client: AsyncClient, lazy: RunningServer) -> None:
+async def test_inference_loads(client: AsyncClient, lazy: RunningServer) -> None:
     name = named(client, "infer")
     assert not is_loaded(lazy, name)
     answer = await client.infer(name, {"INPUT0": DATA})
@@ -80,7 +80,7 @@ async def test_a_model_that_leaves_at_once_answers_everybody(client: AsyncClient
 
     await asyncio.gather(*(ask() for _ in range(3)))
     await until(lambda: not is_loaded(lazy, name), "it left")
-    assert lazy.call(lambda: lazy.server.repository.residency.counts().evictions[name, "idle"]) >= 1
+    assert lazy.call(lambda: lazy.server.repository.on_demand.counts().evictions[name, "idle"]) >= 1
 
 
 async def test_a_model_that_cannot_be_loaded_says_why(client: AsyncClient, lazy: RunningServer) -> None:
@@ -93,7 +93,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(client: AsyncClient, lazy:
 
 
 @pytest.mark.parametrize("what", ["metadata", "config"])
-async def test_what_only_a_loaded_model_can_tell_wakes_it(async_protocol: type, lazy: RunningServer, what: str) -> None:
+async def test_what_only_a_loaded_model_can_tell_loads_it(async_protocol: type, lazy: RunningServer, what: str) -> None:
     if "Http" in async_protocol.__name__:
         document = get(lazy, f"/v2/models/{what}_http" + ("" if what == "metadata" else "/config"))
         assert document["name"] == f"{what}_http"
@@ -108,7 +108,7 @@ async def test_what_only_a_loaded_model_can_tell_wakes_it(async_protocol: type, 
         assert (answer.name if what == "metadata" else answer.config.name) == f"{what}_grpc"
 
 
-def test_the_index_and_readiness_wake_nobody(lazy: RunningServer) -> None:
+def test_the_index_and_readiness_load_nothing(lazy: RunningServer) -> None:
     rows = {row["name"]: row for row in get_rows(lazy)}
     assert rows["stats_http"]["state"] == "UNAVAILABLE"
     assert rows["stats_http"]["reason"] == "not in memory: loaded on demand"
@@ -138,6 +138,6 @@ async def test_a_load_over_the_wire_says_how_long(lazy: RunningServer) -> None:
             assert answer.code == 400
 
 
-async def test_generate_wakes(lazy: RunningServer) -> None:
+async def test_generate_loads(lazy: RunningServer) -> None:
     answer = get(lazy, "/v2/models/generated_http/generate", {"INPUT0": 5})
     assert answer["OUTPUT0"] == 5

@@ -9,7 +9,7 @@ from support.repositories import GatedLoader, infer, open_repository, write_mode
 
 from modelserver.config.pbtxt import read_pbtxt
 from modelserver.config.schema import ModelConfig
-from modelserver.errors import InternalError, ModelAsleepError, ServerError
+from modelserver.errors import InternalError, LoadOnDemandError, ServerError
 from modelserver.repository.repository import ModelRepository
 from modelserver.repository.rolling import can_roll, num_instances, with_instances
 
@@ -37,9 +37,9 @@ async def test_unload_first_never_has_both_in_memory(tmp_path: Path) -> None:
         loading = asyncio.create_task(repository.load("a"))
         await loader.reached("a")
         assert loader.closed == loader.loaded, "the old one is closed before the new one is loaded"
-        with pytest.raises(ModelAsleepError) as caught:  # requests wait for the end of the load
+        with pytest.raises(LoadOnDemandError) as caught:  # requests wait for the end of the load
             repository.get("a", None)
-        waiting = asyncio.ensure_future(caught.value.wake())
+        waiting = asyncio.ensure_future(caught.value.load())
         loader.release("a")
         await asyncio.gather(loading, waiting)
         await infer(repository, "a")
@@ -79,7 +79,7 @@ async def test_what_left_and_has_lost_its_files_stays_away(tmp_path: Path) -> No
             await repository.load("a")
         with pytest.raises(ServerError, match="out of memory") as caught:
             repository.get("a", None)
-        assert not isinstance(caught.value, ModelAsleepError)
+        assert not isinstance(caught.value, LoadOnDemandError)
 
 
 async def test_rolling_goes_instance_by_instance(tmp_path: Path) -> None:

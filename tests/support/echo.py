@@ -91,13 +91,13 @@ class EchoModel:
             request.stream.deliver(InferResponse(error=CancelledError("the request was cancelled")))
 
 
-class EchoResidency:
+class EchoOnDemand:
     """What `DataPlane` asks about models that may sleep: here none does."""
 
     is_active = False
     on_active: Callable[[], None]
 
-    def can_wake(self, _name: str, _version: int | None) -> bool:
+    def can_load(self, _name: str, _version: int | None) -> bool:
         return False
 
 
@@ -107,7 +107,7 @@ class EchoRepository:
     def __init__(self, *models: EchoModel) -> None:
         self._models = {model.name: model for model in models}
         self.is_complete = True
-        self.residency = EchoResidency()
+        self.on_demand = EchoOnDemand()
         self.traffic = TrafficTable()
 
     def get(self, name: str, version: int | None) -> EchoModel:

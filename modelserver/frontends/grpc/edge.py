@@ -14,7 +14,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from modelserver.core.tensor import Buffer
-from modelserver.errors import InternalError, InvalidArgumentError, ModelAsleepError, ServerError
+from modelserver.errors import InternalError, InvalidArgumentError, LoadOnDemandError, ServerError
 from modelserver.frontends.grpc.tasks import Tasks
 from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
 from modelserver.protocol.grpc_status import Status, status_of
@@ -60,13 +60,13 @@ def fail(call: UnaryCall, error: Exception) -> None:
 
 def answered(request_class: type[RequestT], answer: Callable[[RequestT], Message]) -> Method:
     """A unary method that is answered at once, or once its model is loaded on demand."""
-    waking = Tasks()
+    waiting = Tasks()
 
     def handle(call: UnaryCall) -> None:
         try:
             reply = answer(parse(request_class, call.message)).SerializeToString()
-        except ModelAsleepError as asleep:
-            waking.start(_answer_awake(call, asleep, handle))
+        except LoadOnDemandError as unloaded:
+            waiting.start(_answer_loaded(call, unloaded, handle))
         except Exception as error:
             fail(call, error)
         else:
@@ -75,9 +75,9 @@ def answered(request_class: type[RequestT], answer: Callable[[RequestT], Message
     return Method(unary=handle)
 
 
-async def _answer_awake(call: UnaryCall, asleep: ModelAsleepError, handle: Callable[[UnaryCall], None]) -> None:
+async def _answer_loaded(call: UnaryCall, unloaded: LoadOnDemandError, handle: Callable[[UnaryCall], None]) -> None:
     try:
-        await asleep.wake()
+        await unloaded.load()
     except Exception as error:
         fail(call, error)
     else:

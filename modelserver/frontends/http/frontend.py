@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from modelserver.auth.access import EVERYBODY, Admitted
 from modelserver.auth.api_keys import CALLER
 from modelserver.auth.guard import Guard, Needs, RestrictedError
-from modelserver.errors import ModelAsleepError, NotFoundError, ServerError, UnauthenticatedError
+from modelserver.errors import LoadOnDemandError, NotFoundError, ServerError, UnauthenticatedError
 from modelserver.frontends.http.router import Match, Router, allowed_methods, route_for
-from modelserver.frontends.http.waking import WakingExchanges
+from modelserver.frontends.http.waiting import WaitingExchanges
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
 from modelserver.protocol.response import ErrorWriter
@@ -29,7 +29,7 @@ class HttpFrontend(Frontend):
         self._router = Router(apis)
         self._guard = guard
         self._is_open = guard.is_idle
-        self._waking = WakingExchanges()
+        self._waiting = WaitingExchanges()
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -62,8 +62,8 @@ class HttpFrontend(Frontend):
             else:
                 self._call(exchange, route.needs, route.call, **found.arguments)
                 return
-        except ModelAsleepError as asleep:
-            self._waking.retry(exchange, asleep, self.handle, self.errors(head.path))
+        except LoadOnDemandError as unloaded:
+            self._waiting.retry(exchange, unloaded, self.handle, self.errors(head.path))
             return
         except Exception as error:
             response = _failure(error, self.errors(head.path))

@@ -20,7 +20,7 @@ from modelserver.frontends.http.generate_codec import decode_generate, encode_ge
 from modelserver.frontends.http.inference import parse_version
 from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP
 from modelserver.frontends.http.load_report import reporting
-from modelserver.frontends.http.patience import patience_ns
+from modelserver.frontends.http.timeouts import client_timeout_ns
 from modelserver.protocol.compression import choose_encoding
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.http_status import JSON_TYPE, error_response
@@ -89,8 +89,8 @@ class Generate:
             request.join_trace(context)
         if self._limits.access.callers_by:
             request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
-        if patience := patience_ns(exchange.head.headers):
-            request.deadline_ns = time.monotonic_ns() + patience
+        if timeout_ns := client_timeout_ns(exchange.head.headers):
+            request.deadline_ns = time.monotonic_ns() + timeout_ns
         reply = make_reply()
         request.stream = reply
         reply.request = request

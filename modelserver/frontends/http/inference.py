@@ -22,9 +22,9 @@ from modelserver.frontends.http.codec import OutputForm, encode_infer, encode_in
 from modelserver.frontends.http.decoder import InferDecoder, Outline
 from modelserver.frontends.http.event_stream import EventStream
 from modelserver.frontends.http.load_report import reporting
-from modelserver.frontends.http.patience import patience_ns
 from modelserver.frontends.http.raw_body import decode_raw
 from modelserver.frontends.http.templates import Known, RecentCall
+from modelserver.frontends.http.timeouts import client_timeout_ns
 from modelserver.protocol.api import Route
 from modelserver.protocol.compression import choose_encoding
 from modelserver.protocol.exchange import HeadMemo, HttpExchange, HttpHead, HttpResponse
@@ -64,12 +64,12 @@ class InferHead(HeadMemo):
         "accepts_events",
         "accepts_json",
         "answer_encoding",
+        "client_timeout_ns",
         "forwarded",
         "is_encoded",
         "is_plain",
         "json_len",
         "name",
-        "patience_ns",
         "recent",
         "trace_parent",
         "version",
@@ -80,7 +80,7 @@ class InferHead(HeadMemo):
         self.needs = NEEDS
         self.forwarded = access.forwarded(head.headers, head.names)
         self.trace_parent = access.context(head.headers)
-        self.patience_ns = patience_ns(head.headers)
+        self.client_timeout_ns = client_timeout_ns(head.headers)
         self.recent = RecentCall()
         self.name = name
         self.version = parse_version(name, version)
@@ -95,7 +95,7 @@ class InferHead(HeadMemo):
             self.json_len = None
         else:
             self.json_len = int(text) if is_digits(text) else -1
-        names = (self.forwarded is not None, self.trace_parent, access.callers_by, self.patience_ns)
+        names = (self.forwarded is not None, self.trace_parent, access.callers_by, self.client_timeout_ns)
         is_special = self.is_encoded or self.accepts_events or any(names)
         self.is_plain = not is_special and (self.json_len is None or self.json_len > 0)
 
@@ -220,8 +220,8 @@ class Inference:
             request.forward(head.forwarded)
         if self._names_callers:
             request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
-        if head.patience_ns:
-            request.deadline_ns = time.monotonic_ns() + head.patience_ns
+        if head.client_timeout_ns:
+            request.deadline_ns = time.monotonic_ns() + head.client_timeout_ns
         exchange.on_disconnect = request.cancel
         try:
             self._dataplane.infer(request)

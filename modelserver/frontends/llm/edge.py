@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from modelserver.core.long_work import long_work
 from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Buffer
-from modelserver.errors import ModelAsleepError, UnsupportedError
+from modelserver.errors import LoadOnDemandError, UnsupportedError
 from modelserver.frontends.http.body import check_size
 from modelserver.frontends.http.framing import Framing, respond_document, respond_text
 from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP, object_slices, parse_object
-from modelserver.frontends.http.patience import patience_ns
+from modelserver.frontends.http.timeouts import client_timeout_ns
 from modelserver.frontends.llm.errors import MediaTypeError
 from modelserver.frontends.llm.fields import Fields
-from modelserver.frontends.llm.models import wake
+from modelserver.frontends.llm.models import load_on_demand
 from modelserver.protocol.compression import decompress
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
@@ -84,8 +84,8 @@ class Call:
         context = self._access.context(self._exchange.head.headers)
         if context:
             request.join_trace(context)
-        if patience := patience_ns(self._exchange.head.headers):
-            request.deadline_ns = time.monotonic_ns() + patience
+        if timeout_ns := client_timeout_ns(self._exchange.head.headers):
+            request.deadline_ns = time.monotonic_ns() + timeout_ns
         if self._access.callers_by:
             request.caller = self._access.caller(self._exchange.head.headers, self._exchange.peer)
         return request
@@ -165,8 +165,8 @@ class CallEdge:
             call = Call(exchange, self._limits, document, errors=self._errors, framing=self._framing)
             try:
                 await serve(call)
-            except ModelAsleepError as asleep:  # raised before anything was asked of the model
-                await wake(self._dataplane, call.fields.text("model") or "", asleep)
+            except LoadOnDemandError as unloaded:  # raised before anything was asked of the model
+                await load_on_demand(self._dataplane, call.fields.text("model") or "", unloaded)
                 await serve(call)
         except ConnectionError:
             logger.debug("the client of %s left", exchange.head.path)

@@ -15,7 +15,7 @@ from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
-from modelserver.errors import InvalidArgumentError, ModelAsleepError, NotFoundError, ServerError, UnloadedError
+from modelserver.errors import InvalidArgumentError, LoadOnDemandError, NotFoundError, ServerError, UnloadedError
 from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownModelError
 
 if TYPE_CHECKING:
@@ -273,10 +273,10 @@ def _ready_models(dataplane: AnyDataPlane) -> list[LanguageModel]:
     return found
 
 
-async def wake(dataplane: AnyDataPlane, name: str, asleep: ModelAsleepError) -> None:
+async def load_on_demand(dataplane: AnyDataPlane, name: str, unloaded: LoadOnDemandError) -> None:
     """Wait until the model is loaded. Raises UnknownModelError if there is none after all, and what its load raises."""
     try:
-        await asleep.wake()
+        await unloaded.load()
     except NotFoundError:
         raise await _unknown(dataplane, name, "does not exist") from None
 

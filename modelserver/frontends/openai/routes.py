@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
-from modelserver.errors import ModelAsleepError
+from modelserver.errors import LoadOnDemandError
 from modelserver.frontends.http.framing import SSE_DONE
 from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.llm.edge import CallEdge
 from modelserver.frontends.llm.errors import ParameterError
-from modelserver.frontends.llm.models import LanguageModel, find_model, known_models, unloaded_models, wake
+from modelserver.frontends.llm.models import LanguageModel, find_model, known_models, load_on_demand, unloaded_models
 from modelserver.frontends.openai.chat import Chat
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
@@ -95,11 +95,11 @@ class OpenAi:
         """A model that is not in memory is loaded only if it cannot be told otherwise what it is."""
         try:
             return self._describe(await find_model(self._dataplane, name, "is_served"))
-        except ModelAsleepError as asleep:
+        except LoadOnDemandError as unloaded:
             for model in await unloaded_models(self._dataplane):
                 if model.name == name:
                     return self._describe(model)
-            await wake(self._dataplane, name, asleep)
+            await load_on_demand(self._dataplane, name, unloaded)
         return self._describe(await find_model(self._dataplane, name, "is_served"))
 
     def _load(self, exchange: HttpExchange, id: str) -> None:  # noqa: A002  # as in `_model`

@@ -8,7 +8,7 @@ from typing import Protocol
 from prometheus_client.core import Metric
 
 
-class MeasuredResident(Protocol):
+class MeasuredLoaded(Protocol):
     @property
     def key(self) -> str: ...
 
@@ -27,28 +27,28 @@ class DemandNumbers(Protocol):
     def budget_bytes(self) -> int: ...
 
 
-class MeasuredResidency(Protocol):
-    """The numbers of a repository's residency. Event loop thread."""
+class MeasuredOnDemand(Protocol):
+    """The numbers of a repository's on_demand. Event loop thread."""
 
     @property
     def is_active(self) -> bool: ...
 
-    def residents(self) -> Iterable[MeasuredResident]: ...
+    def loaded_models(self) -> Iterable[MeasuredLoaded]: ...
 
     def counts(self) -> DemandNumbers: ...
 
 
-def residency_families(residency: MeasuredResidency) -> list[Metric]:
+def on_demand_families(on_demand: MeasuredOnDemand) -> list[Metric]:
     """The families; empty while no model is on demand."""
-    if not residency.is_active:
+    if not on_demand.is_active:
         return []
-    counts = residency.counts()
+    counts = on_demand.counts()
     resident = Metric(
         "modelserver_on_demand_resident_bytes",
         "Bytes that models on demand take, those that are in memory: measured, or as their config says",
         "gauge",
     )
-    for each in residency.residents():
+    for each in on_demand.loaded_models():
         resident.add_sample(resident.name, {"model": each.key}, each.num_bytes)
     budget = Metric(
         "modelserver_on_demand_budget_bytes", "Bytes that models on demand may take together; 0: no limit", "gauge"

@@ -1,4 +1,4 @@
-"""The parameters that say how long a model stays in memory, and how a reload replaces it: residence and replacement."""
+"""The parameters that say how long a model stays in memory, and how a reload replaces it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ReloadMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Residence:
+class OnDemandConfig:
     """The settings of a config. `is_on_demand` and `keep_alive_s` None leave it to the server; inf is for ever.
 
     `memory_bytes` is the model's use of the scarce kind of memory; None: it is measured.
@@ -59,14 +59,14 @@ def parse_keep_alive(text: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-def residence(config: ModelConfig) -> Residence:
-    """The settings of a config; invalid values count as not set (`check_residence` reports them)."""
+def on_demand_config(config: ModelConfig) -> OnDemandConfig:
+    """The settings of a config; invalid values count as not set (`check_on_demand` reports them)."""
     parameters = config.parameters
     keep_alive_s: float | None = None
     with suppress(ValueError):
         keep_alive_s = parse_keep_alive(parameters[KEEP_ALIVE]) if KEEP_ALIVE in parameters else None
     digits = parameters.get(MEMORY_BYTES, "")
-    return Residence(
+    return OnDemandConfig(
         is_on_demand=_WORDS.get(parameters.get(LOAD_ON_DEMAND, "")),
         keep_alive_s=keep_alive_s,
         is_pinned=_WORDS.get(parameters.get(PINNED, ""), False),
@@ -79,7 +79,7 @@ def reload_mode(config: ModelConfig) -> ReloadMode:
     return ReloadMode(config.parameters.get(RELOAD_MODE, ReloadMode.BESIDE.value))
 
 
-def check_residence(config: ModelConfig, report: Report) -> None:
+def check_on_demand(config: ModelConfig, report: Report) -> None:
     """Report invalid values of these parameters."""
     parameters = config.parameters
     for name in (LOAD_ON_DEMAND, PINNED):

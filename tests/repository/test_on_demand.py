@@ -1,4 +1,4 @@
-"""Models on demand: woken once for all who ask, evicted when idle or for others, withheld when unloaded by request."""
+"""Models on demand: loaded once for all requests, evicted when idle or for others, withheld after an unload request."""
 
 import asyncio
 from math import inf
@@ -11,7 +11,7 @@ from support.repositories import GatedLoader, identity_request, infer, open_repo
 from modelserver.errors import (
     InternalError,
     InvalidArgumentError,
-    ModelAsleepError,
+    LoadOnDemandError,
     NotFoundError,
     ServerError,
     UnavailableError,
@@ -28,15 +28,15 @@ def parameter(key: str, value: str) -> str:
     return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
 
 
-def asleep(repository: ModelRepository, name: str, version: int | None = None) -> ModelAsleepError:
-    with pytest.raises(ModelAsleepError) as caught:
+def unloaded_error(repository: ModelRepository, name: str, version: int | None = None) -> LoadOnDemandError:
+    with pytest.raises(LoadOnDemandError) as caught:
         repository.get(name, version)
     return caught.value
 
 
-async def wake(repository: ModelRepository, *names: str) -> None:
+async def load(repository: ModelRepository, *names: str) -> None:
     for name in names:
-        await asleep(repository, name).wake()
+        await unloaded_error(repository, name).load()
         await infer(repository, name)
 
 
@@ -57,7 +57,7 @@ async def test_models_sleep_until_they_are_asked_for(tmp_path: Path) -> None:
         assert ready(repository) == ["eager", "pinned"]
         assert repository.is_ready(strict=True)
         assert reasons(repository)["a"] == "not in memory: loaded on demand"
-        await wake(repository, "a")
+        await load(repository, "a")
         assert ready(repository) == ["a", "eager", "pinned"]
 
 
@@ -66,10 +66,10 @@ async def test_one_model_may_be_on_demand_alone(tmp_path: Path) -> None:
     write_model(tmp_path, "eager")
     activated: list[bool] = []
     async with open_repository(tmp_path, control_mode=NONE) as repository:
-        repository.residency.on_active = lambda: activated.append(True)
+        repository.on_demand.on_active = lambda: activated.append(True)
         assert ready(repository) == ["eager"]
-        assert repository.residency.is_active
-        await wake(repository, "lazy")
+        assert repository.on_demand.is_active
+        await load(repository, "lazy")
 
 
 async def test_all_who_ask_share_one_load(tmp_path: Path) -> None:
@@ -77,24 +77,24 @@ async def test_all_who_ask_share_one_load(tmp_path: Path) -> None:
     loader = GatedLoader()
     async with open_repository(tmp_path, loader=loader, control_mode=NONE, demand=ON) as repository:
         loader.hold("a")
-        waiting = [asyncio.create_task(asleep(repository, "a").wake()) for _ in range(5)]
+        waiting = [asyncio.create_task(unloaded_error(repository, "a").load()) for _ in range(5)]
         await loader.reached("a")
         waiting[0].cancel()  # who leaves does not end the load of the others
         loader.release("a")
         await asyncio.gather(*waiting[1:])
         assert loader.num_attempts == 1
-        assert repository.residency.counts().loads == {"a": 1}
+        assert repository.on_demand.counts().loads == {"a": 1}
 
 
 @pytest.mark.parametrize("version", [None, 2])
-async def test_what_is_not_there_does_not_wake_anything(tmp_path: Path, version: int | None) -> None:
+async def test_what_is_not_there_loads_nothing(tmp_path: Path, version: int | None) -> None:
     write_model(tmp_path, "a")
     async with open_repository(tmp_path, control_mode=NONE, demand=ON) as repository:
         with pytest.raises(ServerError) as caught:
             repository.get("missing" if version is None else "a", version)
-        if isinstance(caught.value, ModelAsleepError):  # the disk is looked at once, and then not for a while
+        if isinstance(caught.value, LoadOnDemandError):  # the disk is looked at once, and then not for a while
             with pytest.raises(NotFoundError):
-                await caught.value.wake()
+                await caught.value.load()
             with pytest.raises(NotFoundError):
                 repository.get("missing", None)
         assert ready(repository) == []
@@ -104,7 +104,7 @@ async def test_a_model_that_was_put_there_is_found(tmp_path: Path) -> None:
     write_model(tmp_path, "a")
     async with open_repository(tmp_path, demand=ON) as repository:
         write_model(tmp_path, "new")
-        await wake(repository, "new")
+        await load(repository, "new")
         assert ready(repository) == ["new"]
 
 
@@ -112,17 +112,17 @@ async def test_idle_models_leave_and_come_back(tmp_path: Path) -> None:
     write_model(tmp_path, "a", extra=parameter("keep_alive", "50ms"))
     write_model(tmp_path, "b", extra=parameter("keep_alive", "-1"))
     async with open_repository(tmp_path, control_mode=NONE, demand=ON) as repository:
-        await wake(repository, "a", "b")
+        await load(repository, "a", "b")
         await until(lambda: ready(repository) == ["b"], "the idle model left")
-        assert repository.residency.counts().evictions == {("a", "idle"): 1}
+        assert repository.on_demand.counts().evictions == {("a", "idle"): 1}
         await until(lambda: "idle" in reasons(repository)["a"], "it was closed")
-        await wake(repository, "a")
+        await load(repository, "a")
 
 
 async def test_requests_in_flight_keep_a_model(tmp_path: Path) -> None:
     write_model(tmp_path, "a", extra=parameter("keep_alive", "0"))
     async with open_repository(tmp_path, control_mode=NONE, demand=ON) as repository:
-        await asleep(repository, "a").wake()
+        await unloaded_error(repository, "a").load()
         model = repository.get("a", None)
         model.hold()
         await asyncio.sleep(0.2)
@@ -137,12 +137,12 @@ async def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
         write_model(tmp_path, name, extra=parameter("resident_bytes", "40"))
     demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100)
     async with open_repository(tmp_path, control_mode=NONE, demand=demand) as repository:
-        await wake(repository, "a", "b")
+        await load(repository, "a", "b")
         repository.get("a", None).last_use_ns += 10**12
-        await wake(repository, "c")
+        await load(repository, "c")
         assert ready(repository) == ["a", "c"]
-        assert repository.residency.counts().evictions == {("b", "memory"): 1}
-        assert {resident.key: resident.num_bytes for resident in repository.residency.residents()} == {"a": 40, "c": 40}
+        assert repository.on_demand.counts().evictions == {("b", "memory"): 1}
+        assert {model.key: model.num_bytes for model in repository.on_demand.loaded_models()} == {"a": 40, "c": 40}
 
 
 async def test_who_waited_is_served_before_the_model_makes_room(tmp_path: Path) -> None:
@@ -150,13 +150,13 @@ async def test_who_waited_is_served_before_the_model_makes_room(tmp_path: Path) 
         write_model(tmp_path, name, extra=parameter("resident_bytes", "80"))
     demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100)
 
-    async def wake_and_infer(name: str) -> None:
-        await asleep(repository, name).wake()
+    async def load_and_infer(name: str) -> None:
+        await unloaded_error(repository, name).load()
         await infer(repository, name)  # it has not left again
 
     async with open_repository(tmp_path, control_mode=NONE, demand=demand) as repository:
-        await asyncio.gather(*(wake_and_infer(name) for name in ("a", "b") * 4))
-        assert repository.residency.counts().loads == {"a": 1, "b": 1}
+        await asyncio.gather(*(load_and_infer(name) for name in ("a", "b") * 4))
+        assert repository.on_demand.counts().loads == {"a": 1, "b": 1}
 
 
 async def ask(repository: ModelRepository, name: str, number: int) -> None:
@@ -164,8 +164,8 @@ async def ask(repository: ModelRepository, name: str, number: int) -> None:
     for _ in range(5):
         try:
             model = repository.get(name, None)
-        except ModelAsleepError as error:
-            await error.wake()
+        except LoadOnDemandError as error:
+            await error.load()
             continue
         request = identity_request(name, number)
         model.signature.check(request)
@@ -193,7 +193,7 @@ async def test_an_eviction_while_a_model_is_loaded_waits_for_those_who_asked(tmp
             loader.release("a")
             await asyncio.gather(*asking, *evicting)
             assert ready(repository) == []
-            assert loader.num_attempts == repository.residency.counts().loads["a"] == number + 1
+            assert loader.num_attempts == repository.on_demand.counts().loads["a"] == number + 1
 
 
 async def test_a_load_that_nobody_waits_for_gives_way_to_an_eviction(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ async def test_a_load_that_nobody_waits_for_gives_way_to_an_eviction(tmp_path: P
     loader = GatedLoader()
     async with open_repository(tmp_path, loader=loader, demand=ON) as repository:
         loader.hold("a")
-        waiting = asyncio.create_task(asleep(repository, "a").wake())
+        waiting = asyncio.create_task(unloaded_error(repository, "a").load())
         await loader.reached("a")
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -219,7 +219,7 @@ async def test_an_unload_while_a_model_is_loaded_is_a_decision(tmp_path: Path) -
     loader = GatedLoader()
     async with open_repository(tmp_path, loader=loader, demand=ON) as repository:
         loader.hold("a")
-        waiting = asyncio.create_task(asleep(repository, "a").wake())
+        waiting = asyncio.create_task(unloaded_error(repository, "a").load())
         await loader.reached("a")
         unloading = asyncio.create_task(repository.unload("a"))
         await asyncio.sleep(0)
@@ -239,7 +239,7 @@ async def test_who_waits_for_a_load_that_is_superseded_gets_the_newer_one(tmp_pa
     loader = GatedLoader()
     async with open_repository(tmp_path, loader=loader, demand=ON) as repository:
         loader.hold("a")
-        first = asyncio.create_task(asleep(repository, "a").wake())
+        first = asyncio.create_task(unloaded_error(repository, "a").load())
         await loader.reached("a")
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
@@ -262,14 +262,14 @@ async def test_no_room_is_said_and_no_fault_of_the_model(tmp_path: Path) -> None
     demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100, room_patience_s=0.0)
     async with open_repository(tmp_path, control_mode=NONE, demand=demand) as repository:
         with pytest.raises(UnavailableError, match="--on-demand-memory-budget"):
-            await asleep(repository, "huge").wake()
-        await wake(repository, "a")
+            await unloaded_error(repository, "huge").load()
+        await load(repository, "a")
         repository.get("a", None).hold()
         with pytest.raises(UnavailableError, match="in use or pinned: a") as caught:
-            await asleep(repository, "b").wake()
+            await unloaded_error(repository, "b").load()
         assert caught.value.retry_after_s
         repository.get("a", None).release()
-        await wake(repository, "b")
+        await load(repository, "b")
         assert ready(repository) == ["b"]
 
 
@@ -293,7 +293,7 @@ ensemble_scheduling {{ step {{ model_name: "part" model_version: -1 {maps} }} }}
 async def test_an_ensembles_models_stay_while_it_does(tmp_path: Path) -> None:
     write_whole(tmp_path, parameter("keep_alive", "0"))
     async with open_repository(tmp_path, control_mode=NONE, demand=ON) as repository:
-        await asleep(repository, "whole").wake()
+        await unloaded_error(repository, "whole").load()
         await asyncio.sleep(0.15)
         assert ready(repository) == ["part", "whole"]
         assert repository._lifecycles["whole"].evict()
@@ -309,12 +309,12 @@ async def test_what_others_than_requests_load_takes_of_the_budget_too(tmp_path: 
     async with open_repository(tmp_path, load_models=("started",), demand=demand) as repository:
         await repository.load("asked")
         await infer(repository, "asked")
-        await wake(repository, "late")
+        await load(repository, "late")
         assert ready(repository) == ["asked", "late"]
-        await asleep(repository, "whole").wake()
-        taken = {resident.key: resident.num_bytes for resident in repository.residency.residents()}
+        await unloaded_error(repository, "whole").load()
+        taken = {model.key: model.num_bytes for model in repository.on_demand.loaded_models()}
         assert (taken["part"], taken["whole"]) == (50, 10)
-        await wake(repository, "started")
+        await load(repository, "started")
         assert ready(repository) == ["part", "started", "whole"]
 
 
@@ -332,12 +332,12 @@ async def test_a_load_that_fails_is_not_tried_at_once_again(tmp_path: Path) -> N
     loader.fail("a", 1, InternalError("out of memory"))
     async with open_repository(tmp_path, loader=loader, demand=ON) as repository:
         with pytest.raises(UnavailableError, match="out of memory") as told:
-            await asleep(repository, "a").wake()
+            await unloaded_error(repository, "a").load()
         assert told.value.retry_after_s == 1.0
         with pytest.raises(UnavailableError, match=r"could not be loaded on demand, 1 times.*out of memory") as caught:
             repository.get("a", None)
         assert 0 < (caught.value.retry_after_s or 0) <= 1
-        assert not isinstance(caught.value, ModelAsleepError)
+        assert not isinstance(caught.value, LoadOnDemandError)
         loader.failures.clear()
         await repository.load("a")  # an explicit load does not wait
         await infer(repository, "a")
@@ -346,14 +346,14 @@ async def test_a_load_that_fails_is_not_tried_at_once_again(tmp_path: Path) -> N
 async def test_what_was_unloaded_by_request_stays_so(tmp_path: Path) -> None:
     write_model(tmp_path, "a")
     async with open_repository(tmp_path, demand=ON) as repository:
-        await wake(repository, "a")
+        await load(repository, "a")
         await repository.unload("a")
         with pytest.raises(UnavailableError, match=r"unloaded|UNLOADING") as caught:
             repository.get("a", None)
-        assert not isinstance(caught.value, ModelAsleepError)
+        assert not isinstance(caught.value, LoadOnDemandError)
         await repository.load("a")
         await repository.unload("a", evicts=True)
-        await wake(repository, "a")
+        await load(repository, "a")
 
 
 async def test_the_unload_of_a_version_withholds_a_model_only_with_its_last_one(tmp_path: Path) -> None:
@@ -362,13 +362,13 @@ async def test_the_unload_of_a_version_withholds_a_model_only_with_its_last_one(
         await repository.load("a")
         await repository.unload("a", evicts=True)
         await repository.unload("a", version=2)  # which is not loaded: nothing happens
-        await wake(repository, "a")
+        await load(repository, "a")
         await repository.unload("a", version=2)
         assert repository.ready_versions("a") == (1,)
         await repository.unload("a", version=1)
         with pytest.raises(UnavailableError) as caught:
             repository.get("a", None)
-        assert not isinstance(caught.value, ModelAsleepError)
+        assert not isinstance(caught.value, LoadOnDemandError)
 
 
 async def test_a_load_says_how_long_a_model_stays(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ async def test_a_load_says_how_long_a_model_stays(tmp_path: Path) -> None:
             await repository.load("eager", keep_alive_s=1.0)
 
 
-async def test_polling_leaves_those_asleep_alone(tmp_path: Path) -> None:
+async def test_polling_leaves_unloaded_models_alone(tmp_path: Path) -> None:
     write_model(tmp_path, "a")
     async with open_repository(tmp_path, control_mode=POLL, poll_interval_s=3600.0, demand=ON) as repository:
         write_model(tmp_path, "a", versions=(1, 2))
@@ -390,12 +390,12 @@ async def test_polling_leaves_those_asleep_alone(tmp_path: Path) -> None:
             await repository._poller.poll_once()
             await repository._poller.wait_idle()
         assert ready(repository) == []
-        await wake(repository, "a")
+        await load(repository, "a")
         assert [model.version for model in repository.models()] == [2]
 
 
 async def test_many_who_come_and_go(tmp_path: Path) -> None:
-    """Random wakes under a budget for two of four: every request is answered, and no more than two are there."""
+    """Random loads under a budget for two of four: every request is answered, and no more than two are there."""
     for name in "abcd":
         write_model(tmp_path, name, extra=parameter("resident_bytes", "50"))
     demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100)
@@ -427,9 +427,9 @@ async def test_a_model_that_asks_for_another_while_it_is_loaded_gets_it(tmp_path
     demand = DemandOptions(is_on=True, keep_alive_s=inf, budget_bytes=100, room_patience_s=0.05)
     async with open_repository(tmp_path, loader=loader, control_mode=NONE, demand=demand) as repository:
         loader.hold("outer")
-        outer = asyncio.create_task(asleep(repository, "outer").wake())
+        outer = asyncio.create_task(unloaded_error(repository, "outer").load())
         await loader.reached("outer")
-        await wake(repository, "inner")
+        await load(repository, "inner")
         loader.release("outer")
         await outer
         assert ready(repository) == ["inner", "outer"]

@@ -11,7 +11,7 @@ from typing import Any
 from modelserver.errors import ServerError, UnavailableError
 
 
-class Wakes:
+class DemandLoads:
     """`load` loads a model by its key. Event loop thread only."""
 
     def __init__(self, load: Callable[[str], Coroutine[Any, Any, None]]) -> None:
@@ -21,7 +21,7 @@ class Wakes:
         self._nobody_waits = asyncio.Event()  # for one of the models
 
     @property
-    def num_waking(self) -> int:
+    def num_loading(self) -> int:
         """Models that are being loaded on demand."""
         return len(self._tasks)
 
@@ -29,11 +29,11 @@ class Wakes:
         """Whether requests wait for the model; it may not be evicted before they are submitted."""
         return self._num_waiting[key] > 0
 
-    async def wake(self, key: str) -> None:
+    async def load(self, key: str) -> None:
         """Load the model, once for all waiting requests. Raises as `load` does."""
         task = self._tasks.get(key)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._load(key), name=f"waking {key}")
+            task = asyncio.get_running_loop().create_task(self._load(key), name=f"load of {key} on demand")
             self._tasks[key] = task
             task.add_done_callback(lambda done: self._forget(key, done))
         self._num_waiting[key] += 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from modelserver.config.residence import Residence
+from modelserver.config.on_demand import OnDemandConfig
 from modelserver.repository.options import DemandOptions
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_UNSAID = Residence()
+_UNSAID = OnDemandConfig()
 
 
-class Residents:
+class LruPolicy:
     """Data about models by key, loaded or not. Event loop thread only.
 
     `users` are the loaded ensembles that call a model, `is_awaited` says whether requests wait for one.
@@ -37,7 +37,7 @@ class Residents:
         users: Callable[[str], set[str]],
         is_awaited: Callable[[str], bool],
     ) -> None:
-        self.policies: dict[str, Residence] = {}
+        self.policies: dict[str, OnDemandConfig] = {}
         self.keep_alive_s: dict[str, float] = {}  # set by load requests
         self.num_bytes: dict[str, int] = {}
         self.evictions: Counter[tuple[str, str]] = Counter()  # by key and reason
@@ -48,7 +48,7 @@ class Residents:
         self._users = users
         self._is_awaited = is_awaited
 
-    def policy(self, key: str) -> Residence:
+    def policy(self, key: str) -> OnDemandConfig:
         return self.policies.get(key, _UNSAID)
 
     def is_on_demand(self, key: str) -> bool:
@@ -61,9 +61,9 @@ class Residents:
         lifecycle = self._table.lifecycles.get(key)
         return lifecycle.models if lifecycle is not None else []
 
-    def all(self, but: str = "") -> list[Resident]:
+    def all(self, but: str = "") -> list[LoadedModel]:
         """The models on demand that are in memory, without one of them."""
-        return [self._resident(key) for key in self._table.lifecycles if key != but and self._is_resident(key)]
+        return [self._loaded_model(key) for key in self._table.lifecycles if key != but and self._is_loaded(key)]
 
     def in_children_bytes(self, key: str) -> int:
         """The memory of the processes of its versions."""
@@ -71,7 +71,7 @@ class Residents:
 
     def unmeasured(self) -> list[str]:
         """Models that were not loaded on demand: at start, by a load request, or as steps of an ensemble."""
-        return [key for key in self._table.lifecycles if key not in self.num_bytes and self._is_resident(key)]
+        return [key for key in self._table.lifecycles if key not in self.num_bytes and self._is_loaded(key)]
 
     def assume(self, key: str, file_bytes: int) -> None:
         """An estimate without a measurement: the config's number or the memory of its processes, at least its files."""
@@ -96,15 +96,15 @@ class Residents:
         """Return when evicted models are closed."""
         await self._table.lifecycles[key].wait_retired()
 
-    def _is_resident(self, key: str) -> bool:
+    def _is_loaded(self, key: str) -> bool:
         return bool(self.models(key)) and self.is_on_demand(key)
 
-    def _resident(self, key: str) -> Resident:
+    def _loaded_model(self, key: str) -> LoadedModel:
         models = self.models(key)
         kept_s = self.keep_alive_s.get(key, self.policy(key).keep_alive_s)
         lifecycle = self._table.lifecycles[key]
         is_busy = lifecycle.is_busy or self._is_awaited(key) or not all(model.is_idle for model in models)
-        return Resident(
+        return LoadedModel(
             key=key,
             num_bytes=self.num_bytes.get(key, 0),
             last_use_s=max(model.last_use_ns for model in models) / 1e9,
@@ -114,7 +114,7 @@ class Residents:
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class LoadedModel:
     """A model in memory that was loaded on demand, or may be. Times are seconds of one clock.
 
     `can_leave` unless it is pinned, busy, or called by an ensemble that is loaded. `keep_alive_s` inf is for ever.
@@ -131,20 +131,20 @@ class Resident:
         return self.last_use_s + self.keep_alive_s
 
 
-def idle_ones(residents: Iterable[Resident], now_s: float) -> list[str]:
+def idle_models(models: Iterable[LoadedModel], now_s: float) -> list[str]:
     """Models without requests for as long as they are kept."""
-    return [resident.key for resident in residents if resident.can_leave and resident.expires_s <= now_s]
+    return [model.key for model in models if model.can_leave and model.expires_s <= now_s]
 
 
-def plan_room(residents: Iterable[Resident], needed_bytes: int, budget_bytes: int) -> tuple[str, ...] | None:
+def plan_room(models: Iterable[LoadedModel], needed_bytes: int, budget_bytes: int) -> tuple[str, ...] | None:
     """The least recently used ones that must leave for `needed_bytes` to fit; None: not enough may leave now."""
-    everyone = list(residents)
-    excess = sum(resident.num_bytes for resident in everyone) + needed_bytes - budget_bytes
+    everyone = list(models)
+    excess = sum(model.num_bytes for model in everyone) + needed_bytes - budget_bytes
     leaving: list[str] = []
-    for resident in sorted(everyone, key=lambda resident: resident.last_use_s):
+    for model in sorted(everyone, key=lambda model: model.last_use_s):
         if excess <= 0:
             break
-        if resident.can_leave and resident.num_bytes:
-            leaving.append(resident.key)
-            excess -= resident.num_bytes
+        if model.can_leave and model.num_bytes:
+            leaving.append(model.key)
+            excess -= model.num_bytes
     return tuple(leaving) if excess <= 0 else None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from modelserver.errors import ModelAsleepError
+from modelserver.errors import LoadOnDemandError
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.response import ErrorWriter
 
 
-class WakingExchanges:
+class WaitingExchanges:
     """Keeps the Tasks of waiting exchanges. Event loop thread only."""
 
     def __init__(self) -> None:
@@ -19,13 +19,13 @@ class WakingExchanges:
     def retry(
         self,
         exchange: HttpExchange,
-        asleep: ModelAsleepError,
+        unloaded: LoadOnDemandError,
         handle: Callable[[HttpExchange], None],
         errors: ErrorWriter,
     ) -> None:
         """Load the model, then call `handle` again; the wait ends if the client leaves."""
         task = asyncio.get_running_loop().create_task(
-            _retry(exchange, asleep, handle, errors), name="exchange for a model asleep"
+            _retry(exchange, unloaded, handle, errors), name="exchange for an unloaded model"
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -37,10 +37,10 @@ class WakingExchanges:
 
 
 async def _retry(
-    exchange: HttpExchange, asleep: ModelAsleepError, handle: Callable[[HttpExchange], None], errors: ErrorWriter
+    exchange: HttpExchange, unloaded: LoadOnDemandError, handle: Callable[[HttpExchange], None], errors: ErrorWriter
 ) -> None:
     try:
-        await asleep.wake()
+        await unloaded.load()
     except Exception as error:
         exchange.on_disconnect = None
         exchange.respond(errors.failed(error))

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from modelserver.config.residence import Residence, residence
-from modelserver.errors import InvalidArgumentError, ModelAsleepError, NotFoundError, ServerError, UnavailableError
+from modelserver.config.on_demand import OnDemandConfig, on_demand_config
+from modelserver.errors import InvalidArgumentError, LoadOnDemandError, NotFoundError, ServerError, UnavailableError
+from modelserver.repository.demand_loads import Backoff, DemandLoads
+from modelserver.repository.lru_policy import LoadedModel, LruPolicy
 from modelserver.repository.memory_budget import MemoryBudget, NoRoomError
 from modelserver.repository.namespaces import key_of
 from modelserver.repository.operations import SupersededError
 from modelserver.repository.options import DemandOptions
-from modelserver.repository.residents import Resident, Residents
 from modelserver.repository.state import UNLOADED, IndexEntry, ModelState
 from modelserver.repository.sweeper import Sweeper
-from modelserver.repository.wakes import Backoff, Wakes
 from modelserver.telemetry.memory import own_memory_bytes
 
 if TYPE_CHECKING:
@@ -42,23 +42,23 @@ class DemandCounts:
 
     loads: Mapping[str, int]
     evictions: Mapping[tuple[str, str], int]
-    num_waking: int
+    num_loading: int
     budget_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryAccess:
-    """The repository's services for its residency: loading, scanning the disk, and the calls between models."""
+    """The repository's services for its on_demand: loading, scanning the disk, and the calls between models."""
 
     load: Callable[[str], Awaitable[None]]
     refresh: Callable[[], Awaitable[None]]
     scan: Callable[[], RepositoryScan]
-    describe: Callable[[Iterable[ModelLayout]], Awaitable[Mapping[str, Residence]]]
+    describe: Callable[[Iterable[ModelLayout]], Awaitable[Mapping[str, OnDemandConfig]]]
     size: Callable[[ModelLayout], Awaitable[int]]
     users: Callable[[str], set[str]]
 
 
-class Residency:
+class OnDemandModels:
     """The LRU policy of models on demand. `on_active` is called when the first such model appears."""
 
     def __init__(
@@ -76,12 +76,12 @@ class Residency:
         self._table = table
         self._access = access
         self._clock = clock
-        self._wakes = Wakes(self._load)
-        self._residents = Residents(
-            options, table, scan=access.scan, users=access.users, is_awaited=self._wakes.is_awaited
+        self._demand_loads = DemandLoads(self._load)
+        self._lru = LruPolicy(
+            options, table, scan=access.scan, users=access.users, is_awaited=self._demand_loads.is_awaited
         )
-        self._budget = MemoryBudget(options, self._residents, access.load, clock=clock, measure=measure)
-        self._sweeper = Sweeper(self._residents, clock)
+        self._budget = MemoryBudget(options, self._lru, access.load, clock=clock, measure=measure)
+        self._sweeper = Sweeper(self._lru, clock)
         self._backoff = Backoff(clock)
         self._withheld: set[str] = set()
         self._loads: Counter[str] = Counter()
@@ -90,17 +90,17 @@ class Residency:
     # State of models.
 
     async def survey(self, layouts: Iterable[ModelLayout]) -> None:
-        """Read the residence options in the models' configs, before any model is loaded."""
+        """Read the on-demand options in the models' configs, before any model is loaded."""
         for key, policy in (await self._access.describe(layouts)).items():
             self._learn(key, policy)
 
-    def sleeps_at_start(self, key: str) -> bool:
+    def starts_unloaded(self, key: str) -> bool:
         """Whether the model waits for its first request."""
-        return self.is_on_demand(key) and not self._residents.policy(key).is_pinned
+        return self.is_on_demand(key) and not self._lru.policy(key).is_pinned
 
     def is_on_demand(self, key: str) -> bool:
         """Whether requests load the model, and it may be evicted."""
-        return self._residents.is_on_demand(key)
+        return self._lru.is_on_demand(key)
 
     def published(self, key: str, table: ReadyTable) -> None:
         """The ready versions of a model have changed."""
@@ -108,10 +108,10 @@ class Residency:
         model = table.get(None)
         if model is None:
             return
-        self._learn(key, residence(model.config))
+        self._learn(key, on_demand_config(model.config))
         self._backoff.forget(key)
         if self.is_on_demand(key):
-            self._residents.evicted.pop(key, None)
+            self._lru.evicted.pop(key, None)
             self._withheld.discard(key)
             self._sweeper.begin()
 
@@ -126,14 +126,14 @@ class Residency:
         """
         self._backoff.forget(key)
         if keep_alive_s is None:
-            self._residents.keep_alive_s.pop(key, None)
+            self._lru.keep_alive_s.pop(key, None)
         elif not self.is_on_demand(key):
             raise InvalidArgumentError(
                 f"load parameter 'keep_alive': model '{key}' is not loaded on demand; start the server with "
                 "--load-on-demand, or give the model the parameter load_on_demand"
             )
         else:
-            self._residents.keep_alive_s[key] = keep_alive_s
+            self._lru.keep_alive_s[key] = keep_alive_s
         self._withheld.discard(key)
         self._sweeper.note_change()
 
@@ -141,20 +141,20 @@ class Residency:
         """The index, with a note on unloaded models on demand."""
         return [self._annotated(row) for row in rows] if self.is_active else list(rows)
 
-    def residents(self) -> list[Resident]:
+    def loaded_models(self) -> list[LoadedModel]:
         """The models on demand that are in memory."""
-        return self._residents.all()
+        return self._lru.all()
 
     def counts(self) -> DemandCounts:
-        evictions = dict(self._residents.evictions)
-        return DemandCounts(dict(self._loads), evictions, self._wakes.num_waking, self.options.budget_bytes)
+        evictions = dict(self._lru.evictions)
+        return DemandCounts(dict(self._loads), evictions, self._demand_loads.num_loading, self.options.budget_bytes)
 
     # Loading on demand.
 
-    def asleep(self, name: str, version: int | None) -> ServerError | None:
+    def unloaded_error(self, name: str, version: int | None) -> ServerError | None:
         """The error for a request to a model on demand that is not ready.
 
-        ModelAsleepError for a model that can be loaded, UnavailableError for one that has just failed to load.
+        LoadOnDemandError for a model that can be loaded, UnavailableError for one that has just failed to load.
         """
         keys = self._keys(name)
         if len(keys) != 1:
@@ -162,34 +162,34 @@ class Residency:
         key = keys[0]
         lifecycle = self._table.lifecycles.get(key)
         if lifecycle is not None and lifecycle.replacing is not None:
-            return ModelAsleepError(f"model '{name}' is being replaced; try again", _waiter(lifecycle.replacing))
-        if not self._sleeps(key) or not self._has_version(key, version):
+            return LoadOnDemandError(f"model '{name}' is being replaced; try again", _waiter(lifecycle.replacing))
+        if not self._is_loadable(key) or not self._has_version(key, version):
             return None
         refusal = self._backoff.refusal(key, name)
-        return refusal or ModelAsleepError(
-            f"model '{name}' is not in memory; it is loaded on demand", lambda: self.wake(key)
+        return refusal or LoadOnDemandError(
+            f"model '{name}' is not in memory; it is loaded on demand", lambda: self.load(key)
         )
 
-    def can_wake(self, name: str, version: int | None) -> bool:
+    def can_load(self, name: str, version: int | None) -> bool:
         """Whether a request for this model would be answered, if only after loading it."""
-        return isinstance(self.asleep(name, version), ModelAsleepError)
+        return isinstance(self.unloaded_error(name, version), LoadOnDemandError)
 
-    async def wake(self, key: str) -> None:
+    async def load(self, key: str) -> None:
         """Load the model, once for all waiting requests; returns when it serves. Raises ServerError."""
-        await self._wakes.wake(key)
+        await self._demand_loads.load(key)
 
     def is_awaited(self, key: str) -> bool:
         """Whether requests wait for the model to be loaded."""
-        return self._wakes.is_awaited(key)
+        return self._demand_loads.is_awaited(key)
 
     async def until_served(self, key: str) -> None:
         """Return when no request waits for the model: each has the model now, or its error."""
-        await self._wakes.until_served(key)
+        await self._demand_loads.until_served(key)
 
     async def stop(self) -> None:
         """Stop loading on demand and evicting."""
         await self._sweeper.stop()
-        await self._wakes.stop()
+        await self._demand_loads.stop()
 
     async def _load(self, key: str) -> None:
         self._loads[key] += 1
@@ -220,9 +220,9 @@ class Residency:
 
     async def _account(self) -> None:
         """Account for loaded models that were not loaded on demand."""
-        for key in self._residents.unmeasured():
+        for key in self._lru.unmeasured():
             layout = self._access.scan().models.get(key)
-            self._residents.assume(key, 0 if layout is None else await self._access.size(layout))
+            self._lru.assume(key, 0 if layout is None else await self._access.size(layout))
 
     def _keys(self, name: str) -> list[str]:
         """The keys of models that a request may mean. Cheap, because clients may ask for names that do not exist."""
@@ -231,14 +231,14 @@ class Residency:
             return [name] if name in lifecycles or name in scan.models else []
         return self._table.namespaces.keys(name, {*lifecycles, *scan.models})
 
-    def _learn(self, key: str, policy: Residence) -> None:
-        self._residents.policies[key] = policy
+    def _learn(self, key: str, policy: OnDemandConfig) -> None:
+        self._lru.policies[key] = policy
         if policy.is_on_demand and not self.is_active:
             self.is_active = True
             self.on_active()
 
-    def _sleeps(self, key: str) -> bool:
-        return self.is_on_demand(key) and key not in self._withheld and not self._residents.models(key)
+    def _is_loadable(self, key: str) -> bool:
+        return self.is_on_demand(key) and key not in self._withheld and not self._lru.models(key)
 
     def _has_version(self, key: str, version: int | None) -> bool:
         layout = self._access.scan().models.get(key)
@@ -246,12 +246,12 @@ class Residency:
 
     def _annotated(self, row: IndexEntry) -> IndexEntry:
         key = key_of(row.repository, row.name) if self._table.namespaces.is_on else row.name
-        if not self._sleeps(key):
+        if not self._is_loadable(key):
             return row
         if row.state is ModelState.UNKNOWN:
             return replace(row, state=ModelState.UNAVAILABLE, reason="not in memory: loaded on demand")
         if row.is_absent:
-            why = self._residents.evicted.get(key, UNLOADED)
+            why = self._lru.evicted.get(key, UNLOADED)
             return replace(row, reason=f"not in memory ({why}): loaded on demand")
         return row
 
@@ -259,7 +259,7 @@ class Residency:
         """An unknown name may belong to a model that has just been added."""
         if not self.options.is_on or self._clock() < self._looked_s + _LOOK_FOR_NAMES_S:
             return None
-        return ModelAsleepError(f"Request for unknown model: '{name}' is not found", lambda: self._look_for(name))
+        return LoadOnDemandError(f"Request for unknown model: '{name}' is not found", lambda: self._look_for(name))
 
     async def _look_for(self, name: str) -> None:
         self._looked_s = self._clock()
@@ -267,7 +267,7 @@ class Residency:
         keys = self._table.namespaces.keys(name, self._access.scan().models)
         if len(keys) != 1:
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")
-        await self.wake(keys[0])
+        await self.load(keys[0])
 
 
 def _waiter(done: asyncio.Future[None]) -> Callable[[], Awaitable[None]]:
