@@ -5,11 +5,16 @@ A target raises AssertionError, or what the parser let through, if it does not h
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import hpack
 from google.protobuf.message import DecodeError
+from modelserver_backends.llm.checkpoint.gguf_file import GgufFile
 
+from modelserver.errors import InvalidArgumentError, UnsupportedError
 from modelserver.frontends.grpc.envelope import MalformedError as UnwalkableError
 from modelserver.frontends.grpc.envelope import split_request
 from modelserver.pb import grpc_service_pb2 as pb
@@ -177,6 +182,32 @@ def infer_envelope(data: bytes) -> None:
         assert head.SerializeToString(deterministic=True) == whole.SerializeToString(deterministic=True)
 
 
+def gguf_file(data: bytes) -> None:
+    """A file or an error that names it; whatever is in it lies within the file, and tensors do not overlap."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "model.gguf"
+        path.write_bytes(data)
+        problem = ""
+        try:
+            file = GgufFile(path)
+        except (InvalidArgumentError, UnsupportedError) as error:
+            problem = error.message
+        if problem:
+            assert str(path) in problem
+            return
+        covered = bytearray(len(data))
+        for name, place in file.tensors.items():
+            rows = file.rows(name).tobytes()
+            assert rows == data[place.start : place.start + place.num_bytes]
+            assert not any(covered[place.start : place.start + place.num_bytes])
+            covered[place.start : place.start + place.num_bytes] = b"\1" * place.num_bytes
+        for key in file.keys:
+            for read in (file.integer, file.number, file.flag, file.text, file.texts, file.numbers):
+                with contextlib.suppress(InvalidArgumentError):
+                    read(key)
+        file.close()
+
+
 PARSERS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
@@ -187,5 +218,6 @@ PARSERS: dict[str, Callable[[bytes], None]] = {
         grpc_messages,
         compressed_message,
         infer_envelope,
+        gguf_file,
     )
 }

@@ -14,7 +14,9 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["modelserver.wire", "modelserver.frontends.grpc", "httptools"]):
+with atheris.instrument_imports(
+    include=["modelserver.wire", "modelserver.frontends.grpc", "modelserver_backends.llm.checkpoint", "httptools"]
+):
     from fuzz import http1_connection, http2_connection, parsers
 
 TARGETS = parsers.PARSERS | http1_connection.TARGETS | http2_connection.TARGETS

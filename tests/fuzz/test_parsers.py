@@ -1,8 +1,9 @@
-"""Every parser of the wire, fed with noise and with damaged samples of what it expects."""
+"""Every parser of what strangers send or wrote, fed with noise and with damaged samples of what it expects."""
 
 from __future__ import annotations
 
 import gzip
+import struct
 import zlib
 
 import hpack
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from modelserver.pb import grpc_service_pb2 as pb
 
+# How many of the first bytes have the structure, where it is more than usual.
+_STRUCTURE = {"gguf_file": 250}
 NAMES = st.sampled_from(
     [*b"te key key-bin grpc-timeout grpc-encoding host content-length content-type :path :x K".split(b" "), b""]
 )
@@ -31,7 +34,23 @@ def _infer_request() -> bytes:
     return request.SerializeToString()
 
 
+def _gguf_file() -> bytes:
+    def text(content: bytes) -> bytes:
+        return struct.pack("<Q", len(content)) + content
+
+    def tensor(name: bytes, kind: int, offset: int) -> bytes:
+        return text(name) + struct.pack("<I2QIQ", 2, 32, 1, kind, offset)
+
+    values = text(b"k") + struct.pack("<I", 8) + text(b"v")
+    values += (
+        text(b"a") + struct.pack("<IIQ", 9, 8, 2) + text(b"x") + text(b"y") + text(b"n") + struct.pack("<II", 4, 7)
+    )
+    head = b"GGUF" + struct.pack("<IQQ", 3, 2, 3) + values + tensor(b"s", 0, 0) + tensor(b"t", 2, 128)
+    return head + bytes(-len(head) % 32) + bytes(range(160))
+
+
 SAMPLES = {
+    "gguf_file": [_gguf_file()],
     "infer_envelope": [_infer_request()],
     "compressed_message": [gzip.compress(b"message" * 30), zlib.compress(bytes(200_000))],
     "grpc_timeout": [b"12345678n", b"5S"],
@@ -60,7 +79,9 @@ def test_damaged_samples(name: str, data: st.DataObject) -> None:
     sample = bytearray(data.draw(st.sampled_from(SAMPLES[name])))
     for _ in range(data.draw(st.integers(0, 3))):
         # The first bytes have the structure, and deserve most of the damage.
-        sample[data.draw(st.integers(0, min(len(sample), 80) - 1))] = data.draw(st.integers(0, 255))
+        sample[data.draw(st.integers(0, min(len(sample), _STRUCTURE.get(name, 80)) - 1))] = data.draw(
+            st.integers(0, 255)
+        )
     cut = data.draw(st.sampled_from([len(sample), len(sample) // 2, 3]))
     parsers.PARSERS[name](bytes(sample[:cut]))
 
