@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .safetensors_files import SafetensorsFiles
 
 _CONFIG, _GENERATION_CONFIG = "config.json", "generation_config.json"
+# What older and other writers describe quantization in, and the method whose file it is.
+_QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 # What a directory may have in place of tokenizer.json, and what the file is.
 _SLOW_FILES = {
     "tokenizer.model": "a SentencePiece model",
@@ -49,6 +51,7 @@ class HfCheckpoint:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
+        """`quantization_config` is there however the checkpoint names it."""
         path = self._directory / _CONFIG
         try:
             entries = parse_json(path.read_bytes(), str(path))
@@ -60,6 +63,8 @@ class HfCheckpoint:
             raise InvalidArgumentError(f"{path} is not JSON: {error}") from None
         if not isinstance(entries, dict) or not isinstance(entries.get("model_type"), str):
             raise InvalidArgumentError(f"{path} has no model_type")
+        if "quantization_config" not in entries and (found := self._quantization(entries)) is not None:
+            entries["quantization_config"] = found
         return entries
 
     @cached_property
@@ -165,6 +170,15 @@ class HfCheckpoint:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+
+    def _quantization(self, entries: Mapping[str, Any]) -> dict[str, Any] | None:
+        """How the weights are quantized, by an older name in config.json or by another file."""
+        if isinstance(described := entries.get("compression_config"), dict):
+            return {"quant_method": "compressed-tensors", **described}
+        for name, method in _QUANTIZATION_FILES.items():
+            if described := self.entries(name):
+                return {"quant_method": method, **described}
+        return None
 
     @property
     def _tensors(self) -> SafetensorsFiles:

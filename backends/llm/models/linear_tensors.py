@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +11,9 @@ import torch
 from modelserver.backend import InvalidArgumentError
 
 from ..checkpoint import Checkpoint
+
+# What weights are stored in that need no scales.
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,18 @@ class LinearTensors:
     def has(self, part: Part, suffix: str) -> bool:
         return f"{part.name}.{suffix}" in self.checkpoint
 
-    def stored(self, part: Part, suffix: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
-        """A tensor of a part as it is in the file, whole. InvalidArgumentError if it is missing or of another shape."""
-        return stored_tensor(self.checkpoint, f"{part.name}.{suffix}", shape)
+    def stored(
+        self,
+        part: Part,
+        suffix: str,
+        shape: tuple[int, ...] | None = None,
+        dtypes: Sequence[torch.dtype] | None = None,
+    ) -> torch.Tensor:
+        """A tensor of a part as it is in the file, whole.
+
+        InvalidArgumentError if it is missing, of another shape, or of none of the `dtypes`.
+        """
+        return stored_tensor(self.checkpoint, f"{part.name}.{suffix}", shape, dtypes)
 
     def share(
         self, part: Part, tensor: torch.Tensor, *, outputs: int | None = None, inputs: int | None = None
@@ -144,19 +156,31 @@ class LinearTensors:
     def _matrix(self, part: Part) -> torch.Tensor:
         shape = (part.num_outputs, part.num_inputs)
         if self.is_transposed and self.split is not Split.WHOLE:
-            return self.stored(part, "weight", shape[::-1]).t()
-        return self.stored(part, "weight", shape)
+            return self.stored(part, "weight", shape[::-1], FLOATS).t()
+        return self.stored(part, "weight", shape, FLOATS)
 
 
-def stored_tensor(checkpoint: Checkpoint, name: str, shape: tuple[int, ...] | None) -> torch.Tensor:
-    """As it is in the file. InvalidArgumentError if it has not the shape that the config says."""
-    tensor = checkpoint.tensor(name)
-    if shape is not None and tensor.shape != shape:
+def stored_tensor(
+    checkpoint: Checkpoint, name: str, shape: tuple[int, ...] | None, dtypes: Sequence[torch.dtype] | None = None
+) -> torch.Tensor:
+    """As it is in the file. InvalidArgumentError if it has not the shape that the config says, or another dtype."""
+    found = checkpoint.shape(name)
+    if shape is not None and found != shape:
         raise InvalidArgumentError(
-            f"the checkpoint in {checkpoint.place} has {name} of shape {list(tensor.shape)}, and its "
+            f"the checkpoint in {checkpoint.place} has {name} of shape {list(found)}, and its "
             f"config.json says {list(shape)}: they do not belong together"
         )
+    tensor = checkpoint.tensor(name)
+    if dtypes is not None and tensor.dtype not in dtypes:
+        known = ", ".join(_dtype_name(dtype) for dtype in dtypes)
+        raise InvalidArgumentError(
+            f"the checkpoint in {checkpoint.place} has {name} in {_dtype_name(tensor.dtype)}, expected {known}"
+        )
     return tensor
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def placed(tensor: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

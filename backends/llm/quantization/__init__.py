@@ -8,6 +8,8 @@ from typing import Any
 from modelserver.backend import UnsupportedError
 
 from ..extension_points import extension_names, load_extension
+from .awq import Awq
+from .gptq import Gptq
 from .int8 import Int8
 from .mxfp4 import Mxfp4
 from .scheme import FloatScheme, Scheme
@@ -15,7 +17,13 @@ from .scheme import FloatScheme, Scheme
 # The name of an entry point in this group is a `quant_method`, and its object a class like `Scheme`.
 ENTRY_POINT_GROUP = "modelserver.llm.quantizations"
 
-_BUNDLED: dict[str, type[Scheme]] = {"none": FloatScheme, "int8": Int8, "mxfp4": Mxfp4}
+_BUNDLED: dict[str, type[Scheme]] = {
+    "none": FloatScheme,
+    "int8": Int8,
+    "awq": Awq,
+    "gptq": Gptq,
+    "mxfp4": Mxfp4,
+}
 
 
 def find_scheme(asked: str | None, entries: Mapping[str, Any]) -> Scheme:

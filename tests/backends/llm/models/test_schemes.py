@@ -42,7 +42,7 @@ def test_an_engine_in_int8_says_nearly_the_same(checkpoint: Callable[[str], Path
     ("asked", "stored", "message"),
     [
         ("int3", None, "quantization 'int3' is not supported; on plain weights there is: int8"),
-        (None, "gptq", "quantization 'gptq' is not supported"),
+        (None, "hqq", "quantization 'hqq' is not supported"),
         ("int8", "awq", "'int8' was asked for, but the checkpoint's weights are 'awq'"),
     ],
 )
