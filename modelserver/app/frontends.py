@@ -8,7 +8,16 @@ from dataclasses import replace
 
 from modelserver.api import ApiContext
 from modelserver.app.apis import chosen_apis, installed_apis
-from modelserver.app.ports import METRICS, Frontends, OwnPort, grpc_limits, http_limits, own_address, vertex_ai_port
+from modelserver.app.ports import (
+    METRICS,
+    OLLAMA,
+    Frontends,
+    OwnPort,
+    grpc_limits,
+    http_limits,
+    own_address,
+    vertex_ai_port,
+)
 from modelserver.auth.access import Access
 from modelserver.auth.api_keys import KeyRing
 from modelserver.auth.authorized_planes import keyed_planes
@@ -24,6 +33,7 @@ from modelserver.frontends.http.cors import with_cors
 from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.frontends.http.kserve import KServe
 from modelserver.frontends.http.metrics import Metrics
+from modelserver.frontends.ollama.routes import Ollama
 from modelserver.frontends.openai.routes import OpenAi
 from modelserver.options.server_options import ServerOptions
 from modelserver.planes.control import AnyControlPlane, ControlPlane
@@ -32,6 +42,7 @@ from modelserver.protocol.api import Api
 from modelserver.protocol.exchange import Frontend
 from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, GrpcLimits, HttpLimits
 from modelserver.telemetry.metrics import ServerMetrics
+from modelserver.wire.address import Address
 
 
 def http_apis(dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: HttpLimits) -> tuple[Api, ...]:
@@ -39,6 +50,7 @@ def http_apis(dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: Ht
     return (
         KServe(dataplane, controlplane, limits).api(),
         OpenAi(dataplane, controlplane, limits).api(),
+        Ollama(dataplane, controlplane, limits).api(),
     )
 
 
@@ -113,6 +125,7 @@ class ServerFrontends:
                 **({METRICS: self._metrics(page)} if options.allow_metrics else {}),
                 **{api.name: self._own(api) for api in self._clouds()},
                 **{api.name: self._own(api, has_cors=True) for api in own},
+                **({OLLAMA: self._ollama()} if options.ollama else {}),
             },
             logs=self._controlplane.logs,
         )
@@ -132,6 +145,14 @@ class ServerFrontends:
         if has_cors:
             frontend = with_cors(frontend, self._options.http_cors)
         return OwnPort(frontend, own_address(self._options, api))
+
+    def _ollama(self) -> OwnPort:
+        """The port where Ollama's clients look for a server; some of them speak OpenAI's API there."""
+        options, port = self._options, self._options.ollama_port
+        apis = [Ollama(*self._planes, self._limits).api(port), OpenAi(*self._planes, self._limits).api()]
+        frontend = with_access_log(HttpFrontend(apis, self._guard), is_logged=options.access_log)
+        address = Address(options.http_host, port, "--ollama-port", options.reuse_http_port)
+        return OwnPort(with_cors(frontend, options.http_cors), address)
 
     def _metrics(self, page: Metrics) -> OwnPort:
         """The metrics port has no restricted groups, and no line in the access log for each scrape."""

@@ -27,7 +27,7 @@ from modelserver.wire.processes.setup import CorePlanes
 from modelserver.wire.tls import TlsFiles
 
 HTTP, GRPC, METRICS = "HTTP", "gRPC", "metrics"
-SAGEMAKER, VERTEX_AI = "SageMaker", "Vertex AI"
+SAGEMAKER, VERTEX_AI, OLLAMA = "SageMaker", "Vertex AI", "Ollama's clients"
 _PORT_FLAGS = {METRICS: "--metrics-port", SAGEMAKER: "--sagemaker-port", VERTEX_AI: "--vertex-ai-port"}
 
 

@@ -187,6 +187,10 @@ class KeyedControlPlane:
         _check("unload", name)
         await self._plane.unload(name, parameters, repository_name=repository_name, version=version)
 
+    def keep(self, name: str, keep_alive_s: float) -> None:
+        _check("load", name)
+        self._plane.keep(name, keep_alive_s)
+
     def traffic(self, name: str) -> Traffic | None:
         _check("read traffic", name)
         return self._plane.traffic(name)

@@ -102,6 +102,19 @@ class Guard:
         return needs.key is KeyUse.NEEDED
 
 
+def check_further(access: Access, needs: Needs, headers: Headers) -> None:
+    """Check, within a call that was admitted for less, that its caller may do what needs this too.
+
+    Raises PermissionDeniedError and RestrictedError, as `Guard.admit` does.
+    """
+    caller = CALLER.get()
+    if caller is not None:
+        caller.check_scope(needs.scope)
+    restriction = access.restriction(needs.group)
+    if restriction is not None and not restriction.allows(headers):
+        raise RestrictedError(restriction.key)
+
+
 def _refuse_scope(caller: ApiKey, needs: Needs, what: str) -> None:
     """Raise PermissionDeniedError; an attempt to control the server is recorded."""
     try:

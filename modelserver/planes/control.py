@@ -60,6 +60,8 @@ class AnyControlPlane(Protocol):
         version: int | None = None,
     ) -> None: ...
 
+    def keep(self, name: str, keep_alive_s: float) -> None: ...
+
     def traffic(self, name: str) -> Traffic | None: ...
 
     def traffic_shares(self, name: str) -> Mapping[int, float]: ...
@@ -185,6 +187,10 @@ class ControlPlane:
         await self._repository.unload(
             name, unload_dependents=unload_dependents, version=version, repository=repository_name, evicts=evicts
         )
+
+    def keep(self, name: str, keep_alive_s: float) -> None:
+        """Set how long a model on demand stays in memory without requests, as `ModelRepository.keep`."""
+        self._repository.keep(name, keep_alive_s)
 
     def traffic(self, name: str) -> Traffic | None:
         """Which versions of a model share its requests, and which see copies; None: the highest answers alone."""

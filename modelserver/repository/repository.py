@@ -326,15 +326,25 @@ class ModelRepository:
         with `evicts` until any request for it; requests that already wait for it are served before it leaves.
 
         `unload_dependents` also unloads the models of an ensemble's steps, except models that another ensemble needs.
-        Raises UnavailableError unless the control mode is explicit.
+        Raises UnavailableError unless the control mode is explicit, or only models on demand are evicted.
         """
-        self._check_explicit("unload")
         check_model_name(name)
         named = self._table.namespaces.named(name, repository)
         keys = self._table.namespaces.keys(named, self._lifecycles)
+        if not evicts or not all(map(self.residency.is_on_demand, keys)):
+            self._check_explicit("unload")
         if unload_dependents:
             keys += [composing for key in tuple(keys) for composing in self._ensembles.only_of(key)]
         await all_of(self._parts.models.unload(key, version, evicts=evicts) for key in dict.fromkeys(keys))
+
+    def keep(self, name: str, keep_alive_s: float) -> None:
+        """Set how long a model on demand stays in memory without requests, until the next load; inf is for ever.
+
+        Raises InvalidArgumentError for a model that is not on demand. The control mode does not matter.
+        """
+        check_model_name(name)
+        for key in self._table.namespaces.keys(self._table.namespaces.named(name, ""), self._lifecycles):
+            self.residency.keep(key, keep_alive_s)
 
     async def set_traffic(self, name: str, traffic: Traffic | None, *, persists: bool = False) -> None:
         """Set which versions of a model answer its requests and get copies of them; None restores the default.

@@ -68,7 +68,7 @@ class Router:
 
     def _add(self, api: Api, route: Route) -> None:
         node = self._root
-        for segment in route.pattern.strip("/").split("/"):
+        for segment in route.pattern.strip("/").split("/") if route.pattern != "/" else ():
             if not segment.startswith("{"):
                 node = node.literals.setdefault(segment, _Node())
                 continue

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from modelserver.auth.access import ApiGroup
+from modelserver.auth.guard import Needs, check_further
 from modelserver.core.long_work import long_work
 from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Buffer
@@ -89,6 +91,10 @@ class Call:
         if self._access.callers_by:
             request.caller = self._access.caller(self._exchange.head.headers, self._exchange.peer)
         return request
+
+    def check_access(self, group: ApiGroup) -> None:
+        """Raise PermissionDeniedError unless the caller may also make calls of this group."""
+        check_further(self._access, Needs.of(group), self._exchange.head.headers)
 
     def answer(self, document: object) -> None:
         """Answer whole."""

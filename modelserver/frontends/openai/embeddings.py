@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modelserver.core.response import InferResponse
-from modelserver.errors import InternalError
 from modelserver.frontends.llm.edge import Call
+from modelserver.frontends.llm.embedding import embed
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import Fields, Range
 from modelserver.frontends.llm.models import LanguageModel, find_model
-from modelserver.frontends.llm.requests import responses_of
 from modelserver.frontends.openai.chat_request import read_conversation
 from modelserver.frontends.openai.completion_request import read_prompts
 from modelserver.frontends.openai.limits import OpenAiLimits
@@ -41,26 +39,23 @@ class Embeddings:
         refuse_unsupported(fields, offered=model.inputs.keys() & {"truncate_prompt_tokens"})
         is_base64 = fields.word("encoding_format", _FORMATS) == "base64"
         common = _common_inputs(fields, model)
-        wanted = {"return_num_input_tokens": True}
-        requests = [call.adopt(model.request(common | each, wanted)) for each in _inputs(fields, self._limits)]
-        found = await responses_of(self._dataplane, requests)
-        num_tokens = sum(_num_tokens(response) for response in found)
+        made = await embed(self._dataplane, model, call, [common | each for each in _inputs(fields, self._limits)])
         call.answer(
             {
                 "object": "list",
                 "data": [
                     {"object": "embedding", "index": index, "embedding": _encode(vector, is_base64=is_base64)}
-                    for index, vector in enumerate(_vector(model, response) for response in found)
+                    for index, vector in enumerate(made.vectors)
                 ],
                 "model": model.name,
-                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+                "usage": {"prompt_tokens": made.num_tokens, "total_tokens": made.num_tokens},
             }
         )
 
 
 def _common_inputs(fields: Fields, model: LanguageModel) -> dict[str, Any]:
-    """What every input of the call has in common. A model that only makes embeddings need not be told to."""
-    common: dict[str, Any] = {"operation": "embed"} if model.generates or "operation" in model.inputs else {}
+    """What every input of the call has in common."""
+    common: dict[str, Any] = {}
     dimensions = fields.integer("dimensions", Range(1, _MAX_DIMENSIONS))
     if dimensions is not None:
         if "dimensions" not in model.inputs:
@@ -86,22 +81,8 @@ def _inputs(fields: Fields, limits: OpenAiLimits) -> list[dict[str, Any]]:
     return [{"text_input" if isinstance(prompt, str) else "input_ids": prompt} for prompt in prompts]
 
 
-def _vector(model: LanguageModel, response: InferResponse | None) -> np.ndarray[Any, Any]:
-    for tensor in response.outputs if response is not None else ():
-        if tensor.name == "embedding":
-            return tensor.data.reshape(-1)
-    raise InternalError(f"model '{model.name}' answered without an embedding")
-
-
 def _encode(vector: np.ndarray[Any, Any], *, is_base64: bool) -> list[float] | str:
     if is_base64:
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    numbers: list[float] = vector.astype(np.float64).tolist()
+    numbers: list[float] = vector.tolist()
     return numbers
-
-
-def _num_tokens(response: InferResponse | None) -> int:
-    for tensor in response.outputs if response is not None else ():
-        if tensor.name == "num_input_tokens" and tensor.data.size:
-            return int(tensor.data.reshape(-1)[0])
-    return 0

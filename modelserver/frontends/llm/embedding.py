@@ -1,0 +1,56 @@
+"""Embeddings: a request to the model for each input -> a vector for each, and how many tokens they have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modelserver.core.response import InferResponse
+from modelserver.errors import InternalError
+from modelserver.frontends.llm.edge import Call
+from modelserver.frontends.llm.models import LanguageModel
+from modelserver.frontends.llm.requests import responses_of
+
+if TYPE_CHECKING:
+    from modelserver.planes.data import AnyDataPlane
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """`vectors` are float64 [dimensions], one for each input; `num_tokens` counts the tokens of all inputs."""
+
+    vectors: list[np.ndarray[Any, Any]]
+    num_tokens: int
+
+
+async def embed(
+    dataplane: AnyDataPlane, model: LanguageModel, call: Call, inputs: Sequence[Mapping[str, Any]]
+) -> Embeddings:
+    """Ask `model` for the vector of each of `inputs`, which are sent together.
+
+    Raises ParameterError for an input that the model does not have, and the first error of the model.
+    """
+    # A model that only makes embeddings need not be told to.
+    common: dict[str, Any] = {"operation": "embed"} if model.generates or "operation" in model.inputs else {}
+    wanted = {"return_num_input_tokens": True}
+    requests = [call.adopt(model.request(common | dict(each), wanted)) for each in inputs]
+    found = await responses_of(dataplane, requests)
+    return Embeddings([_vector(model, response) for response in found], sum(map(_num_tokens, found)))
+
+
+def _vector(model: LanguageModel, response: InferResponse | None) -> np.ndarray[Any, Any]:
+    for tensor in response.outputs if response is not None else ():
+        if tensor.name == "embedding":
+            vector: np.ndarray[Any, Any] = tensor.data.reshape(-1).astype(np.float64)
+            return vector
+    raise InternalError(f"model '{model.name}' answered without an embedding")
+
+
+def _num_tokens(response: InferResponse | None) -> int:
+    for tensor in response.outputs if response is not None else ():
+        if tensor.name == "num_input_tokens" and tensor.data.size:
+            return int(tensor.data.reshape(-1)[0])
+    return 0

@@ -1,0 +1,217 @@
+"""Events of a generation -> Ollama's documents: lines of a stream, or one document.
+
+The same class writes both routes: their documents differ in where text, reasoning and calls stand.
+"""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from modelserver.frontends.llm.answering import EventWriter, News, Prepared
+from modelserver.frontends.llm.choices import Said
+from modelserver.frontends.llm.edge import Call
+from modelserver.frontends.llm.events import Event, Finish, Text, TokenLogprob, ToolDelta, ToolEnd
+from modelserver.frontends.llm.tool_formats import loads
+
+Document = dict[str, Any]
+
+# JSON has no infinity.
+_LOWEST_LOGPROB = -9999.0
+
+
+def timestamp() -> str:
+    """The time in UTC as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+class Stopwatch:
+    """The durations of one call, in nanoseconds from when it came."""
+
+    def __init__(self) -> None:
+        self._began_ns = self._sent_ns = time.monotonic_ns()
+        self._first_ns: int | None = None
+
+    def note_sent(self) -> None:
+        """The model is loaded and gets the request now."""
+        self._sent_ns = time.monotonic_ns()
+
+    def note_text(self) -> None:
+        """The model has answered; only the first time counts."""
+        if self._first_ns is None:
+            self._first_ns = time.monotonic_ns()
+
+    def loaded(self) -> Document:
+        """The durations of a call that only loads a model, or makes embeddings."""
+        now_ns = time.monotonic_ns()
+        return {"total_duration": now_ns - self._began_ns, "load_duration": self._sent_ns - self._began_ns}
+
+    def generated(self, num_inputs: int, num_outputs: int) -> Document:
+        """The durations and counts of a generation."""
+        now_ns = time.monotonic_ns()
+        first_ns = now_ns if self._first_ns is None else self._first_ns
+        return {
+            **self.loaded(),
+            "prompt_eval_count": num_inputs,
+            "prompt_eval_duration": first_ns - self._sent_ns,
+            "eval_count": num_outputs,
+            "eval_duration": now_ns - first_ns,
+        }
+
+
+class OllamaWriter(EventWriter):
+    """Writes one choice. `name` is the model's, as the client called it."""
+
+    # The JSON around a text in a line of a stream: what precedes and what follows it.
+    around_text: tuple[bytes, bytes]
+
+    def __init__(self, prepared: Prepared, call: Call, name: str, stopwatch: Stopwatch) -> None:
+        self._usage = prepared.usage
+        self._framing = call.framing
+        self._name = name
+        self._head = b'{"model":' + orjson.dumps(name) + b',"created_at":"'
+        self._stopwatch = stopwatch
+        self._said = Said()
+        self._open_calls: dict[int, ToolDelta] = {}
+        self._ended_calls: list[Document] = []
+
+    @abc.abstractmethod
+    def part(self, text: str, thinking: str, calls: Sequence[Document]) -> Document:
+        """What the model says as members of a document."""
+
+    def last_part(self) -> Document:
+        """Further members of the last document."""
+        return {}
+
+    def frames(self, news: News) -> bytes:
+        found = []
+        for _, events in news:
+            self._stopwatch.note_text()
+            if len(events) == 1 and type(events[0]) is Text:
+                # The usual case, and the one that comes for every token.
+                before, after = self.around_text
+                line = self._head + timestamp().encode() + before + orjson.dumps(events[0].text) + after
+                found.append(self._framing.frame(line))
+                continue
+            self._add(events)
+            if self._said.text or self._said.reasoning or self._ended_calls or self._said.logprobs:
+                found.append(self._framing.frame(orjson.dumps(self._line())))
+        return b"".join(found)
+
+    def last_frames(self) -> bytes:
+        return self._framing.frame(orjson.dumps(self._last_line()))
+
+    def note(self, news: News) -> None:
+        for _, events in news:
+            self._stopwatch.note_text()
+            self._add(events)
+
+    def document(self) -> Document:
+        return self._last_line()
+
+    def _add(self, events: Sequence[Event]) -> None:
+        """Note the events; a call is written when its arguments are complete."""
+        for event in events:
+            if isinstance(event, ToolDelta):
+                known = self._open_calls.setdefault(event.index, ToolDelta(event.index, "", event.id, event.name))
+                known.arguments += event.arguments
+            elif isinstance(event, ToolEnd):
+                self._ended_calls.append(_call(self._open_calls.pop(event.index)))
+        self._said.add([event for event in events if not isinstance(event, ToolDelta)])
+
+    def _line(self) -> Document:
+        """What was said since the last line."""
+        said, calls = self._said, self._ended_calls
+        line = {
+            "model": self._name,
+            "created_at": timestamp(),
+            **self.part(said.text, said.reasoning, calls),
+            "done": False,
+        }
+        if said.logprobs:
+            line["logprobs"] = logprobs_document(said.logprobs)
+        said.forget_text()
+        said.forget_tokens()
+        self._ended_calls = []
+        return line
+
+    def _last_line(self) -> Document:
+        finish = self._said.finish
+        return {
+            **self._line(),
+            "done": True,
+            "done_reason": _reason(finish),
+            **self.last_part(),
+            **self._stopwatch.generated(self._usage.num_input_tokens, self._usage.num_output_tokens),
+        }
+
+
+class ChatWriter(OllamaWriter):
+    """Writes `message`."""
+
+    around_text = (b'","message":{"role":"assistant","content":', b'},"done":false}')
+
+    def part(self, text: str, thinking: str, calls: Sequence[Document]) -> Document:
+        message: Document = {"role": "assistant", "content": text}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = list(calls)
+        return {"message": message}
+
+
+class GenerateWriter(OllamaWriter):
+    """Writes `response`, and last the tokens of the conversation so far, which the next call may send as `context`."""
+
+    around_text = (b'","response":', b',"done":false}')
+
+    def __init__(
+        self, prepared: Prepared, call: Call, name: str, stopwatch: Stopwatch, prompt_token_ids: list[int] | None
+    ) -> None:
+        super().__init__(prepared, call, name, stopwatch)
+        self._context = prompt_token_ids
+
+    def part(self, text: str, thinking: str, calls: Sequence[Document]) -> Document:  # noqa: ARG002 - prompts have no tools
+        part: Document = {"response": text}
+        if thinking:
+            part["thinking"] = thinking
+        return part
+
+    def last_part(self) -> Document:
+        return {} if self._context is None else {"context": self._context}
+
+    def _add(self, events: Sequence[Event]) -> None:
+        super()._add(events)
+        if self._context is not None:
+            self._context += self._said.token_ids
+            self._said.token_ids = []
+
+
+def logprobs_document(entries: Sequence[TokenLogprob]) -> list[Document]:
+    """As `logprobs` of a document."""
+    return [{**_logprob(entry), "top_logprobs": [_logprob(top) for top in entry["top"] or ()]} for entry in entries]
+
+
+def _logprob(entry: TokenLogprob) -> Document:
+    value = entry["logprob"]
+    number = None if value is None else max(value, _LOWEST_LOGPROB)
+    return {"token": entry["token"], "logprob": number, "bytes": entry.get("bytes")}
+
+
+def _call(delta: ToolDelta) -> Document:
+    """A call whose arguments are complete; Ollama has them as an object."""
+    try:
+        arguments = loads(delta.arguments or "{}")
+    except ValueError:
+        arguments = delta.arguments
+    function = {"index": delta.index, "name": delta.name, "arguments": arguments}
+    return {"id": delta.id, "function": function}
+
+
+def _reason(finish: Finish | None) -> str:
+    return finish.reason if finish is not None else "stop"

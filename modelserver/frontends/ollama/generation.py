@@ -1,0 +1,168 @@
+"""`POST /api/chat` and `POST /api/generate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from modelserver.frontends.llm.answering import answer, prepare
+from modelserver.frontends.llm.call import GenerateCall
+from modelserver.frontends.llm.edge import Call
+from modelserver.frontends.llm.errors import Fault, ParameterError
+from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
+from modelserver.frontends.llm.models import LanguageModel
+from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
+from modelserver.frontends.ollama.answers import ChatWriter, GenerateWriter, Stopwatch, timestamp
+from modelserver.frontends.ollama.limits import MAX_CONTEXT
+from modelserver.frontends.ollama.models import OllamaModels
+from modelserver.frontends.ollama.options import read_keep_alive
+from modelserver.frontends.ollama.requests import (
+    read_messages,
+    read_sampling,
+    read_thinking,
+    read_tools,
+    refuse_images,
+)
+
+if TYPE_CHECKING:
+    from modelserver.planes.data import AnyDataPlane
+
+
+class Generation:
+    """Serves both routes: a call with nothing to answer loads the model, or unloads it with `keep_alive` 0."""
+
+    def __init__(self, dataplane: AnyDataPlane, models: OllamaModels) -> None:
+        self._dataplane = dataplane
+        self._models = models
+
+    async def chat(self, call: Call) -> None:
+        """Answer a conversation. Raises ServerError for what goes wrong before the answer begins."""
+        stopwatch = Stopwatch()
+        fields = call.fields
+        keep_alive_s = read_keep_alive(fields)
+        messages = read_messages(fields)
+        if not messages:
+            nothing = {"message": {"role": "assistant", "content": ""}}
+            await self._load_or_unload(call, stopwatch, keep_alive_s, nothing)
+            return
+        model = await self._models.find(fields)
+        tools = read_tools(fields)
+        conversation: dict[str, Any] = _conversation(messages, read_thinking(fields, model))
+        if tools.tools:
+            conversation["tools"] = list(tools.tools)
+        asked = GenerateCall(
+            conversation=conversation,
+            sampling=read_sampling(fields),
+            tools=tools,
+            is_streamed=fields.flag("stream", True),
+        )
+        prepared = await prepare(self._dataplane, model, asked, call)
+        self._models.keep(call, model.name, keep_alive_s)
+        stopwatch.note_sent()
+        await answer(self._dataplane, prepared, call, ChatWriter(prepared, call, _name(fields, model), stopwatch))
+        if keep_alive_s == 0:
+            await self._models.evict(call, model.name)
+
+    async def generate(self, call: Call) -> None:
+        """Continue a prompt. Raises ServerError for what goes wrong before the answer begins."""
+        stopwatch = Stopwatch()
+        fields = call.fields
+        keep_alive_s = read_keep_alive(fields)
+        prompt, suffix = fields.text("prompt") or "", fields.text("suffix") or ""
+        refuse_images(fields)
+        if not prompt and not suffix:
+            await self._load_or_unload(call, stopwatch, keep_alive_s, {"response": ""})
+            return
+        model = await self._models.find(fields)
+        asked, prompt_token_ids = await self._read_prompt(fields, model, prompt, suffix)
+        prepared = await prepare(self._dataplane, model, asked, call)
+        self._models.keep(call, model.name, keep_alive_s)
+        stopwatch.note_sent()
+        writer = GenerateWriter(prepared, call, _name(fields, model), stopwatch, prompt_token_ids)
+        await answer(self._dataplane, prepared, call, writer)
+        if keep_alive_s == 0:
+            await self._models.evict(call, model.name)
+
+    async def _read_prompt(
+        self, fields: Fields, model: LanguageModel, prompt: str, suffix: str
+    ) -> tuple[GenerateCall, list[int] | None]:
+        """The call, and the tokens of its prompt where the model can tell them and the answer needs them.
+
+        A prompt is the user's message of the model's template, or with `raw` and before a `suffix` the text itself.
+        """
+        if fields.text("template"):
+            raise ParameterError(
+                "'template' is not supported: the chat template comes with the model; use raw: true for a prompt that "
+                "is a whole text",
+                "template",
+                Fault.UNSUPPORTED_PARAMETER,
+            )
+        sampling, is_streamed = read_sampling(fields), fields.flag("stream", True)
+        context = fields.integers("context", MAX_CONTEXT, Range(0, MAX_INT64))
+        system = fields.text("system")
+        if fields.flag("raw") or suffix:
+            if context or system:
+                name = "context" if context else "system"
+                raise ParameterError(
+                    f"raw mode does not support template, system, or context: leave '{name}' out", name
+                )
+            return GenerateCall(prompts=(prompt,), suffix=suffix, sampling=sampling, is_streamed=is_streamed), None
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": prompt})
+        conversation = _conversation(messages, read_thinking(fields, model))
+        if "operation" not in model.inputs:
+            if context:
+                raise ParameterError(f"model '{model.name}' cannot take 'context': it has no tokens to tell", "context")
+            return GenerateCall(conversation=conversation, sampling=sampling, is_streamed=is_streamed), None
+        rendered = await conversation_input(self._dataplane, model, conversation)
+        adds = None if "messages" in rendered else False
+        (ids,) = await token_ids_of(self._dataplane, model, [rendered], adds_special_tokens=adds)
+        ids = (context or []) + ids
+        asked = GenerateCall(
+            conversation=None if context else conversation,
+            prompts=(ids,) if context else (),
+            sampling=sampling,
+            is_streamed=is_streamed,
+            has_token_ids=True,
+        )
+        return asked, list(ids)
+
+    async def _load_or_unload(
+        self, call: Call, stopwatch: Stopwatch, keep_alive_s: float | None, nothing: dict[str, Any]
+    ) -> None:
+        fields = call.fields
+        if keep_alive_s == 0:
+            name = await self._models.unload(call)
+            reason = "unload"
+        else:
+            model = await self._models.find(fields)
+            self._models.keep(call, model.name, keep_alive_s)
+            name, reason = _name(fields, model), "load"
+        stopwatch.note_sent()
+        document = {"model": name, "created_at": timestamp(), **nothing, "done": True, "done_reason": reason}
+        if reason == "load":
+            document |= stopwatch.loaded()
+        if fields.flag("stream", True):
+            # A stream of one line: clients read lines.
+            call.send(call.framing.frame(orjson.dumps(document)))
+            await call.finish()
+        else:
+            call.answer(document)
+
+
+def _conversation(messages: list[dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+    """What chat templates take. Messages that end in one of the assistant's are to be continued."""
+    continues = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    conversation: dict[str, Any] = {
+        "messages": messages,
+        "add_generation_prompt": not continues,
+        "continue_final_message": continues,
+    }
+    if arguments:
+        conversation["chat_template_kwargs"] = arguments
+    return conversation
+
+
+def _name(fields: Fields, model: LanguageModel) -> str:
+    return fields.text("model") or model.name

@@ -1,0 +1,267 @@
+"""Models by Ollama's names: the lists of them, what each of them is, and how long each stays in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelserver.auth.access import ApiGroup
+from modelserver.backend.discovery import bundled_module
+from modelserver.errors import NotFoundError, ServerError
+from modelserver.frontends.llm.edge import Call
+from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownModelError
+from modelserver.frontends.llm.fields import Fields
+from modelserver.frontends.llm.models import LanguageModel, find_model, known_models
+
+if TYPE_CHECKING:
+    from modelserver.planes.control import AnyControlPlane
+    from modelserver.planes.data import AnyDataPlane
+
+logger = logging.getLogger(__name__)
+
+Document = dict[str, Any]
+
+# The tag of a name without one. Models here have no other tags.
+_TAG = ":latest"
+# For models that are never unloaded, as Ollama has it: some 290 years from now.
+_NEVER = "2318-01-01T00:00:00Z"
+
+
+class OllamaModels:
+    """Finds models for calls, and serves the routes that describe them."""
+
+    def __init__(self, dataplane: AnyDataPlane, controlplane: AnyControlPlane) -> None:
+        self._dataplane = dataplane
+        self._controlplane = controlplane
+
+    async def find(self, fields: Fields, use: str = "generates") -> LanguageModel:
+        """The model that a request names, with or without the tag `latest`, in upper or lower case.
+
+        Raises UnknownModelError, ParameterError for a model of another kind, and as the data plane does for one that is
+        not ready.
+        """
+        asked = _asked_name(fields)
+        name = asked.removesuffix(_TAG)
+        try:
+            return await find_model(self._dataplane, name, use)
+        except UnknownModelError:
+            for model in await known_models(self._dataplane):
+                if model.name != name and model.name.lower() == name.lower():
+                    return await find_model(self._dataplane, model.name, use)
+            known = ", ".join(model.name for model in await known_models(self._dataplane)) or "none"
+            raise UnknownModelError(f"model '{asked:.200}' not found; the language models here are: {known}") from None
+
+    def keep(self, call: Call, name: str, keep_alive_s: float | None) -> None:
+        """Keep a model on demand in memory for this many seconds after its last request.
+
+        Other models stay in any case, and so they do for a client whose key may not change that.
+        """
+        if not keep_alive_s:
+            return
+        try:
+            call.check_access(ApiGroup.MODEL_REPOSITORY)
+            self._controlplane.keep(name, keep_alive_s)
+        except ServerError as error:
+            logger.debug("keep_alive of model '%s' has no effect: %s", name, error.message)
+
+    async def evict(self, call: Call, name: str) -> None:
+        """Unload a model on demand after a request with `keep_alive` 0; others stay, as with `keep`."""
+        with suppress(ServerError):
+            call.check_access(ApiGroup.MODEL_REPOSITORY)
+            await self._controlplane.unload(name, {"evict": True})
+
+    async def unload(self, call: Call) -> str:
+        """Unload the model that a request names, which later requests load again. Returns its name as it was asked.
+
+        Raises PermissionDeniedError for a client that may not unload models, NotFoundError for an unknown model, and
+        what the control plane says of one that cannot be unloaded.
+        """
+        call.check_access(ApiGroup.MODEL_REPOSITORY)
+        asked = _asked_name(call.fields)
+        name = asked.removesuffix(_TAG)
+        if all(model.name != name for model in await known_models(self._dataplane)):
+            raise NotFoundError(f"model '{asked:.200}' not found")
+        await self._controlplane.unload(name, {"evict": True})
+        return asked
+
+    async def tags(self) -> Document:
+        """`GET /api/tags`: all language models, in memory or not."""
+        models = await known_models(self._dataplane)
+        return {"models": [_summary(model, await self._files(model)) for model in models]}
+
+    async def running(self) -> Document:
+        """`GET /api/ps`: the language models in memory."""
+        ready = set(self._dataplane.model_names())
+        models = [model for model in await known_models(self._dataplane) if model.name in ready]
+        return {"models": [_running(model, await self._files(model)) for model in models]}
+
+    async def show(self, call: Call) -> None:
+        """`POST /api/show`: what a model is. Raises ServerError."""
+        fields = call.fields
+        model = await self.find(fields, "is_served")
+        files = await self._files(model)
+        call.answer(
+            {
+                "modelfile": f"# Made from the model '{model.name}' of the repository\nFROM {model.name}{_TAG}\n",
+                "parameters": "",
+                "template": files.template,
+                "details": _details(files),
+                "model_info": _model_info(model, files),
+                "capabilities": _capabilities(model),
+                "modified_at": files.modified_at,
+            }
+        )
+
+    async def _files(self, model: LanguageModel) -> ModelFiles:
+        directories: tuple[Path, ...] = ()
+        with suppress(ServerError):  # a model that is not in memory
+            directories = self._dataplane.model_directories(model.name)
+        return await asyncio.get_running_loop().run_in_executor(None, _read_files, model.name, directories)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What the files of a model tell of it; `config` has the entries of its checkpoint's config."""
+
+    num_bytes: int
+    digest: str
+    modified_at: str
+    config: Mapping[str, Any]
+    format: str
+    num_parameters: int | None
+    template: str
+
+
+def _asked_name(fields: Fields) -> str:
+    asked = fields.text("model") or fields.text("name")
+    if not asked:
+        raise ParameterError("model is required", "model", Fault.MISSING)
+    return asked
+
+
+def _read_files(name: str, directories: tuple[Path, ...]) -> ModelFiles:
+    """Reads the directory of the newest version, which is the first one. In a thread."""
+    state = hashlib.sha256(name.encode())
+    num_bytes, modified_s = 0, 0.0
+    for path in sorted(_all_files(directories[:1])):
+        try:
+            status = path.stat()
+        except OSError:  # removed meanwhile
+            continue
+        num_bytes += status.st_size
+        modified_s = max(modified_s, status.st_mtime)
+        state.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    config: Mapping[str, Any] = {}
+    num_parameters, template, kind = None, "", ""
+    if directories:
+        checkpoint = bundled_module("llm", "checkpoint").open_checkpoint(directories[0])
+        with suppress(ServerError, OSError), checkpoint:
+            config = checkpoint.config
+            kind = "safetensors"
+            template = checkpoint.chat_templates.get("default", "")
+            num_parameters = sum(math.prod(checkpoint.shape(each)) for each in checkpoint.names())
+    modified_at = datetime.fromtimestamp(modified_s, UTC).isoformat().replace("+00:00", "Z")
+    return ModelFiles(num_bytes, state.hexdigest(), modified_at, config, kind, num_parameters, template)
+
+
+def _all_files(directories: Iterable[Path]) -> Iterable[Path]:
+    for directory in directories:
+        yield from (path for path in directory.rglob("*") if path.is_file())
+
+
+def _summary(model: LanguageModel, files: ModelFiles) -> Document:
+    return {
+        "name": model.name + _TAG,
+        "model": model.name + _TAG,
+        "modified_at": files.modified_at,
+        "size": files.num_bytes,
+        "digest": files.digest,
+        "details": _details(files),
+        "capabilities": _capabilities(model),
+    }
+
+
+def _running(model: LanguageModel, files: ModelFiles) -> Document:
+    summary = _summary(model, files)
+    del summary["modified_at"], summary["capabilities"]
+    return summary | {
+        "expires_at": _NEVER,
+        "size_vram": 0,
+        "context_length": model.max_model_len or _context_length(files) or 0,
+    }
+
+
+def _details(files: ModelFiles) -> Document:
+    family = str(files.config.get("model_type", ""))
+    return {
+        "parent_model": "",
+        "format": files.format,
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": _size_text(files.num_parameters),
+        "quantization_level": _quantization(files.config),
+    }
+
+
+def _size_text(num_parameters: int | None) -> str:
+    """Such as "596.05M", as Ollama has it."""
+    if num_parameters is None:
+        return ""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if num_parameters >= size:
+            return f"{num_parameters / size:.{1 if unit == 'B' else 2}f}{unit}"
+    return str(num_parameters)
+
+
+def _quantization(config: Mapping[str, Any]) -> str:
+    quantized = config.get("quantization_config")
+    if isinstance(quantized, dict):
+        return str(quantized.get("quant_method", ""))
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "")
+    return {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}.get(dtype, dtype)
+
+
+def _context_length(files: ModelFiles) -> int | None:
+    value = files.config.get("max_position_embeddings")
+    return value if isinstance(value, int) else None
+
+
+def _model_info(model: LanguageModel, files: ModelFiles) -> Document:
+    """By the names of GGUF's metadata, which clients read."""
+    config = files.config
+    family = str(config.get("model_type", "unknown"))
+    info: Document = {"general.architecture": family, "general.basename": model.name}
+    if files.num_parameters is not None:
+        info["general.parameter_count"] = files.num_parameters
+    names = {
+        "context_length": "max_position_embeddings",
+        "embedding_length": "hidden_size",
+        "block_count": "num_hidden_layers",
+        "feed_forward_length": "intermediate_size",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads",
+        "vocab_size": "vocab_size",
+    }
+    info |= {f"{family}.{ours}": config[theirs] for ours, theirs in names.items() if theirs in config}
+    if model.max_model_len is not None:
+        info[f"{family}.context_length"] = model.max_model_len
+    return info
+
+
+def _capabilities(model: LanguageModel) -> list[str]:
+    found = {
+        "completion": model.generates,
+        "embedding": model.embeds and not model.generates,
+        "tools": model.generates and bool(model.tool_parser),
+        "thinking": model.generates and bool(model.reasoning_parser),
+        "insert": "suffix" in model.inputs,
+    }
+    return [name for name, has in found.items() if has]

@@ -1,0 +1,128 @@
+"""Parts of a request that generate and chat share, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modelserver.frontends.llm.errors import Fault, ParameterError
+from modelserver.frontends.llm.fields import Fields, Range
+from modelserver.frontends.llm.models import LanguageModel
+from modelserver.frontends.llm.tools import Tools, ToolUse
+from modelserver.frontends.ollama.limits import (
+    MAX_IMAGES,
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
+)
+from modelserver.frontends.ollama.options import read_options
+
+_ROLES = ("system", "user", "assistant", "tool")
+_EFFORTS = ("low", "medium", "high", "max")
+
+Message = dict[str, Any]
+
+
+def read_sampling(fields: Fields) -> dict[str, Any]:
+    """Options, log-probabilities and the form of the text. Raises ParameterError."""
+    sampling = read_options(fields)
+    num_top = fields.integer("top_logprobs", Range(0, MAX_LOGPROBS))
+    if fields.flag("logprobs"):
+        sampling["logprobs"] = num_top or 0
+    elif num_top:
+        raise ParameterError("'top_logprobs' needs logprobs: true", "top_logprobs")
+    structure = _read_format(fields)
+    if structure is not None:
+        sampling["structured_outputs"] = structure
+    return sampling
+
+
+def _read_format(fields: Fields) -> dict[str, Any] | None:
+    value = fields.document.get("format")
+    if value is None or value == "":
+        return None
+    if value == "json":
+        return {"json_object": True}
+    if not isinstance(value, dict):
+        # The first clause is Ollama's.
+        raise ParameterError(f'invalid format: {value!r:.60}; expected "json" or a valid JSON Schema object', "format")
+    return {"json": value}
+
+
+def read_thinking(fields: Fields, model: LanguageModel) -> dict[str, Any]:
+    """The arguments of the chat template that `think` sets. Raises ParameterError."""
+    value = fields.document.get("think")
+    if value is None:
+        return {}
+    if not isinstance(value, bool) and value not in _EFFORTS:
+        raise fields.wrong("think", f"true, false, or one of {', '.join(_EFFORTS)}", value)
+    if value is not False and not model.reasoning_parser:
+        raise ParameterError(
+            f'"{fields.text("model")}" does not support thinking: its config has no parameter reasoning_parser',
+            "think",
+            Fault.UNSUPPORTED_PARAMETER,
+        )
+    arguments: dict[str, Any] = {"enable_thinking": value is not False}
+    if isinstance(value, str):
+        arguments["reasoning_effort"] = value
+    return arguments
+
+
+def refuse_images(fields: Fields) -> None:
+    """Raise ParameterError for pictures."""
+    if fields.items("images", MAX_IMAGES):
+        raise ParameterError(
+            f"'{fields.path('images')}': the models here take text only, and no pictures",
+            fields.path("images"),
+            Fault.UNSUPPORTED_CONTENT,
+        )
+
+
+def read_messages(fields: Fields) -> list[Message]:
+    """`messages` as chat templates take them; none if there are none. Raises ParameterError."""
+    return [_read_message(message) for message in fields.objects("messages", MAX_MESSAGES) or ()]
+
+
+def _read_message(fields: Fields) -> Message:
+    fields.need("role", f"one of {', '.join(_ROLES)}")
+    refuse_images(fields)
+    role = fields.text("role") or ""
+    message: Message = {"role": role, "content": fields.text("content") or ""}
+    name, call_id, thinking = fields.text("tool_name"), fields.text("tool_call_id"), fields.text("thinking")
+    if name:
+        message["name"] = name
+    if call_id:
+        message["tool_call_id"] = call_id
+    if thinking:
+        # Templates know it by either name.
+        message["reasoning"] = message["reasoning_content"] = thinking
+    calls = fields.objects("tool_calls", MAX_TOOL_CALLS)
+    if calls:
+        message["tool_calls"] = [_read_call(call) for call in calls]
+    return message
+
+
+def _read_call(fields: Fields) -> dict[str, Any]:
+    fields.need("function", "an object with name and arguments")
+    function = fields.fields("function")
+    assert function is not None, "it is there"
+    function.need("name", "a string")
+    called = {"name": function.text("name"), "arguments": function.mapping("arguments") or {}}
+    return {"id": fields.text("id") or "", "type": "function", "function": called}
+
+
+def read_tools(fields: Fields) -> Tools:
+    """`tools`, of which the model chooses. Raises ParameterError."""
+    tools = tuple(_read_tool(tool) for tool in fields.objects("tools", MAX_TOOLS) or ())
+    return Tools(tools, ToolUse.AUTO) if tools else Tools()
+
+
+def _read_tool(fields: Fields) -> dict[str, Any]:
+    fields.need("function", "an object with name and parameters")
+    function = fields.fields("function")
+    assert function is not None, "it is there"
+    function.need("name", "a string")
+    function.text("name")
+    function.text("description")
+    function.mapping("parameters")
+    return {"type": "function", "function": dict(function.document)}

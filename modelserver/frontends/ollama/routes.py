@@ -1,0 +1,93 @@
+"""Ollama's API beside the others: its routes, and who may call them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
+
+from modelserver.auth.access import ApiGroup
+from modelserver.auth.guard import KeyUse
+from modelserver.frontends.http.framing import NDJSON
+from modelserver.frontends.llm.edge import CallEdge
+from modelserver.frontends.ollama.embed import Embedding
+from modelserver.frontends.ollama.errors import OllamaErrors
+from modelserver.frontends.ollama.generation import Generation
+from modelserver.frontends.ollama.models import OllamaModels
+from modelserver.protocol.api import Api, Route
+from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.http_status import json_response
+from modelserver.protocol.limits import HttpLimits
+
+if TYPE_CHECKING:
+    from modelserver.planes.control import AnyControlPlane
+    from modelserver.planes.data import AnyDataPlane
+
+# The version of Ollama whose documents these are: clients ask for it before they use what is new.
+_VERSION = "0.13.5"
+_TEXT_HEADERS = (("Content-Type", "text/plain; charset=utf-8"),)
+
+
+class Ollama:
+    """The handlers of the API. Called from the event loop thread."""
+
+    def __init__(self, dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: HttpLimits) -> None:
+        self._dataplane = dataplane
+        self._errors = OllamaErrors()
+        self._models = OllamaModels(dataplane, controlplane)
+        self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=NDJSON)
+        self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
+
+    def api(self, port: int | None = None) -> Api:
+        """The routes that ask models and describe them. On a port of its own, `/` says that the server runs."""
+        generation = Generation(self._dataplane, self._models)
+        embedding = Embedding(self._dataplane, self._models)
+        handler = self._edge.handler
+        calls = {
+            "/api/chat": generation.chat,
+            "/api/generate": generation.generate,
+            "/api/embed": embedding.embed,
+            "/api/embeddings": embedding.embed_one,
+        }
+        return Api(
+            "Ollama",
+            (
+                *(Route("POST", path, handler(serve), ApiGroup.INFERENCE) for path, serve in calls.items()),
+                Route("POST", "/api/show", handler(self._models.show), ApiGroup.METADATA),
+                Route("GET", "/api/tags", self._tags, ApiGroup.METADATA),
+                Route("GET", "/api/ps", self._running, ApiGroup.METADATA),
+                Route("GET", "/api/version", self._version, ApiGroup.METADATA),
+                *(() if port is None else (Route("GET", "/", _say_running, ApiGroup.HEALTH, key=KeyUse.UNUSED),)),
+            ),
+            self._errors,
+            port=port,
+            beginnings=("/api",),
+        )
+
+    def _version(self, exchange: HttpExchange) -> None:
+        exchange.respond(json_response({"version": _VERSION}))
+
+    def _tags(self, exchange: HttpExchange) -> None:
+        self._answer_later(exchange, self._models.tags())
+
+    def _running(self, exchange: HttpExchange) -> None:
+        self._answer_later(exchange, self._models.running())
+
+    def _answer_later(self, exchange: HttpExchange, document: Awaitable[dict[str, Any]]) -> None:
+        task = asyncio.get_running_loop().create_task(self._respond(exchange, document), name="ollama-models")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        exchange.on_disconnect = task.cancel  # type: ignore[assignment]  # its result is ignored
+
+    async def _respond(self, exchange: HttpExchange, document: Awaitable[dict[str, Any]]) -> None:
+        try:
+            response = json_response(await document)
+        except Exception as error:
+            response = self._errors.failed(error)
+        exchange.on_disconnect = None
+        exchange.respond(response)
+
+
+def _say_running(exchange: HttpExchange) -> None:
+    """Scripts and clients look for this sentence."""
+    exchange.respond(HttpResponse(200, _TEXT_HEADERS, (b"Ollama is running",)))
