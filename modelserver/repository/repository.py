@@ -331,7 +331,7 @@ class ModelRepository:
         check_model_name(name)
         named = self._table.namespaces.named(name, repository)
         keys = self._table.namespaces.keys(named, self._lifecycles)
-        if not evicts or not all(map(self.residency.is_on_demand, keys)):
+        if not evicts or not all(map(self.on_demand.is_on_demand, keys)):
             self._check_explicit("unload")
         if unload_dependents:
             keys += [composing for key in tuple(keys) for composing in self._ensembles.only_of(key)]
@@ -344,7 +344,7 @@ class ModelRepository:
         """
         check_model_name(name)
         for key in self._table.namespaces.keys(self._table.namespaces.named(name, ""), self._lifecycles):
-            self.residency.keep(key, keep_alive_s)
+            self.on_demand.keep(key, keep_alive_s)
 
     async def set_traffic(self, name: str, traffic: Traffic | None, *, persists: bool = False) -> None:
         """Set which versions of a model answer its requests and get copies of them; None restores the default.
