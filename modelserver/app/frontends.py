@@ -23,6 +23,7 @@ from modelserver.auth.api_keys import KeyRing
 from modelserver.auth.authorized_planes import keyed_planes
 from modelserver.auth.guard import Guard
 from modelserver.errors import InvalidArgumentError
+from modelserver.frontends.anthropic.routes import Anthropic
 from modelserver.frontends.grpc.frontend import GrpcFrontend
 from modelserver.frontends.grpc.health import Health
 from modelserver.frontends.grpc.kserve import KServe as GrpcKServe
@@ -50,6 +51,7 @@ def http_apis(dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: Ht
     return (
         KServe(dataplane, controlplane, limits).api(),
         OpenAi(dataplane, controlplane, limits).api(),
+        Anthropic(dataplane, limits).api(),
         Ollama(dataplane, controlplane, limits).api(),
     )
 
