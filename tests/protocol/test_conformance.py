@@ -177,22 +177,21 @@ def test_an_input_may_not_be_given_twice(served: RunningServer) -> None:
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_an_output_that_is_asked_for_twice_comes_once_as_it_was_asked_for_first(served: RunningServer) -> None:
+def test_an_output_that_is_asked_for_twice_is_refused(served: RunningServer) -> None:
     tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}
     binary = {"name": "OUTPUT0", "parameters": {"binary_data": True}}
+    told = "output 'OUTPUT0' already exists in request"
     for _ in range(2):  # the second one is recognised by what the first one was
-        document = {"inputs": [tensor], "outputs": [{"name": "OUTPUT0"}, binary]}
-        outputs = _post(served, "echo_INT32", document).json()["outputs"]
-        assert outputs == [{"name": "OUTPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]
-        assert _post(served, "echo_INT32", document | {"outputs": [binary, {"name": "OUTPUT0"}]}).content.endswith(
-            b"\7\0\0\0"
-        )
+        reply = _post(served, "echo_INT32", {"inputs": [tensor], "outputs": [{"name": "OUTPUT0"}, binary]})
+        assert reply.status_code == 400
+        assert reply.json()["error"].startswith(told)
         request = pb.ModelInferRequest(model_name="echo_INT32", raw_input_contents=[b"\7\0\0\0"])
         request.inputs.add(name="INPUT0", datatype="INT32", shape=[1, 1])
         for count in (0, 2):
             request.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = count
-        reply = _infer(served, request)
-        assert (len(reply.outputs), reply.raw_output_contents) == (1, [b"\7\0\0\0"])
+        with pytest.raises(grpc.RpcError, match=told) as refused:
+            _infer(served, request)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("number", range(len(CODES)))

@@ -56,7 +56,7 @@ def test_a_shape_has_32_dimensions_at_most(client: ProtocolClient) -> None:
 
 def test_a_shape_has_no_more_bytes_than_64_bits_can_count(client: ProtocolClient) -> None:
     """Counted without its zeros, and with eight bytes for an element."""
-    told = ("exceed maximum size", "is too large")
+    told = ("byte size overflow", "is too large")
     assert not any(words in refusal(client, "OTHER", (0, 2**60 - 1)) for words in told)
     text = refusal(client, "OTHER", (0, 2**60))
     assert any(words in text for words in told), text

@@ -60,14 +60,15 @@ def read_head(serialized: bytes) -> RequestHead:
         raise InvalidArgumentError("the message is not a serialized inference.ModelInferRequest") from None
     places = [region_slice(f"input '{tensor.name}'", tensor.parameters) for tensor in wire.inputs]
     heads = [_input_head(tensor) for tensor in wire.inputs]
-    _check_unique([tensor.name for tensor in heads])
+    _check_unique("input", [tensor.name for tensor in heads])
+    _check_unique("output", [output.name for output in wire.outputs])
     inputs = tuple(tensor for tensor, place in zip(heads, places, strict=True) if place is None)
     elsewhere = tuple(_region_input(tensor, place) for tensor, place in zip(heads, places, strict=True) if place)
     return RequestHead(
         wire.model_name,
         decode_version(wire.model_version),
         inputs,
-        _requested_outputs(wire.outputs) if wire.outputs else None,
+        tuple(output.name for output in wire.outputs) if wire.outputs else None,
         wire.parameters,
         any(tensor.contents is not None for tensor in inputs),
         _transfer(elsewhere, wire.outputs),
@@ -115,14 +116,12 @@ def _check_shape(name: str, datatype: Datatype, shape: tuple[int, ...]) -> None:
         raise InvalidArgumentError(f"input '{name}': shape {list(shape)} of {datatype.value} is too large")
 
 
-def _check_unique(names: Sequence[str]) -> None:
-    if len(set(names)) != len(names):
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise InvalidArgumentError(f"input '{repeated}' already exists in request")
-
-
-def _requested_outputs(outputs: Sequence[pb.ModelInferRequest.InferRequestedOutputTensor]) -> tuple[str, ...]:
-    return tuple({output.name: None for output in outputs})
+def _check_unique(kind: str, names: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidArgumentError(f"{kind} '{name}' already exists in request")
+        seen.add(name)
 
 
 def _region_input(tensor: InputHead, place: RegionSlice) -> RegionInput:
@@ -139,8 +138,7 @@ def _transfer(
     """The tensors that do not travel in the message."""
     placed: dict[str, RegionSlice] = {}
     class_counts: dict[str, int] = {}
-    # As in Triton, an output that is requested twice is sent once, as it was requested first.
-    for output in {output.name: output for output in reversed(outputs)}.values():
+    for output in outputs:
         what = f"requested output '{output.name}'"
         count = class_count(what, output.parameters)
         place = region_slice(what, output.parameters)

@@ -181,12 +181,13 @@ class HeadReader:
             raise PayloadTooLargeError(f"the request has more than {limits.max_tensors} inputs or outputs")
         if parsed.parameters and len(parsed.parameters) > limits.max_parameters:
             raise _too_many_parameters("the request", limits)
-        # As in Triton, an output that is requested twice is sent once, as it was requested first.
         outputs: dict[str, _Output] = {}
         for output in listed or ():
+            if output.name in outputs:
+                raise InvalidArgumentError(f"output '{output.name:.100}' already exists in request")
             if output.parameters and len(output.parameters) > limits.max_parameters:
                 raise _too_many_parameters(f"output '{output.name:.100}'", limits)
-            outputs.setdefault(output.name, output)
+            outputs[output.name] = output
         names: set[str] = set()
         inputs: list[InputHead] = []
         elsewhere: list[RegionInput] = []
@@ -348,12 +349,23 @@ def _datatype_and_count(item: _Input, limits: HttpLimits) -> tuple[Datatype, int
             "dimension is at least 0"
         )
     count = prod(shape)
-    if (count or prod(filter(None, shape))) * 8 > _MAX_TENSOR_BYTES:
+    # Zeros are left out: NumPy computes strides of an empty array from its other dimensions.
+    _check_size(name, shape, count or prod(filter(None, shape)))
+    return datatype, count
+
+
+def _check_size(name: str, shape: Sequence[int], count: int) -> None:
+    """Refuse a shape of `count` elements that no array can have."""
+    if count > _MAX_TENSOR_BYTES:
         raise InvalidArgumentError(
             f"invalid shape for input '{name}': shape {_written(shape)} causes total element count to exceed maximum "
-            f"size of {_MAX_TENSOR_BYTES}, in bytes"
+            f"size of {_MAX_TENSOR_BYTES}"
         )
-    return datatype, count
+    if count * 8 > _MAX_TENSOR_BYTES:
+        raise InvalidArgumentError(
+            f"byte size overflow for input '{name}': element count ({count}) * 8 bytes, the size of the largest "
+            f"datatype, exceeds maximum allowed size ({_MAX_TENSOR_BYTES})"
+        )
 
 
 def _output_is_binary(output: _Output) -> bool:

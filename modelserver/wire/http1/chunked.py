@@ -25,8 +25,8 @@ MAX_EXTENSION_BYTES = 16 * 1024
 MAX_TRAILER_BYTES = 16 * 1024
 MAX_TRAILERS = 100
 _MAX_SIZE_DIGITS = 15
-# Even small chunks cost time: this many are free, and the others need this size on average.
-MAX_TINY_CHUNKS = 10_000
+# Even small chunks cost time: a body of more than this many, Triton's limit, needs this size on average.
+MAX_TINY_CHUNKS = 65_536
 _MIN_AVERAGE_BYTES = 64
 # Chunks read before other connections have their turn.
 MAX_CHUNKS_PER_TURN = 1000
@@ -133,7 +133,7 @@ class ChunkedBody:
     @property
     def _max_chunks(self) -> int:
         """The number of chunks allowed, by the bytes received so far."""
-        return MAX_TINY_CHUNKS + self.body.num_bytes // _MIN_AVERAGE_BYTES
+        return max(MAX_TINY_CHUNKS, self.body.num_bytes // _MIN_AVERAGE_BYTES + 1)
 
     def _check_line_length(self, num_bytes: int) -> None:
         if self._part is _Part.TRAILER:
@@ -169,7 +169,12 @@ class ChunkedBody:
         self.body.expect(self._num_missing)
         self._num_chunks += 1
         if self._num_chunks > self._max_chunks:
-            raise _invalid(f"the body has too many small chunks, use some of at least {_MIN_AVERAGE_BYTES} bytes")
+            raise RefusedError(
+                400,
+                f"Chunked request body exceeds maximum of {MAX_TINY_CHUNKS} non-empty chunks. Send fewer or larger "
+                f"HTTP chunks: more of them need {_MIN_AVERAGE_BYTES} bytes on average",
+                Violation.SMUGGLING,
+            )
 
     def _read_trailer(self, line: bytes) -> None:
         if not line:

@@ -223,6 +223,15 @@ def test_duplicate_input_names(is_raw: bool) -> None:
     assert error.message == "input 'x' already exists in request"
 
 
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_duplicate_output_names(is_raw: bool) -> None:
+    contents = {} if is_raw else {"contents": pb.InferTensorContents(fp32_contents=[1, 2])}
+    outputs = [pb.ModelInferRequest.InferRequestedOutputTensor(name="y")] * 2
+    raws = [bytes(8)] if is_raw else []
+    error = refusal(message(inputs=[tensor(**contents)], outputs=outputs, raw_input_contents=raws))
+    assert error.message == "output 'y' already exists in request"
+
+
 @pytest.mark.parametrize("count", [3, 4])
 def test_number_of_tensors_is_limited(count: int) -> None:
     inputs = [tensor(str(index)) for index in range(count)]

@@ -228,6 +228,7 @@ def test_id_is_absent_when_none_was_sent() -> None:
             _input(shape=[2**62, 4]),
             "invalid shape for input 'x': .* causes total element count to exceed maximum size of",
         ),
+        (_input(shape=[4, 2**60 + 2]), "byte size overflow for input 'x': element count"),
         (
             _input(shape=[0, 2**62, 4]),
             "invalid shape for input 'x': .* causes total element count to exceed maximum size of",
@@ -240,7 +241,8 @@ def test_id_is_absent_when_none_was_sent() -> None:
         (_input(parameters={"binary_data_size": 8}), "'x': only one of"),
         (_input(data=None, parameters={"binary_data_size": "8"}), "binary_data_size"),
         (_input(data=None, parameters={"binary_data_size": 8}), "'x', expecting 8 additional bytes"),
-        ({"inputs": _input()["inputs"] * 2}, "'x' already exists in request"),
+        ({"inputs": _input()["inputs"] * 2}, "input 'x' already exists in request"),
+        (_input() | {"outputs": [{"name": "y"}] * 2}, "output 'y' already exists in request"),
         (_input() | {"parameters": {"priority": "high"}}, "'priority'"),
         (_input() | {"outputs": [{"name": "y", "parameters": {"binary_data": 1}}]}, "'y'.*'binary_data'"),
     ],

@@ -47,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     _better("the text names model and version", "*: ready of *", facts=_SAYS),
     # Data.
     _better("binary data asked for is binary, empty or not", "no elements (*", "no texts (*", "http: raw and empty"),
+    _better("newer Tritons refuse an output that is asked for twice", "an output twice (*", "http: an output twice, *"),
     _better("who reads outputs by their place finds them as they were asked for", "outputs in another order (*"),
     _better(
         "values that the datatype cannot hold are refused", "http: an integer beyond its type", "http: a huge float"
