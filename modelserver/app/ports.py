@@ -28,7 +28,12 @@ from modelserver.wire.tls import TlsFiles
 
 HTTP, GRPC, METRICS = "HTTP", "gRPC", "metrics"
 SAGEMAKER, VERTEX_AI, OLLAMA = "SageMaker", "Vertex AI", "Ollama's clients"
-_PORT_FLAGS = {METRICS: "--metrics-port", SAGEMAKER: "--sagemaker-port", VERTEX_AI: "--vertex-ai-port"}
+# The flags of ports that Triton has too, and what it calls their servers in errors.
+_PORT_FLAGS = {
+    METRICS: ("--metrics-port", "Metrics"),
+    SAGEMAKER: ("--sagemaker-port", "Sagemaker"),
+    VERTEX_AI: ("--vertex-ai-port", "Vertex AI"),
+}
 
 
 class Wire(Protocol):
@@ -118,14 +123,15 @@ def _http_address(options: ServerOptions) -> Address:
 
 
 def _grpc_address(options: ServerOptions) -> Address:
-    return Address(options.grpc_host, options.grpc_port, "--grpc-port", options.reuse_grpc_port)
+    return Address(options.grpc_host, options.grpc_port, "--grpc-port", options.reuse_grpc_port, "GRPC")
 
 
 def own_address(options: ServerOptions, api: Api) -> Address:
     """The address of an API with a port of its own: on HTTP's host, except for the metrics."""
     assert api.port is not None, f"the API '{api.name}' has no port of its own"
     host = options.metrics_host if api.name == METRICS else options.http_host
-    return Address(host, api.port, _PORT_FLAGS.get(api.name, f"--api={api.name}"), options.reuse_http_port)
+    flag, service = _PORT_FLAGS.get(api.name, (f"--api={api.name}", api.name))
+    return Address(host, api.port, flag, options.reuse_http_port, service)
 
 
 def vertex_ai_port(options: ServerOptions) -> int:

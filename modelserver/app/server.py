@@ -277,6 +277,7 @@ class Server:
         self.dataplane.begin_drain()
         for wire in self._wires.values():
             wire.retire()
+        self._log_inflight()
         if self.options.drain_delay_secs:
             logger.info("no longer ready; serving for another %g s", self.options.drain_delay_secs)
             await asyncio.sleep(self.options.drain_delay_secs)
@@ -303,6 +304,16 @@ class Server:
         while (num_left := count()) and loop.time() < deadline_s:  # noqa: ASYNC110 - counts have no waiters
             await asyncio.sleep(_DRAIN_POLL_S)
         return num_left
+
+    def _log_inflight(self) -> None:
+        """Log what the server waits for before it stops, in Triton's sentences."""
+        waiting = [model for model in self.repository.models() if model.inflight]
+        if waiting:
+            logger.info("Found %d model versions that have in-flight inferences", len(waiting))
+        for model in waiting:
+            logger.info(
+                "Model '%s' (version %d) has %d in-flight inferences", model.name, model.version, model.inflight
+            )
 
     def _num_inflight(self) -> int:
         return sum(model.inflight for model in self.repository.models())

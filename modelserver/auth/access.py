@@ -203,7 +203,8 @@ def parse_access(
     repeated = next((group for group in groups if groups.count(group) > 1), None)
     if repeated is not None:
         raise InvalidArgumentError(
-            f"{flag}: '{repeated.value}' appears more than once; a group can need only one header"
+            f"{flag}: restricted {_kind(flag)} '{repeated.value}' can not be specified in multiple config groups; it "
+            "can need only one header"
         )
     try:
         _compiled(forward_pattern)
@@ -228,6 +229,11 @@ def parse_callers_by(flag: str, text: str) -> str:
     return BY_ADDRESS if text == BY_ADDRESS else ""
 
 
+def _kind(flag: str) -> str:
+    """What a flag of restrictions calls its groups, as in Triton: api or protocol."""
+    return flag.rpartition("-")[2]
+
+
 def _parse_restriction(flag: str, text: str, prefix: str) -> Restriction:
     names, colon, rule = text.partition(":")
     key, equals, secret = rule.partition("=")
@@ -239,7 +245,8 @@ def _parse_restriction(flag: str, text: str, prefix: str) -> Restriction:
         group = known.get(name.strip())
         if group is None:
             raise InvalidArgumentError(
-                f"{flag}: unknown group '{name.strip()}', expected one of {', '.join(known)}{nearest_hint(name, known)}"
+                f"{flag}: unknown restricted {_kind(flag)} '{name.strip()}', expected one of {', '.join(known)}"
+                f"{nearest_hint(name, known)}"
             )
         groups.append(group)
     return Restriction(tuple(groups), prefix + key.strip().lower(), secret)

@@ -322,7 +322,7 @@ class _Reading:
             where = self._layout.directory
             hint = "put the model's files into a directory named by its version, such as '1'"
             if self._layout.ignored:
-                hint = "; ".join(f"'{path.path.name}' is ignored: {path.reason}" for path in self._layout.ignored)
+                hint = "; ".join(path.reason for path in self._layout.ignored)
             policy = f"at least one version must be available under the version policy of model '{self._layout.name}'"
             self._add("", f"no version directories in '{where}'", hint, policy)
             return {}

@@ -96,7 +96,10 @@ def scan_model(directory: Path, name: str, *, config_name: str = "") -> ModelLay
         if _VERSION.fullmatch(entry):
             versions[int(entry)] = directory / entry
         elif _VERSION_WITH_ZEROS.fullmatch(entry):
-            reason = f"a version directory has no leading zeros: name it '{int(entry)}'"
+            reason = (
+                f"ignore version directory '{entry}' which contains leading zeros in its directory name: name it "
+                f"'{int(entry)}'"
+            )
             ignored.append(IgnoredPath(directory / entry, reason))
     return ModelLayout(
         name=name,

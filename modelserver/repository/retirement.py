@@ -72,6 +72,7 @@ class Retirement:
         await self._drain(loaded)
         await self.close_all([loaded])
         self.versions.remove(loaded)
+        logger.info("successfully unloaded '%s' version %d", self._name, loaded.version)
         self._on_closed(loaded.version)
 
     async def _drain(self, loaded: LoadedVersion) -> None:

@@ -77,7 +77,8 @@ class ServingVersions:
         self.publish()
         for loaded in replaced:
             self.retirement.retire(loaded)
-        logger.info("model '%s' serves versions %s", self._name, list(self.versions))
+        # The clause is Triton's: scripts wait for it in the log.
+        logger.info("successfully loaded '%s', which serves versions %s", self._name, list(self.versions))
 
     def remove(self, versions: Iterable[int]) -> None:
         """Stop these versions at once, if they are loaded; they drain and close in the background."""

@@ -382,7 +382,8 @@ class EnsembleRun:
         """A step failed: so does the request, with that error."""
         is_cancel = self.request.is_cancelled and isinstance(error, CancelledError)
         reason = FailureReason.CANCELED if is_cancel else FailureReason.OTHER
-        self._end_with(_within(error, f"in ensemble '{self._name}', {step.label}: "), reason)
+        message = f"in ensemble '{self._name}', {error.message}; failed at {step.label}"
+        self._end_with(_with_message(error, message), reason)
 
     def _on_cancel(self, _request: InFlightRequest) -> None:
         """The client has left."""
@@ -428,9 +429,8 @@ class EnsembleRun:
                     iteration.opener.has_read()
 
 
-def _within(error: ServerError, prefix: str) -> ServerError:
-    """The same error, with a message that says where."""
-    message = prefix + error.message
+def _with_message(error: ServerError, message: str) -> ServerError:
+    """The same error, with another message."""
     located = type(error).__new__(type(error), message)
     located.__dict__.update(error.__dict__)
     located.message = message

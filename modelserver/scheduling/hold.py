@@ -25,7 +25,7 @@ _BACKLOG_VARIABLE = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Until `num_requests` are queued and, of sequences that wait for a slot, `num_backlogged` more."""
+    """Until `num_requests` are queued and `num_backlogged` more, of sequences that wait for a slot or their turn."""
 
     num_requests: int = 0
     num_backlogged: int = 0
@@ -51,7 +51,11 @@ def held_form(hold: Hold, form: FormBatch) -> FormBatch:
 
 
 class HeldSequenceTable(SequenceTable):
-    """Gives nothing out before so many requests wait in slots and in the backlog."""
+    """Gives nothing out before so many requests wait, in slots and in the backlog together.
+
+    The sum counts, because the scheduler queues a sequence behind an ended one of the same id, in its slot. Triton
+    leaves it in the backlog.
+    """
 
     def __init__(
         self,
@@ -80,11 +84,7 @@ class HeldSequenceTable(SequenceTable):
         return entry
 
     def take(self, owner: InstanceSlots, now_ns: int) -> tuple[list[SequenceEntry], int | None]:
-        num_backlogged = self.num_backlogged
-        is_enough = (
-            self.num_waiting - num_backlogged >= self._hold.num_requests and num_backlogged >= self._hold.num_backlogged
-        )
-        if not self._is_open and not is_enough:
+        self._is_open = self._is_open or self.num_waiting >= self._hold.num_requests + self._hold.num_backlogged
+        if not self._is_open:
             return [], None
-        self._is_open = True
         return super().take(owner, now_ns)

@@ -16,12 +16,16 @@ MAX_UNSENT_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`port` 0 is any free one; `port_flag` is the flag to change when the port is taken."""
+    """`port` 0 is any free one; `port_flag` is the flag to change when the port is taken.
+
+    `service` is what errors call the port's server, as Triton does: HTTP, GRPC, Metrics.
+    """
 
     host: str
     port: int
     port_flag: str = "--http-port"
     reuse_port: bool = False
+    service: str = "HTTP"
 
     @property
     def address_flag(self) -> str:
@@ -33,7 +37,7 @@ class Address:
             family, kind, protocol, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
             bound = socket.socket(family, kind, protocol)
         except OSError as error:
-            raise self._error(error, f"choose another address with {self.address_flag}") from error
+            raise self._error(_reason(error), f"choose another address with {self.address_flag}") from error
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if sys.platform == "linux":
@@ -46,17 +50,24 @@ class Address:
             bound.bind(address)
         except OSError as error:
             bound.close()
-            if error.errno == errno.EADDRNOTAVAIL:
+            reason, advice = _reason(error), f"choose another port with {self.port_flag}"
+            if error.errno == errno.EADDRINUSE:
+                reason = "already in use"
+            elif error.errno == errno.EADDRNOTAVAIL:
                 advice = f"this machine has no such address, choose another with {self.address_flag}"
-            else:
-                advice = f"choose another port with {self.port_flag}"
-            raise self._error(error, advice) from error
+            raise self._error(reason, advice) from error
         bound.setblocking(False)
         return bound
 
-    def _error(self, error: OSError, advice: str) -> UnavailableError:
-        reason = error.strerror or str(error)
-        return UnavailableError(f"cannot listen on {authority(self.host, self.port)}: {reason}; {advice}")
+    def _error(self, reason: str, advice: str) -> UnavailableError:
+        socket_name = f"Socket '{authority(self.host, self.port)}'"
+        return UnavailableError(
+            f"failed to start {self.service} service: Unavailable - {socket_name} {reason}; {advice}"
+        )
+
+
+def _reason(error: OSError) -> str:
+    return f"cannot be listened on: {error.strerror or error}"
 
 
 def authority(host: str, port: int) -> str:

@@ -195,8 +195,10 @@ def test_liveness_answers_and_readiness_waits_while_models_load(tmp_path: Path) 
         assert get(url, "/v2/health/ready")[0] == 200
 
 
-@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
-def test_a_port_that_is_taken_is_named_and_nothing_is_left(tmp_path: Path, flag: str) -> None:
+@pytest.mark.parametrize(
+    ("flag", "service"), [("--http-port", "HTTP"), ("--grpc-port", "GRPC"), ("--metrics-port", "Metrics")]
+)
+def test_a_port_that_is_taken_is_named_and_nothing_is_left(tmp_path: Path, flag: str, service: str) -> None:
     write_identity(tmp_path)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -204,7 +206,8 @@ def test_a_port_that_is_taken_is_named_and_nothing_is_left(tmp_path: Path, flag:
         port = holder.getsockname()[1]
         with serving_process(tmp_path, f"{flag}={port}") as server:
             assert server.wait() == 1
-        assert f"127.0.0.1:{port}" in server.output
+        told = f"failed to start {service} service: Unavailable - Socket '127.0.0.1:{port}' already in use"
+        assert told in server.output
         assert flag in server.output
         assert server.output.count("error:") == 1
         assert "Traceback" not in server.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -75,8 +76,11 @@ async def test_the_delay_serves_on_while_it_says_that_it_is_not_ready(
             assert held.gate.batches == [("blocker",), ("late",)]
 
 
-async def test_what_takes_too_long_is_told_so(async_protocol: type[AsyncClient], tmp_path: Path, ports: str) -> None:
+async def test_what_takes_too_long_is_told_so(
+    async_protocol: type[AsyncClient], tmp_path: Path, ports: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """What executes, and what is queued; the process would end with a status that says so."""
+    caplog.set_level(logging.INFO, "modelserver")
     write_gated(tmp_path, "held", max_batch_size=1)
     with (
         layout(ports),
@@ -92,6 +96,8 @@ async def test_what_takes_too_long_is_told_so(async_protocol: type[AsyncClient],
             held.gate.release()
             await _ended(stopping)
     assert running.server.is_abandoned
+    assert "Found 1 model versions that have in-flight inferences" in caplog.messages
+    assert "Model 'held' (version 1) has 2 in-flight inferences" in caplog.messages
 
 
 async def test_health_says_so_in_each_protocol_s_own_way(tmp_path: Path, ports: str) -> None:

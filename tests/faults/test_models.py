@@ -97,7 +97,7 @@ def test_a_model_file_that_is_half_written_does_not_replace_the_old_version(root
     wait_for(lambda: "2" in server.output.rpartition("loading model 'onnx'")[2], "the half was tried")
     assert is_ready(url, "onnx"), "version 1 still serves"
     (root / "onnx" / "2" / "model.onnx").write_bytes(whole)
-    wait_for(lambda: "model 'onnx' serves versions [2]" in server.output, "the whole one serves")
+    wait_for(lambda: "successfully loaded 'onnx', which serves versions [2]" in server.output, "the whole one serves")
     shutil.rmtree(root / "onnx")
     wait_for(lambda: not is_ready(url, "onnx"), "a model whose directory is gone is unloaded")
     assert infer(url, 3.0) == (200, 3.0)

@@ -149,13 +149,18 @@ def test_a_mistake_is_named_with_what_was_expected(arguments: list[str], parts: 
         ("health:key", "expects <group>"),
         ("health:=value", "expects <group>"),
         ("health:key=", "expects <group>"),
-        ("helth:key=value", "unknown group 'helth'.*did you mean 'health'"),
-        ("health,metadata,health:key=value", "'health' appears more than once"),
+        ("helth:key=value", "unknown restricted {kind} 'helth'.*did you mean 'health'"),
+        (
+            "health,metadata,health:key=value",
+            "restricted {kind} 'health' can not be specified in multiple config groups",
+        ),
     ],
 )
-@pytest.mark.parametrize("flag", ["--http-restricted-api", "--grpc-restricted-protocol"])
-def test_rules_that_protect_nothing_are_refused(flag: str, rule: str, text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"{flag}.*{text}"):
+@pytest.mark.parametrize(
+    ("flag", "kind"), [("--http-restricted-api", "api"), ("--grpc-restricted-protocol", "protocol")]
+)
+def test_rules_that_protect_nothing_are_refused(flag: str, kind: str, rule: str, text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{flag}.*{text.format(kind=kind)}"):
         options_of(f"{flag}={rule}")
 
 

@@ -63,7 +63,8 @@ def test_the_pipeline_reads_held_out_pictures(client: ProtocolClient) -> None:
 
 def test_the_pipeline_says_which_step_a_broken_picture_stops_at(client: ProtocolClient) -> None:
     with pytest.raises(
-        Exception, match=r"in ensemble 'digits_pipeline', step\[0\] \(model 'digits_preprocess'\): cannot"
+        Exception,
+        match=r"(?s)in ensemble 'digits_pipeline', cannot.*; failed at step\[0\] \(model 'digits_preprocess'\)",
     ):
         client.infer("digits_pipeline", {"picture": np.array([[b"not a picture"]], dtype=object)})
 

@@ -126,7 +126,7 @@ def test_no_version_directory(tmp_path: Path) -> None:
     directory = write_model(tmp_path, "m", versions=())
     assert "no version directories" in problems_of(directory)[""]
     (directory / "01").mkdir()
-    assert "'01' is ignored" in problems_of(directory)[""]
+    assert "ignore version directory '01' which contains leading zeros" in problems_of(directory)[""]
 
 
 def test_a_policy_that_leaves_no_version(tmp_path: Path) -> None:

@@ -176,6 +176,17 @@ async def test_only_mode_explicit_takes_requests(tmp_path: Path, mode: ControlMo
             assert words in caught.value.message
 
 
+async def test_loads_and_unloads_are_logged_in_triton_s_words(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "modelserver")
+    write_model(tmp_path, "a")
+    async with open_repository(tmp_path) as repository:
+        await repository.load("a")
+        assert [text for text in caplog.messages if text.startswith("successfully loaded 'a'")]
+        await repository.unload("a")
+        await repository._lifecycles["a"].wait_idle()
+    assert "successfully unloaded 'a' version 1" in caplog.messages
+
+
 async def test_load_and_unload(tmp_path: Path) -> None:
     write_model(tmp_path, "a")
     async with open_repository(tmp_path) as repository:

@@ -157,7 +157,7 @@ def test_the_error_of_a_step_is_that_of_the_request(error: ServerError) -> None:
     left.fail(error)
     assert type(answer.error) is type(error)
     assert answer.error.code is error.code
-    assert answer.error.message == f"in ensemble 'e', step[1] (model 'left'): {error.message}"
+    assert answer.error.message == f"in ensemble 'e', {error.message}; failed at step[1] (model 'left')"
     assert right.requests[0].is_cancelled
     right.answer(Y=[1])  # nobody waits for it any more
     assert not join.requests
@@ -173,13 +173,15 @@ def test_a_step_that_is_refused_ends_the_request() -> None:
     ensemble.models[1].refusal = UnavailableError("the queue is full")
     answer = ensemble.submit(IN=[1])
     ensemble.models[0].answer(Y=[1])
-    assert answer.error.message == "in ensemble 'e', step[1] (model 'b'): the queue is full"
+    assert answer.error.message == "in ensemble 'e', the queue is full; failed at step[1] (model 'b')"
 
 
 def test_a_tensor_that_does_not_fit_the_next_model_ends_the_request() -> None:
     config = ensemble_config(step("a", {"X": "IN"}, {"Y": "mid"}), step("b", {"X": "mid"}, {"Y": "OUT"}))
     ensemble = Ensemble(config, StepDouble(model_config("a"), plus(0)), StepDouble(model_config("b", dims=(2,))))
-    with pytest.raises(InvalidArgumentError, match=r"step\[1\] \(model 'b'\): unexpected shape for input 'X'"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"unexpected shape for input 'X'.*; failed at step\[1\] \(model 'b'\)"
+    ):
         ensemble.run(IN=[1, 2, 3])
 
 
@@ -333,7 +335,7 @@ def test_a_condition_chooses_a_branch(flag: bool | None, value: int, called: lis
 def test_rows_must_agree_on_a_condition() -> None:
     ensemble = branches()
     assert ensemble.run(IN=[0], FLAG=[True, True]) == {"OUT": [11]}
-    with pytest.raises(InvalidArgumentError, match=r"step\[[02]\].*the condition 'FLAG' differs among the rows"):
+    with pytest.raises(InvalidArgumentError, match=r"the condition 'FLAG' differs among the rows.*step\[[02]\]"):
         ensemble.run(IN=[0], FLAG=[True, False])
 
 

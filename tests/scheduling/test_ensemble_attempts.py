@@ -65,7 +65,7 @@ def test_pauses_grow_and_the_last_failure_is_the_answer() -> None:
         ensemble.wait(0.001)
         assert first.waiting
     first.fail(InternalError("in the end"))
-    assert answer.error.message == "in ensemble 'e', step[0] (model 'a'): in the end"
+    assert answer.error.message == "in ensemble 'e', in the end; failed at step[0] (model 'a')"
     assert counted(ensemble) == {("retries", "step[0]"): 3}
 
 
@@ -107,7 +107,7 @@ def test_a_step_without_retries_fails_at_once_beside_one_that_has_some() -> None
     answer = ensemble.submit(IN=[1])
     first.answer(Y=[2])
     second.fail(InternalError("it died"))
-    assert answer.error.message.startswith("in ensemble 'e', step[1]")
+    assert answer.error.message.startswith("in ensemble 'e', it died; failed at step[1]")
 
 
 def test_an_attempt_that_takes_too_long_is_given_up() -> None:
@@ -119,8 +119,8 @@ def test_an_attempt_that_takes_too_long_is_given_up() -> None:
     assert late.is_cancelled
     assert isinstance(answer.error, QueueTimeoutError)
     assert answer.error.message == (
-        "in ensemble 'e', step[0] (model 'a'): "
-        "it was not answered within the 2000 us that the ensemble's config gives it"
+        "in ensemble 'e', it was not answered within the 2000 us that the ensemble's config gives it; "
+        "failed at step[0] (model 'a')"
     )
     first.answer(Y=[2])  # nobody listens
     assert len(answer.responses) == 1

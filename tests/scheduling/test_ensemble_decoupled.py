@@ -178,7 +178,7 @@ def test_an_error_of_one_response_ends_the_request() -> None:
     many.answer(Y=[2], is_final=False)
     one.answer(Y=[1])
     one.fail(InternalError("broken"))
-    assert answer.error.message == "in ensemble 'e', step[1] (model 'one'): broken"
+    assert answer.error.message == "in ensemble 'e', broken; failed at step[1] (model 'one')"
     assert many.requests[0].is_cancelled
     many.answer(Y=[3])
     assert len(answer.responses) == 2

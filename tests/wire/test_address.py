@@ -33,8 +33,11 @@ def test_what_a_client_does_not_read_is_not_taken_by_the_system_either() -> None
 def test_a_taken_port_is_named_with_the_flag_to_change() -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UnavailableError, match=rf"on {HOST}:{port}: Address already in use.*port with --grpc-port"):
-            Address(HOST, port, "--grpc-port").bind()
+        with pytest.raises(
+            UnavailableError,
+            match=rf"failed to start GRPC service: Unavailable - Socket '{HOST}:{port}' already in use; .*--grpc-port",
+        ):
+            Address(HOST, port, "--grpc-port", service="GRPC").bind()
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ async def test_busy_port_is_named_with_its_flag(capfd: pytest.CaptureFixture[str
         port = busy.getsockname()[1]
         frontend = grpc_frontend(echo_dataplane(), EchoControlPlane())  # type: ignore[arg-type]
         server = GrpcioServer(frontend, Address(HOST, port, "--grpc-port"))
-        with pytest.raises(UnavailableError, match=rf"listen on {HOST}:{port}: Address already in use.*--grpc-port"):
+        with pytest.raises(UnavailableError, match=rf"Socket '{HOST}:{port}' already in use; .*--grpc-port"):
             await server.start()
     assert capfd.readouterr().err == ""
 
