@@ -274,4 +274,4 @@ def test_answers_that_are_complete_come_before_the_error() -> None:
     many.answer(Y=[1], is_final=False)
     many.answer(Y=[2], is_final=False)
     assert answer.values[0] == ({"OUT": [1]}, False)
-    assert answer.error.message.endswith("not two")
+    assert answer.error.message.startswith("in ensemble 'e', not two; failed at step[")
