@@ -62,7 +62,9 @@ class Call:
         *,
         errors: ApiErrors,
         framing: Framing,
+        num_bytes: int = 0,
     ) -> None:
+        """`num_bytes` is the size of the body, unpacked."""
         self._exchange = exchange
         self._access = limits.access
         self._errors = errors
@@ -70,6 +72,7 @@ class Call:
         self._writer: ResponseWriter | None = None
         self.fields = Fields(document)
         self.created_s = int(time.time())
+        self.num_bytes = num_bytes
 
     def make_id(self, prefix: str) -> str:
         """A new id, or the prefix with the one that the client gave (`request_id`, X-Request-Id)."""
@@ -168,7 +171,14 @@ class CallEdge:
             _check_media_type(exchange)
             body = await _plain_body(exchange, self._limits)
             document = await _document(body, self._limits)
-            call = Call(exchange, self._limits, document, errors=self._errors, framing=self._framing)
+            call = Call(
+                exchange,
+                self._limits,
+                document,
+                errors=self._errors,
+                framing=self._framing,
+                num_bytes=len(body),
+            )
             try:
                 await serve(call)
             except LoadOnDemandError as unloaded:  # raised before anything was asked of the model

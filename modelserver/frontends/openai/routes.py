@@ -20,6 +20,7 @@ from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
 from modelserver.frontends.openai.errors import OpenAiErrors, error_response
 from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.responses.routes import Responses
 from modelserver.frontends.openai.tokens import Tokens
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
@@ -68,6 +69,7 @@ class OpenAi:
             Route("POST", "/v1/models/{id}/load", self._load, ApiGroup.MODEL_REPOSITORY, model="id"),
             Route("POST", "/v1/models/{id}/unload", self._unload, ApiGroup.MODEL_REPOSITORY, model="id"),
             *(Route("POST", path, handler(serve), ApiGroup.INFERENCE) for path, serve in calls.items()),
+            *Responses(self._dataplane, self._http_limits, self._limits).routes(),
             Route("GET", "/health", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
             Route("GET", "/ping", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
             Route("POST", "/ping", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),

@@ -1,0 +1,1 @@
+"""OpenAI's newer API of responses: items in, items out."""

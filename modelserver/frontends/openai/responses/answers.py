@@ -1,0 +1,322 @@
+"""Events of a generation -> a response of items, or the events of a stream that build it."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import orjson
+
+from modelserver.errors import ServerError
+from modelserver.frontends.llm.answering import EventWriter, News, Prepared
+from modelserver.frontends.llm.choices import Usage
+from modelserver.frontends.llm.edge import Call
+from modelserver.frontends.llm.events import Event, Finish, Reasoning, Text, Tokens, ToolDelta, ToolEnd
+from modelserver.frontends.openai.answer_parts import chat_logprobs
+from modelserver.frontends.openai.errors import describe
+from modelserver.frontends.openai.responses.request import ResponseRequest
+from modelserver.frontends.openai.responses.tools import ResponseTools
+
+Document = dict[str, Any]
+
+
+class ResponseWriter(EventWriter):
+    """Writes one choice. Whole answers are written as streams are, and only the frames are not made."""
+
+    def __init__(self, request: ResponseRequest, prepared: Prepared, call: Call) -> None:
+        self._usage = prepared.usage
+        self._framing = call.framing
+        self._tools = request.tools
+        self._head: Document = {
+            "id": "resp_" + secrets.token_hex(24),
+            "object": "response",
+            "created_at": call.created_s,
+            "background": False,
+            "model": prepared.model.name,
+            **request.echoed,
+        }
+        self.is_begun = False
+        self.output: list[Document] = []
+        # About, of the output.
+        self.num_bytes = 0
+        # Of the tokens whose text comes next.
+        self._logprobs: list[Document] = []
+        self._open: _Item | None = None
+        self._blanks = ""
+        self._finish: Finish | None = None
+        self._number = 0
+        self._frames: list[bytes] = []
+        self._is_streamed = prepared.call.is_streamed
+
+    def frames(self, news: News) -> bytes:
+        if not self.is_begun:
+            self.is_begun = True
+            for kind in ("created", "in_progress"):
+                self.send(f"response.{kind}", response=self._response("in_progress"))
+        self.note(news)
+        return self._taken()
+
+    def last_frames(self) -> bytes:
+        document = self.document()
+        self.send(f"response.{document['status']}", response=document)
+        return self._taken()
+
+    def note(self, news: News) -> None:
+        for _, events in news:
+            # Tokens follow the text that they are of.
+            for event in events:
+                if isinstance(event, Tokens):
+                    self._logprobs += chat_logprobs(event.logprobs, by_id=False)
+            for event in events:
+                self._write(event)
+
+    def document(self) -> Document:
+        is_cut = self._finish is not None and self._finish.reason == "length"
+        self._end_item(is_cut=is_cut)
+        return self._response("incomplete" if is_cut else "completed")
+
+    def failed(self, error: ServerError) -> bytes:
+        """The last frame of a stream that has begun and cannot go on."""
+        _, described = describe(error)
+        code = described["error"]["code"] or described["error"]["type"]
+        response = self._response("failed") | {"error": {"code": code, "message": described["error"]["message"]}}
+        self.send("response.failed", response=response)
+        return self._taken()
+
+    def send(self, kind: str, **members: Any) -> None:
+        """Add an event to the stream, if there is one."""
+        if self._is_streamed:
+            document = {"type": kind, "sequence_number": self._number, **members}
+            self._frames.append(self._framing.frame(orjson.dumps(document), kind))
+            self._number += 1
+
+    def _taken(self) -> bytes:
+        frames, self._frames = self._frames, []
+        return b"".join(frames)
+
+    def _write(self, event: Event) -> None:
+        match event:
+            case Text(text):
+                self._write_text(text)
+            case Reasoning(text):
+                if not isinstance(self._open, _ReasoningItem):
+                    self._begin_item(_ReasoningItem(self, len(self.output)))
+                assert self._open is not None, "it is begun"
+                self._logprobs = []
+                self._open.add(text)
+            case ToolDelta():
+                if event.name:
+                    self._blanks = ""
+                    self._begin_item(_call_item(self, len(self.output), event, self._tools))
+                assert self._open is not None, "a call begins with its name"
+                self._open.add(event.arguments)
+            case ToolEnd():
+                self._end_item()
+            case Finish():
+                self._finish = event
+
+    def _write_text(self, text: str) -> None:
+        if not isinstance(self._open, _MessageItem):
+            # Blank text between items is no message of its own.
+            self._blanks += text
+            if not self._blanks.strip():
+                return
+            self._begin_item(_MessageItem(self, len(self.output)))
+            text, self._blanks = self._blanks, ""
+        assert isinstance(self._open, _MessageItem), "it is begun"
+        self._open.add_logprobs(self._logprobs)
+        self._logprobs = []
+        self._open.add(text)
+
+    def _begin_item(self, item: _Item) -> None:
+        self._end_item()
+        self._open = item
+        item.begin()
+
+    def _end_item(self, *, is_cut: bool = False) -> None:
+        if self._open is not None:
+            if isinstance(self._open, _MessageItem):
+                self._open.add_logprobs(self._logprobs)
+            self._logprobs = []
+            self.num_bytes += len(self._open.text)
+            self.output.append(self._open.end("incomplete" if is_cut else "completed"))
+            self._open = None
+
+    def _response(self, status: str) -> Document:
+        is_over = status in ("completed", "incomplete")
+        return {
+            **self._head,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": list(self.output),
+            "usage": usage_document(self._usage) if is_over else None,
+        }
+
+
+def usage_document(usage: Usage) -> Document:
+    """As `usage` of a response."""
+    num_inputs, num_outputs = usage.num_input_tokens, usage.num_output_tokens
+    return {
+        "input_tokens": num_inputs,
+        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "output_tokens": num_outputs,
+        "output_tokens_details": {"reasoning_tokens": min(num_outputs, usage.num_reasoning_tokens or 0)},
+        "total_tokens": num_inputs + num_outputs,
+    }
+
+
+class _Item:
+    """One item of the output while it is made."""
+
+    prefix = ""
+
+    def __init__(self, writer: ResponseWriter, index: int) -> None:
+        self._writer = writer
+        self._index = index
+        self._id = self.prefix + secrets.token_hex(24)
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def begin(self) -> None:
+        self._send("response.output_item.added", item=self.document("in_progress", is_empty=True))
+
+    def add(self, text: str) -> None:
+        """More of its text."""
+        self._pieces.append(text)
+
+    def end(self, status: str) -> Document:
+        """The complete item."""
+        item = self.document(status)
+        self._writer.send("response.output_item.done", output_index=self._index, item=item)
+        return item
+
+    def document(self, status: str, *, is_empty: bool = False) -> Document:
+        raise NotImplementedError
+
+    def _send(self, kind: str, **members: Any) -> None:
+        self._writer.send(kind, output_index=self._index, **members)
+
+
+class _MessageItem(_Item):
+    prefix = "msg_"
+
+    def __init__(self, writer: ResponseWriter, index: int) -> None:
+        super().__init__(writer, index)
+        self._logprobs: list[Document] = []
+        self._new_logprobs: list[Document] = []
+
+    def begin(self) -> None:
+        super().begin()
+        self._send_part("response.content_part.added", part=_text_part("", []))
+
+    def add(self, text: str) -> None:
+        super().add(text)
+        new, self._new_logprobs = self._new_logprobs, []
+        self._send_part("response.output_text.delta", delta=text, logprobs=new)
+
+    def add_logprobs(self, entries: list[Document]) -> None:
+        """Of the piece of text that comes next."""
+        self._logprobs += entries
+        self._new_logprobs += entries
+
+    def end(self, status: str) -> Document:
+        self._send_part("response.output_text.done", text=self.text, logprobs=self._logprobs)
+        self._send_part("response.content_part.done", part=_text_part(self.text, self._logprobs))
+        return super().end(status)
+
+    def document(self, status: str, *, is_empty: bool = False) -> Document:
+        content = [] if is_empty else [_text_part(self.text, self._logprobs)]
+        return {"id": self._id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+    def _send_part(self, kind: str, **members: Any) -> None:
+        self._send(kind, item_id=self._id, content_index=0, **members)
+
+
+class _ReasoningItem(_Item):
+    prefix = "rs_"
+
+    def add(self, text: str) -> None:
+        super().add(text)
+        self._send("response.reasoning_text.delta", item_id=self._id, content_index=0, delta=text)
+
+    def end(self, status: str) -> Document:
+        self._send("response.reasoning_text.done", item_id=self._id, content_index=0, text=self.text)
+        return super().end(status)
+
+    def document(self, status: str, *, is_empty: bool = False) -> Document:
+        content = [] if is_empty else [{"type": "reasoning_text", "text": self.text}]
+        return {"id": self._id, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+class _CallItem(_Item):
+    prefix = "fc_"
+
+    def __init__(self, writer: ResponseWriter, index: int, call: ToolDelta) -> None:
+        super().__init__(writer, index)
+        self._call_id, self._name = call.id, call.name
+
+    def add(self, text: str) -> None:
+        super().add(text)
+        if text:
+            self._send("response.function_call_arguments.delta", item_id=self._id, delta=text)
+
+    def end(self, status: str) -> Document:
+        kind = "response.function_call_arguments.done"
+        self._send(kind, item_id=self._id, name=self._name, arguments=self.text)
+        return super().end(status)
+
+    def document(self, status: str, *, is_empty: bool = False) -> Document:
+        return {
+            "id": self._id,
+            "type": "function_call",
+            "status": status,
+            "call_id": self._call_id,
+            "name": self._name,
+            "arguments": "" if is_empty else self.text,
+        }
+
+
+class _CustomCallItem(_CallItem):
+    """A call of a tool that takes free text, of which the model has written the JSON around it."""
+
+    prefix = "ctc_"
+
+    def add(self, text: str) -> None:
+        self._pieces.append(text)
+
+    @property
+    def input(self) -> str:
+        """The free text."""
+        try:
+            arguments = orjson.loads(self.text)
+        except ValueError:
+            return self.text
+        found = arguments.get("input") if isinstance(arguments, dict) else None
+        return found if isinstance(found, str) else self.text
+
+    def end(self, status: str) -> Document:
+        self._send("response.custom_tool_call_input.delta", item_id=self._id, delta=self.input)
+        self._send("response.custom_tool_call_input.done", item_id=self._id, input=self.input)
+        return _Item.end(self, status)
+
+    def document(self, status: str, *, is_empty: bool = False) -> Document:
+        return {
+            "id": self._id,
+            "type": "custom_tool_call",
+            "status": status,
+            "call_id": self._call_id,
+            "name": self._name,
+            "input": "" if is_empty else self.input,
+        }
+
+
+def _call_item(writer: ResponseWriter, index: int, call: ToolDelta, tools: ResponseTools) -> _Item:
+    return (_CustomCallItem if call.name in tools.custom else _CallItem)(writer, index, call)
+
+
+def _text_part(text: str, logprobs: list[Document]) -> Document:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -1,0 +1,130 @@
+"""Items of `input` -> the messages that chat templates take. What OpenAI adds in the future is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from modelserver.frontends.llm.errors import Fault, ParameterError
+from modelserver.frontends.llm.fields import Fields
+
+Document = dict[str, Any]
+
+MAX_ITEMS = 8192
+_MAX_PARTS = 4096
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_OTHER_PARTS = ("input_image", "input_file", "input_audio", "input_video")
+
+
+class Messages:
+    """Builds a conversation. Reasoning, text and calls in a row are one message of the assistant, for templates."""
+
+    def __init__(self, instructions: str | None) -> None:
+        self.found: list[Document] = []
+        if instructions:
+            self.found.append({"role": "system", "content": instructions})
+        # What the assistant says until somebody else does.
+        self._turn: Document | None = None
+
+    def add(self, item: Fields) -> None:
+        """Raises ParameterError for an item that is malformed or cannot be served."""
+        kind = item.text("type") or "message"
+        reader = _READERS.get(kind)
+        if reader is not None:
+            reader(self, item)
+
+    def _message(self, item: Fields) -> None:
+        item.need("role", f"one of {', '.join(_ROLES)}")
+        role = item.word("role", _ROLES) or ""
+        item.need("content", "a string or an array of parts")
+        text = _text_of(item, "content")
+        if role == "assistant":
+            turn = self._assistant()
+            if turn["content"] and "tool_calls" not in turn:
+                text = f"{turn['content']}\n{text}"
+            elif "tool_calls" in turn:
+                self._turn = None
+                turn = self._assistant()
+            turn["content"] = text
+            return
+        self._turn = None
+        self.found.append({"role": "system" if role == "developer" else role, "content": text})
+
+    def _reasoning(self, item: Fields) -> None:
+        """Encrypted reasoning of OpenAI's own models means nothing here."""
+        parts = item.objects("content", _MAX_PARTS) or item.objects("summary", _MAX_PARTS) or []
+        text = "\n".join(part.text("text") or "" for part in parts)
+        if not text:
+            return
+        if self._turn is not None and "tool_calls" in self._turn:
+            self._turn = None
+        turn = self._assistant()
+        # Templates know it by either name.
+        turn["reasoning"] = turn["reasoning_content"] = text
+
+    def _call(self, item: Fields) -> None:
+        self._add_call(item, item.text("arguments") or "{}")
+
+    def _custom_call(self, item: Fields) -> None:
+        self._add_call(item, orjson.dumps({"input": item.text("input") or ""}).decode())
+
+    def _add_call(self, item: Fields, arguments: str) -> None:
+        item.need("name", "the name of a tool")
+        try:
+            read = orjson.loads(arguments)
+        except ValueError:
+            read = None
+        if not isinstance(read, dict):
+            raise item.wrong("arguments", "the text of a JSON object", arguments)
+        function = {"name": item.text("name"), "arguments": read}
+        call = {"id": item.text("call_id") or "", "type": "function", "function": function}
+        self._assistant().setdefault("tool_calls", []).append(call)
+
+    def _result(self, item: Fields) -> None:
+        item.need("call_id", "the call_id of a call")
+        item.need("output", "a string or an array of parts")
+        self._turn = None
+        message = {"role": "tool", "tool_call_id": item.text("call_id"), "content": _text_of(item, "output")}
+        self.found.append(message)
+
+    def _assistant(self) -> Document:
+        if self._turn is None:
+            self._turn = {"role": "assistant", "content": ""}
+            self.found.append(self._turn)
+        return self._turn
+
+
+_READERS: dict[str, Callable[[Messages, Fields], None]] = {
+    "message": Messages._message,
+    "reasoning": Messages._reasoning,
+    "function_call": Messages._call,
+    "custom_tool_call": Messages._custom_call,
+    "function_call_output": Messages._result,
+    "custom_tool_call_output": Messages._result,
+}
+
+
+def _text_of(item: Fields, name: str) -> str:
+    """The texts of a string or of parts, one below the other."""
+    value = item.document[name]
+    if isinstance(value, str):
+        return value
+    return "\n".join(_part_text(part) for part in item.objects(name, _MAX_PARTS) or ())
+
+
+def _part_text(part: Fields) -> str:
+    part.need("type", "input_text or output_text")
+    kind = part.text("type") or ""
+    if kind in _OTHER_PARTS:
+        raise ParameterError(
+            f"'{part.path('type')}' is '{kind}': the models here take text only",
+            part.path("type"),
+            Fault.UNSUPPORTED_CONTENT,
+        )
+    member = _TEXT_PARTS.get(kind)
+    if member is None:
+        raise part.wrong("type", "input_text or output_text", kind)
+    return part.text(member) or ""

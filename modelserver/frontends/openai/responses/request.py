@@ -1,0 +1,139 @@
+"""The body of `POST /v1/responses`, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from modelserver.frontends.llm.call import GenerateCall
+from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
+from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.responses.items import MAX_ITEMS, Messages
+from modelserver.frontends.openai.responses.tools import ResponseTools, read_tools
+from modelserver.frontends.openai.sampling import read_sampling, unsupported
+from modelserver.frontends.openai.structure import check_schema
+
+Document = dict[str, Any]
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_LOGPROBS = "message.output_text.logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """What the model is asked. `items` are the input's own, without those of earlier responses.
+
+    `echoed` are the members of the request that its answer repeats.
+    """
+
+    call: GenerateCall
+    tools: ResponseTools
+    items: list[Document]
+    is_stored: bool
+    echoed: Document
+
+
+def read_items(fields: Fields) -> list[Document]:
+    """`input` as items. Raises ParameterError."""
+    fields.need("input", "a string or an array of items")
+    value = fields.document["input"]
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
+    return [dict(item.document) for item in fields.objects("input", MAX_ITEMS) or ()]
+
+
+def read_request(fields: Fields, limits: OpenAiLimits, earlier: list[Document]) -> ResponseRequest:
+    """`earlier` are the items of the responses before this one. Raises ParameterError for what is wrong."""
+    if fields.flag("background"):
+        raise unsupported(fields, "background", "responses are made while the client waits")
+    for name in ("conversation", "prompt"):
+        if fields.has(name):
+            raise unsupported(fields, name, "send the items with the request, or use previous_response_id")
+    items = read_items(fields)
+    tools = read_tools(fields, limits)
+    sampling = read_sampling(fields, limits)
+    sampling["max_tokens"] = fields.integer("max_output_tokens", Range(1, MAX_INT64))
+    _read_logprobs(fields, sampling, limits)
+    structure = tools.tools.structure() or _read_format(fields)
+    if structure is not None:
+        sampling["structured_outputs"] = structure
+    call = GenerateCall(
+        conversation=read_conversation(fields, [*earlier, *items], tools),
+        sampling={name: value for name, value in sampling.items() if value is not None},
+        tools=tools.tools,
+        is_streamed=fields.flag("stream"),
+    )
+    return ResponseRequest(call, tools, items, fields.flag("store", True), _echoed(fields))
+
+
+def read_conversation(fields: Fields, items: list[Document], tools: ResponseTools) -> Document:
+    """What chat templates take. Raises ParameterError."""
+    messages = Messages(fields.text("instructions"))
+    for number, item in enumerate(items):
+        messages.add(Fields(item, f"input[{number}]"))
+    if not messages.found:
+        raise fields.wrong("input", "a string or an array with a message", fields.document["input"])
+    conversation: Document = {
+        "messages": messages.found,
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+    }
+    if tools.tools.tools:
+        conversation["tools"] = list(tools.tools.tools)
+    reasoning = fields.fields("reasoning")
+    effort = None if reasoning is None else reasoning.word("effort", _EFFORTS)
+    if effort is not None:
+        conversation["chat_template_kwargs"] = {"reasoning_effort": effort}
+        if effort == "none":
+            conversation["chat_template_kwargs"]["enable_thinking"] = False
+    return conversation
+
+
+def _read_logprobs(fields: Fields, sampling: Document, limits: OpenAiLimits) -> None:
+    num_top = fields.integer("top_logprobs", Range(0, limits.max_logprobs))
+    if num_top or _LOGPROBS in (fields.texts("include", 32) or ()):
+        sampling["logprobs"] = num_top or 0
+
+
+def _read_format(fields: Fields) -> Document | None:
+    text = fields.fields("text")
+    form = None if text is None else text.fields("format")
+    if form is None:
+        return None
+    form.need("type", "text, json_object or json_schema")
+    kind = form.word("type", ("text", "json_object", "json_schema"))
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    form.need("schema", "a JSON schema")
+    check_schema(form, "schema", form.document["schema"])
+    return {"json": form.document["schema"]}
+
+
+def _echoed(fields: Fields) -> Document:
+    """With OpenAI's defaults for what the request leaves out."""
+    metadata = fields.mapping("metadata") or {}
+    if len(metadata) > 16:
+        raise ParameterError(f"'metadata' has {len(metadata)} members, at most 16 are allowed", "metadata")
+    defaults: Document = {
+        "instructions": None,
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "store": True,
+        "temperature": None,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": None,
+        "truncation": "disabled",
+        "user": None,
+    }
+    given = {name: fields.document[name] for name in defaults if fields.has(name)}
+    return {**defaults, **given, "metadata": metadata}
