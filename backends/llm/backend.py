@@ -20,7 +20,7 @@ from modelserver.backend import (
 )
 
 from .checkpoint import open_checkpoint
-from .checkpoint_place import CONFIG_JSON, MODEL_JSON, find_checkpoint, longest_of
+from .checkpoint_place import CONFIG_JSON, GGUF_FILES, MODEL_JSON, find_checkpoint, longest_of
 from .contract import complete_config
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _LIBRARIES = frozenset({"torch", "tokenizers", "safetensors", "jinja2"})
 class LlmBackend(Backend):
     """One version of a language model or an encoder. Each instance has weights of its own, and a KV cache."""
 
-    model_filenames = (MODEL_JSON, CONFIG_JSON)
+    model_filenames = (MODEL_JSON, CONFIG_JSON, GGUF_FILES)
     extra = "llm"
     option_names = frozenset[str]()
     supports_gpu = True

@@ -12,17 +12,17 @@ from modelserver.backend import (
     ConfigError,
     InvalidArgumentError,
     NotFoundError,
-    UnsupportedError,
     parse_json,
 )
 
-from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint import Checkpoint, find_gguf, is_gguf, open_checkpoint
 from .embedding.layout import read_layout
 from .embedding.recognition import check_purpose, is_encoder, usual_len
 from .options import EngineOptions
 
 MODEL_JSON = "model.json"
 CONFIG_JSON = "config.json"
+GGUF_FILES = "*.gguf"
 # Parameters of config.pbtxt that are the server's, a frontend's, or of Triton's vLLM backend and nobody's here.
 _OTHER_PARAMETERS = frozenset(
     {
@@ -59,18 +59,20 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
     what = f"model '{context.model_name}' version {context.version}"
     path = version_directory / (context.config.default_model_filename or MODEL_JSON)
     described: Mapping[str, Any] = {}
-    directory = version_directory
-    if path.is_file() and path.name != CONFIG_JSON:
+    place = version_directory
+    if path.is_file() and is_gguf(path):
+        place = path
+    elif path.is_file() and path.name != CONFIG_JSON:
         described = _read(what, path)
-        directory = _named_directory(what, path, described)
-        _check_tokenizer(what, path, described, directory)
+        place = _named_place(what, path, described)
+        _check_tokenizer(what, path, described, place)
         described = {name: value for name, value in described.items() if name not in ("model", "tokenizer")}
     elif context.config.default_model_filename and not path.exists():
         raise NotFoundError(f"{what}: no file {path}")
-    _check_files(what, directory)
     parameters = {**described, **context.config.parameters}
-    checkpoint = open_checkpoint(directory)
     try:
+        _check_files(what, place)
+        checkpoint = open_checkpoint(place)
         entries = checkpoint.config
     except InvalidArgumentError as error:
         raise ConfigError(f"{what}: {error.message}") from None
@@ -110,43 +112,46 @@ def _read(what: str, path: Path) -> dict[str, Any]:
     return described
 
 
-def _named_directory(what: str, path: Path, described: Mapping[str, Any]) -> Path:
+def _named_place(what: str, path: Path, described: Mapping[str, Any]) -> Path:
+    """A directory, or a GGUF file."""
     name = described.get("model")
     if name is None:
         return path.parent
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{what}: {path}: 'model': expected the path of a directory, got {name!r:.80}")
-    directory = path.parent / Path(name).expanduser()
-    if not directory.is_dir():
+    place = path.parent / Path(name).expanduser()
+    if is_gguf(place) and not place.is_file():
+        raise NotFoundError(f"{what}: {path}: 'model': there is no file {place}")
+    if not is_gguf(place) and not place.is_dir():
         raise NotFoundError(
-            f"{what}: {path}: 'model': there is no directory {directory}. Nothing is downloaded: put the checkpoint "
+            f"{what}: {path}: 'model': there is no directory {place}. Nothing is downloaded: put the checkpoint "
             f"there (hf download {name} --local-dir DIRECTORY), and name the directory"
         )
-    return directory
+    return place
 
 
-def _check_tokenizer(what: str, path: Path, described: Mapping[str, Any], directory: Path) -> None:
+def _check_tokenizer(what: str, path: Path, described: Mapping[str, Any], place: Path) -> None:
     """vLLM takes a tokenizer from another place; here it is the checkpoint's own."""
     name = described.get("tokenizer")
     if name in (None, described.get("model")):
         return
-    if not isinstance(name, str) or (path.parent / Path(name).expanduser()).resolve() != directory.resolve():
+    if not isinstance(name, str) or (path.parent / Path(name).expanduser()).resolve() != place.resolve():
+        advice = (
+            "a GGUF file has a tokenizer of its own"
+            if is_gguf(place)
+            else "copy tokenizer.json and tokenizer_config.json into the checkpoint's directory"
+        )
         raise ConfigError(
-            f"{what}: {path}: 'tokenizer': expected the directory of 'model', or nothing, got {name!r:.80}; copy "
-            "tokenizer.json and tokenizer_config.json into the checkpoint's directory"
+            f"{what}: {path}: 'tokenizer': expected the directory of 'model', or nothing, got {name!r:.80}; {advice}"
         )
 
 
-def _check_files(what: str, directory: Path) -> None:
-    if (directory / CONFIG_JSON).is_file():
+def _check_files(what: str, place: Path) -> None:
+    if is_gguf(place) or (place / CONFIG_JSON).is_file() or find_gguf(place) is not None:
         return
-    if any(directory.glob("*.gguf")):
-        raise UnsupportedError(
-            f"{what}: {directory} holds a GGUF file, which this version does not read; use safetensors"
-        )
-    names = ", ".join(sorted(path.name for path in directory.iterdir())[:10]) or "nothing"
+    names = ", ".join(sorted(path.name for path in place.iterdir())[:10]) or "nothing"
     raise NotFoundError(
-        f"{what}: {directory} holds no {CONFIG_JSON} (there is {names}); expected a checkpoint in the layout of "
-        f"Hugging Face (config.json, *.safetensors, tokenizer.json), or a {MODEL_JSON} whose 'model' names a directory "
-        "with one"
+        f"{what}: {place} holds no {CONFIG_JSON} (there is {names}); expected a checkpoint in the layout of "
+        "Hugging Face (config.json, *.safetensors, tokenizer.json), a GGUF file, or a "
+        f"{MODEL_JSON} whose 'model' names one of these"
     )

@@ -222,7 +222,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "io_processor_plugin": (),
     "kv_cache_dtype": ("auto",),
     "kv_transfer_config": (),
-    "load_format": ("auto", "safetensors"),
+    "load_format": ("auto", "safetensors", "gguf"),
     "logits_processors": ([],),
     "logprobs_mode": ("raw_logprobs",),
     "override_generation_config": ({},),

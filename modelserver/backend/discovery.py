@@ -52,7 +52,7 @@ _BUNDLED = {
     "python": _Bundled(("model.py",)),
     "pytorch": _Bundled(("model.pt", "model.pt2"), "torch", "pytorch"),
     # Last, because models of others have a config.json too.
-    "llm": _Bundled(("model.json", "config.json"), "torch", "llm"),
+    "llm": _Bundled(("model.json", "config.json", "*.gguf"), "torch", "llm"),
 }
 # Triton's names of backends whose models a bundled one serves, unless a backend of that name is installed.
 _ALIASES = {"vllm": "llm"}
@@ -121,7 +121,7 @@ def bundled_module(backend: str, module: str) -> ModuleType:
 def backend_for_model_files(version_directory: Path) -> str | None:
     """The bundled backend whose model file lies in `version_directory`, or None."""
     for name, bundled in _BUNDLED.items():
-        if any(_is_model_file(version_directory / filename) for filename in bundled.filenames):
+        if any(_has_model_file(version_directory, filename) for filename in bundled.filenames):
             return name
     return None
 
@@ -135,6 +135,11 @@ def foreign_model_file(version_directory: Path) -> str | None:
         f"{path} does not describe a language model (it has no 'model'): models of XGBoost, LightGBM or CatBoost are "
         "served as ONNX (model.onnx) or by a Python model (model.py)"
     )
+
+
+def _has_model_file(directory: Path, filename: str) -> bool:
+    """`filename` may be a pattern."""
+    return any(directory.glob(filename)) if "*" in filename else _is_model_file(directory / filename)
 
 
 def _is_model_file(path: Path) -> bool:

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .checkpoint import Checkpoint, TokenizerFiles, text_config
-from .hf import HfCheckpoint
+from .checkpoint import Checkpoint, TokenizerFiles, config_path, text_config
+from .gguf import SUFFIX, GgufCheckpoint, find_gguf
+from .hf import CONFIG, HfCheckpoint
 
-__all__ = ["Checkpoint", "HfCheckpoint", "TokenizerFiles", "open_checkpoint", "text_config"]
+__all__ = [
+    "Checkpoint",
+    "GgufCheckpoint",
+    "HfCheckpoint",
+    "TokenizerFiles",
+    "config_path",
+    "find_gguf",
+    "is_gguf",
+    "open_checkpoint",
+    "text_config",
+]
 
 
 def open_checkpoint(place: Path) -> Checkpoint:
     """The checkpoint at a path, in the format that it has. Nothing is read yet: what is missing shows when it is used.
 
-    A directory in the layout of Hugging Face is the only format so far.
+    A GGUF file, a directory in the layout of Hugging Face, or one without a config.json that holds a GGUF file.
+    InvalidArgumentError for a directory with several of these.
     """
+    if is_gguf(place):
+        return GgufCheckpoint(place)
+    if not (place / CONFIG).is_file() and (found := find_gguf(place)) is not None:
+        return GgufCheckpoint(found)
     return HfCheckpoint(place)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file's, by its name."""
+    return path.suffix == SUFFIX and not path.is_dir()

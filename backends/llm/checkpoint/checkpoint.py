@@ -136,3 +136,8 @@ def text_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
         outer = {name: entries[name] for name in ("dtype", "torch_dtype", "eos_token_id") if name in entries}
         entries = {**outer, "model_type": f"{entries['model_type']}_text", **text}
     return entries
+
+
+def config_path(checkpoint: Checkpoint) -> Path:
+    """Where the config stands, for errors: a file of its own, or the one file that has all."""
+    return checkpoint.place if checkpoint.place.is_file() else checkpoint.place / "config.json"

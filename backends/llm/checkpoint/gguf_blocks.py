@@ -213,16 +213,19 @@ def _nvfp4(blocks: torch.Tensor) -> torch.Tensor:
     return scaled(ue4m3(blocks[:, :4]), _looked_up(FP4_VALUES, fields(blocks[:, 4:], 4, 8)))
 
 
-def _tq1_0(blocks: torch.Tensor) -> torch.Tensor:
-    """Five digits of base three in a byte, as a fraction; four in each of the last bytes."""
+def tq1_codes(blocks: torch.Tensor) -> torch.Tensor:
+    """Of TQ1_0, from 0 to 2: five digits of base three in a byte, as a fraction; four in each of the last bytes."""
 
     def digits(packed: torch.Tensor, count: int) -> torch.Tensor:
         powers = torch.tensor([1, 3, 9, 27, 81][:count], dtype=torch.uint8, device=packed.device)
         fractions = packed.unsqueeze(1) * powers.view(1, -1, 1)  # what exceeds a byte is dropped
-        return (fractions.int() * 3 >> 8).flatten(1)
+        return (fractions.int() * 3 >> 8).to(torch.uint8).flatten(1)
 
-    codes = torch.cat((digits(blocks[:, :32], 5), digits(blocks[:, 32:48], 5), digits(blocks[:, 48:52], 4)), dim=1)
-    return halves(blocks, 52) * (codes - 1)
+    return torch.cat((digits(blocks[:, :32], 5), digits(blocks[:, 32:48], 5), digits(blocks[:, 48:52], 4)), dim=1)
+
+
+def _tq1_0(blocks: torch.Tensor) -> torch.Tensor:
+    return halves(blocks, 52) * (tq1_codes(blocks).float() - 1)
 
 
 def _tq2_0(blocks: torch.Tensor) -> torch.Tensor:
@@ -247,66 +250,83 @@ def _book(name: str, indexes: torch.Tensor) -> torch.Tensor:
     return codebook(name).to(indexes.device)[indexes]
 
 
-def _iq2_xxs(blocks: torch.Tensor) -> torch.Tensor:
+Vectors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _iq2_xxs(blocks: torch.Tensor) -> Vectors:
     """For each 32 values four bytes of indexes, then four times seven signs and a scale of four bits."""
     indexes = blocks[:, 2:].reshape(-1, 8, 8)[:, :, :4].long()
     packed = words(blocks, 2, 66, torch.int32)[:, 1::2]
     shifts = torch.arange(0, 28, 7, device=blocks.device)
     signs = _even_signs(packed.unsqueeze(-1) >> shifts & 127)
-    scales = halves(blocks, 0) * (0.5 + (packed >> 28).float()) * 0.25
-    return scaled(scales, (_book("IQ2_XXS", indexes) * signs).flatten(1))
+    return _book("IQ2_XXS", indexes) * signs, 2 * (packed >> 28) + 1, halves(blocks, 0) * 0.125
 
 
-def _iq2_xs(blocks: torch.Tensor) -> torch.Tensor:
+def _iq2_xs(blocks: torch.Tensor) -> Vectors:
     packed = words(blocks, 2, 66, torch.int16)
     values = _book("IQ2_XS", packed & 511) * _even_signs(packed >> 9)
-    scales = halves(blocks, 0) * (0.5 + fields(blocks[:, 66:74], 4, 1).float()) * 0.25
-    return scaled(scales, values.flatten(1))
+    return values, 2 * fields(blocks[:, 66:74], 4, 1) + 1, halves(blocks, 0) * 0.125
 
 
-def _iq2_s(blocks: torch.Tensor) -> torch.Tensor:
+def _iq2_s(blocks: torch.Tensor) -> Vectors:
     indexes = blocks[:, 2:34].long() | fields(blocks[:, 66:74], 2, 1).long() << 8
     values = _book("IQ2_S", indexes) * _signs(blocks[:, 34:66])
-    scales = halves(blocks, 0) * (0.5 + fields(blocks[:, 74:82], 4, 1).float()) * 0.25
-    return scaled(scales, values.flatten(1))
+    return values, 2 * fields(blocks[:, 74:82], 4, 1) + 1, halves(blocks, 0) * 0.125
 
 
-def _iq3_xxs(blocks: torch.Tensor) -> torch.Tensor:
+def _iq3_xxs(blocks: torch.Tensor) -> Vectors:
     packed = words(blocks, 66, 98, torch.int32)
     shifts = torch.arange(0, 28, 7, device=blocks.device)
     signs = _even_signs(packed.unsqueeze(-1) >> shifts & 127)
     values = _book("IQ3_XXS", blocks[:, 2:66].long()).view(-1, 8, 4, 8) * signs
-    return scaled(halves(blocks, 0) * (0.5 + (packed >> 28).float()) * 0.5, values.flatten(1))
+    return values, 2 * (packed >> 28) + 1, halves(blocks, 0) * 0.25
 
 
-def _iq3_s(blocks: torch.Tensor) -> torch.Tensor:
+def _iq3_s(blocks: torch.Tensor) -> Vectors:
     indexes = blocks[:, 2:66].long() | flags(blocks[:, 66:74]).long() << 8
     values = _book("IQ3_S", indexes).view(-1, 32, 8) * _signs(blocks[:, 74:106])
-    scales = halves(blocks, 0) * (1 + 2 * fields(blocks[:, 106:110], 4, 1).float())
-    return scaled(scales, values.flatten(1))
+    return values, 2 * fields(blocks[:, 106:110], 4, 1) + 1, halves(blocks, 0)
 
 
-def _iq1_s(blocks: torch.Tensor) -> torch.Tensor:
+def _iq1_s(blocks: torch.Tensor) -> Vectors:
     """For each 32 values four indexes of 11 bits, a scale of three bits, and which way all are moved by 1/8."""
     high = words(blocks, 34, 50, torch.int16)
     shifts = torch.arange(0, 12, 3, device=blocks.device)
     indexes = blocks[:, 2:34].reshape(-1, 8, 4).long() | (high.unsqueeze(-1) >> shifts & 7) << 8
     moved = torch.where(high >> 15 == 1, -0.125, 0.125)[:, :, None, None]
-    scales = halves(blocks, 0) * (2 * (high >> 12 & 7).float() + 1)
-    return scaled(scales, (_book("IQ1_S", indexes) + moved).flatten(1))
+    return _book("IQ1_S", indexes) + moved, 2 * (high >> 12 & 7) + 1, halves(blocks, 0)
 
 
-def _iq1_m(blocks: torch.Tensor) -> torch.Tensor:
+def _iq1_m(blocks: torch.Tensor) -> Vectors:
     """As IQ1_S, with a scale for each 16 values and a move for each 8. The block's own scale lies in spare bits."""
     packed = words(blocks, 48, 56, torch.int16)
     places = torch.arange(0, 16, 4, device=blocks.device)
     whole = ((packed >> 12) << places).sum(dim=1, keepdim=True).to(torch.int16).view(torch.float16).float()
     shifts = torch.arange(0, 12, 3, device=blocks.device)
-    scales = whole * (2 * (packed.unsqueeze(-1) >> shifts & 7).flatten(1).float() + 1)
+    scales = 2 * (packed.unsqueeze(-1) >> shifts & 7).flatten(1) + 1
     high = fields(blocks[:, 32:48], 4, 1).long()
     values = _book("IQ1_S", blocks[:, :32].long() | (high & 7) << 8)
-    moved = torch.where(high & 8 == 8, -0.125, 0.125).unsqueeze(-1)
-    return scaled(scales, (values + moved).flatten(1))
+    return values + torch.where(high & 8 == 8, -0.125, 0.125).unsqueeze(-1), scales, whole
+
+
+# Of the types with a codebook: values [blocks, ...], odd integers for each group of them, and a scale for each block.
+VECTORS: dict[str, Callable[[torch.Tensor], Vectors]] = {
+    "IQ2_XXS": _iq2_xxs,
+    "IQ2_XS": _iq2_xs,
+    "IQ2_S": _iq2_s,
+    "IQ3_XXS": _iq3_xxs,
+    "IQ3_S": _iq3_s,
+    "IQ1_S": _iq1_s,
+    "IQ1_M": _iq1_m,
+}
+
+
+def _of_vectors(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    def unpack(blocks: torch.Tensor) -> torch.Tensor:
+        values, scales, factors = VECTORS[name](blocks)
+        return scaled(factors * scales, values.flatten(1))
+
+    return unpack
 
 
 _UNPACKERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -323,15 +343,9 @@ _UNPACKERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
-    "IQ2_XXS": _iq2_xxs,
-    "IQ2_XS": _iq2_xs,
-    "IQ2_S": _iq2_s,
-    "IQ3_XXS": _iq3_xxs,
-    "IQ3_S": _iq3_s,
-    "IQ1_S": _iq1_s,
-    "IQ1_M": _iq1_m,
     "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0,
     "MXFP4": _mxfp4,
     "NVFP4": _nvfp4,
+    **{name: _of_vectors(name) for name in VECTORS},
 }

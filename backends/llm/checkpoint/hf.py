@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .safetensors_files import SafetensorsFiles
 
-_CONFIG, _GENERATION_CONFIG = "config.json", "generation_config.json"
+CONFIG, _GENERATION_CONFIG = "config.json", "generation_config.json"
 # What older and other writers describe quantization in, and the method whose file it is.
 _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 # What a directory may have in place of tokenizer.json, and what the file is.
@@ -52,12 +52,12 @@ class HfCheckpoint:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """`quantization_config` is there however the checkpoint names it."""
-        path = self._directory / _CONFIG
+        path = self._directory / CONFIG
         try:
             entries = parse_json(path.read_bytes(), str(path))
         except FileNotFoundError:
             raise InvalidArgumentError(
-                f"no {_CONFIG} in {self._directory}: an LLM needs a Hugging Face checkpoint"
+                f"no {CONFIG} in {self._directory}: an LLM needs a Hugging Face checkpoint"
             ) from None
         except ValueError as error:
             raise InvalidArgumentError(f"{path} is not JSON: {error}") from None
@@ -73,7 +73,7 @@ class HfCheckpoint:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        entries = self.entries(_CONFIG)
+        entries = self.entries(CONFIG)
         text = entries.get("text_config")
         return _eos_token_ids(self.generation_config, text if isinstance(text, dict) else {}, entries)
 

@@ -168,7 +168,8 @@ def stored_tensor(
     if shape is not None and found != shape:
         raise InvalidArgumentError(
             f"the checkpoint in {checkpoint.place} has {name} of shape {list(found)}, and its "
-            f"config.json says {list(shape)}: they do not belong together"
+            f"{'metadata say' if checkpoint.place.is_file() else 'config.json says'} {list(shape)}: they do not belong "
+            "together"
         )
     tensor = checkpoint.tensor(name)
     if dtypes is not None and tensor.dtype not in dtypes:

@@ -9,6 +9,7 @@ from modelserver.backend import UnsupportedError
 
 from ..extension_points import extension_names, load_extension
 from .awq import Awq
+from .gguf import Gguf
 from .gptq import Gptq
 from .int8 import Int8
 from .mxfp4 import Mxfp4
@@ -21,6 +22,7 @@ _BUNDLED: dict[str, type[Scheme]] = {
     "none": FloatScheme,
     "int8": Int8,
     "awq": Awq,
+    "gguf": Gguf,
     "gptq": Gptq,
     "mxfp4": Mxfp4,
 }

@@ -10,7 +10,7 @@ import torch
 from modelserver.backend import InvalidArgumentError
 
 from ...attention.kv_blocks import KvLayout
-from ...checkpoint import Checkpoint, text_config
+from ...checkpoint import Checkpoint, config_path, text_config
 from ..build import DecoderBuilder
 from ..decoder import Block, Decoder, DecoderLayer
 from ..decoder_config import DecoderConfig
@@ -79,7 +79,7 @@ class Family:
 
     def config_of(self, checkpoint: Checkpoint) -> DecoderConfig:
         """InvalidArgumentError for an entry that is missing or wrong, UnsupportedError for an unknown rotation."""
-        entries, path = text_config(checkpoint), checkpoint.place / "config.json"
+        entries, path = text_config(checkpoint), config_path(checkpoint)
         try:
             config = self.read_config(entries)
         except KeyError as error:
