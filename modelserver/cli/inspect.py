@@ -17,6 +17,22 @@ from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError
 
 _ENGINES = "modelserver_backends.tensorrt.commands"
 _ENGINE_MAGICS = (b"ftrt", b"vtrt")
+_GGUF, _GGUF_MAGIC = "modelserver_backends.llm.checkpoint.gguf_description", b"GGUF"
+# What is printed one per line, where a file has it.
+_FACTS = (
+    "built_with",
+    "architectures",
+    "opset",
+    "producer",
+    "external_files",
+    "max_batch_size",
+    "name",
+    "architecture",
+    "parameters",
+    "context_length",
+    "tokenizer",
+    "has_chat_template",
+)
 _TORCH_SUFFIXES = (".pt", ".pt2", ".pth")
 
 
@@ -25,7 +41,7 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A TensorRT engine (.plan), .onnx, .pt2 or .pt.")],
+    file: Annotated[Path, typer.Argument(help="A TensorRT engine (.plan), .onnx, .pt2, .pt or .gguf.")],
     as_json: AsJson = False,
 ) -> None:
     """Describe a model file: its kind, its inputs and outputs, and how it was built."""
@@ -52,10 +68,14 @@ def describe(file: Path) -> dict[str, Any]:
         found = importlib.import_module(_ENGINES).describe_plan(file)
     elif file.suffix == ".onnx":
         found = importlib.import_module(_ENGINES).describe_onnx(file)
+    elif magic == _GGUF_MAGIC or file.suffix == ".gguf":
+        found = importlib.import_module(_GGUF).describe_gguf(file)
     elif file.suffix in _TORCH_SUFFIXES:
         found = _describe_torch(file)
     else:
-        raise InvalidArgumentError(f"{file}: expected a file .plan, .onnx, {', '.join(_TORCH_SUFFIXES)}, or an engine")
+        raise InvalidArgumentError(
+            f"{file}: expected a file .plan, .onnx, .gguf, {', '.join(_TORCH_SUFFIXES)}, or an engine"
+        )
     return {"file": str(file), **found}
 
 
@@ -83,7 +103,7 @@ def _describe_torch(file: Path) -> dict[str, Any]:
 
 def _print(file: Path, document: dict[str, Any]) -> None:
     print_line(f"{file}: {document['kind']}, {document['bytes']} bytes")
-    for key in ("built_with", "architectures", "opset", "producer", "external_files", "max_batch_size"):
+    for key in _FACTS:
         value = document.get(key)
         if value:
             print_line(f"{key.replace('_', ' ')}: {_shown(value)}")
@@ -99,6 +119,11 @@ def _print(file: Path, document: dict[str, Any]) -> None:
                 for tensor in document[kind]
             ]
             print_table((kind[:-1], "datatype", "shape"), rows)
+    if types := document.get("types"):
+        print_line("")
+        print_table(
+            ("type", "tensors", "bytes"), [(each["type"], str(each["tensors"]), str(each["bytes"])) for each in types]
+        )
     for number, text in enumerate(document.get("profiles", [])):
         print_line(f"profile {number}: {text}")
     for key, value in document.get("built", {}).items():

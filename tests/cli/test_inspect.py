@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from modelserver_backends.tensorrt.sidecar import file_sha256, write_sidecar
 from support.engines import batching_engine, plan_bytes
+from support.gguf_models import write_gguf
+from support.tiny_checkpoints import write_checkpoint
 
 from modelserver.cli.main import main
 
@@ -38,6 +40,21 @@ def test_an_onnx_file(capsys: pytest.CaptureFixture[str], model_repository: Path
     assert found["inputs"] == [{"name": "image", "datatype": "FP32", "shape": ["batch", 8, 8]}]
     out, _ = run(capsys, str(path))
     assert "image  FP32      [batch, 8, 8]" in out
+
+
+def test_a_gguf_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = write_gguf(write_checkpoint(tmp_path / "source"), tmp_path / "tiny.gguf")
+    found = document(capsys, path)
+    assert (found["kind"], found["architecture"], found["tokenizer"]) == ("GGUF model", "llama", "gpt2 (gpt-2)")
+    assert found["types"] == [{"type": "F32", "tensors": len(found["tensors"]), "bytes": 4 * found["parameters"]}]
+    assert {"name": "blk.0.ffn_up.weight", "type": "F32", "shape": [80, 48], "bytes": 15360} in found["tensors"]
+    assert "note" not in found
+    out, _ = run(capsys, str(path))
+    assert "context length: 512" in out
+    path.write_bytes(path.read_bytes().replace(b"blk.0.ffn_up", b"blk.0.ffn_xx"))
+    assert "cannot be served: " in document(capsys, path)["note"]
+    path.write_bytes(path.read_bytes()[:1000])
+    assert "more than a file of 1000 bytes can hold" in run(capsys, str(path), status=1)[1]
 
 
 def test_an_exported_program_and_a_torchscript_file(capsys: pytest.CaptureFixture[str], model_repository: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.gguf_models import write_gguf
 from support.llm_models import write_llm
 from support.mock_llm import user, write_mock_llm
 from support.serving import RunningServer, running_server
@@ -34,6 +35,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("served")
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
     write_llm(root, "tiny", checkpoint, dtype="float32", tool_parser="hermes")
+    (root / "packed" / "1").mkdir(parents=True)
+    write_gguf(checkpoint, root / "packed" / "1" / "tiny.F32.gguf")
     write_mock_llm(root, "mock")
     with running_server(root, exit_on_error=True) as running:
         yield running
@@ -65,7 +68,11 @@ def chat(http: httpx.Client, **body: Any) -> dict[str, Any]:
 
 
 def test_models_of_every_kind_side_by_side(client: openai.OpenAI) -> None:
-    assert {model.id: bool(model.max_model_len) for model in client.models.list()} == {"mock": False, "tiny": True}
+    assert {model.id: bool(model.max_model_len) for model in client.models.list()} == {
+        "mock": False,
+        "packed": True,
+        "tiny": True,
+    }
     assert client.completions.create(model="mock", prompt="a b").choices[0].text == "a b"
 
 
@@ -81,6 +88,21 @@ def test_streamed_and_whole_are_the_same(client: openai.OpenAI) -> None:
     assert last is not None
     assert (last.prompt_tokens, last.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
     assert whole.choices[0].finish_reason in ("stop", "length")
+
+
+def test_a_lone_gguf_file_answers_as_its_checkpoint(client: openai.OpenAI) -> None:
+    """Without a config.pbtxt: tokenizer, chat template and ends of texts are in the file."""
+    body: dict[str, Any] = {"temperature": 0, "messages": user("hello world"), "max_tokens": 24}
+    plain, packed = (
+        client.chat.completions.create(model=name, **body, extra_body={"ignore_eos": True})
+        for name in ("tiny", "packed")
+    )
+    assert packed.choices[0].message.content == plain.choices[0].message.content
+    assert packed.usage == plain.usage
+    # A GGUF file names one token that ends a text; those that end turns are known by what they look like.
+    ended = client.chat.completions.create(model="packed", **body).choices[0]
+    assert ended.finish_reason == "stop"
+    assert (plain.choices[0].message.content or "").startswith(ended.message.content or "?")
 
 
 async def test_streams_together_are_as_alone(async_client: openai.AsyncOpenAI) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,20 @@ import pytest
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.checkpoint_place import CheckpointPlace, find_checkpoint, longest_of
 from support.contexts import context_of
+from support.gguf_models import write_gguf
+from support.tiny_checkpoints import write_checkpoint
 
 from modelserver.backend import ModelConfig
-from modelserver.errors import ConfigError, NotFoundError, ServerError, UnsupportedError
+from modelserver.errors import ConfigError, NotFoundError, ServerError
 
 CONFIG = {"model_type": "llama", "max_position_embeddings": 64}
 ENCODER = {"model_type": "bert", "max_position_embeddings": 64}
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("gguf")
+    return write_gguf(write_checkpoint(root / "source"), root / "tiny.gguf")
 
 
 def write(directory: Path, **files: object) -> None:
@@ -132,8 +141,34 @@ def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
         find(tmp_path, default_model_filename="engine.json")
 
 
-def test_gguf_is_for_later(tmp_path: Path) -> None:
+def test_a_lone_gguf_file_is_the_checkpoint(tmp_path: Path, gguf_file: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    path = shutil.copy(gguf_file, tmp_path / "m" / "1" / "tiny.Q8_0.gguf")
+    place = find(tmp_path, max_num_seqs="4")
+    assert (place.checkpoint.place, place.options.max_num_seqs) == (path, 4)
+    assert (longest_of(place.checkpoint), place.is_encoder) == (512, False)
+
+
+def test_a_gguf_file_may_be_named(tmp_path: Path, gguf_file: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    for name in ("a.gguf", "b.gguf"):
+        shutil.copy(gguf_file, tmp_path / "m" / "1" / name)
+    with pytest.raises(ConfigError, match=r"model 'm' version 1: .* several GGUF files \(a\.gguf, b\.gguf\)"):
+        find(tmp_path)
+    assert find(tmp_path, default_model_filename="b.gguf").checkpoint.place.name == "b.gguf"
+    write(tmp_path / "m" / "1", model={"model": "a.gguf", "max_num_seqs": 3, "load_format": "gguf"})
+    place = find(tmp_path)
+    assert (place.checkpoint.place.name, place.options.max_num_seqs) == ("a.gguf", 3)
+    write(tmp_path / "m" / "1", model={"model": "c.gguf"})
+    with pytest.raises(NotFoundError, match=r"'model': there is no file .*c\.gguf"):
+        find(tmp_path)
+    write(tmp_path / "m" / "1", model={"model": "a.gguf", "tokenizer": "Org/Name"})
+    with pytest.raises(ConfigError, match="a GGUF file has a tokenizer of its own"):
+        find(tmp_path)
+
+
+def test_a_broken_gguf_file_is_known_before_its_weights_are(tmp_path: Path) -> None:
     write(tmp_path / "m" / "1")
     (tmp_path / "m" / "1" / "weights.gguf").write_bytes(b"GGUF")
-    with pytest.raises(UnsupportedError, match="GGUF"):
+    with pytest.raises(ConfigError, match=r"model 'm' version 1: .*weights\.gguf: its version, at byte 4, would end"):
         find(tmp_path)
