@@ -29,8 +29,9 @@ from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.planes.quotas import Callers
 from modelserver.protocol.call import Method, Parts, StreamCall, UnaryCall
-from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
+from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
+from modelserver.protocol.response import HttpResponse
 from modelserver.repository.options import RepositoryOptions
 from modelserver.repository.repository import ModelRepository
 

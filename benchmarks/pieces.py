@@ -29,9 +29,10 @@ from modelserver.frontends.http.codec import encode_infer
 from modelserver.frontends.http.decoder import InferDecoder
 from modelserver.frontends.http.templates import Known
 from modelserver.planes.data import DataPlane, ServerMetadata
-from modelserver.platform.gc_freeze import keep_for_good
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpResponse
+from modelserver.platform.tuning import keep_for_good
+from modelserver.protocol.exchange import Frontend, HttpExchange
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import HttpResponse
 from modelserver.repository.options import RepositoryOptions
 from modelserver.repository.repository import ModelRepository
 from modelserver.telemetry.wire import WireCounts

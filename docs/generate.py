@@ -32,7 +32,7 @@ from modelserver.options.table import markdown
 from modelserver.pb import model_config_pb2
 from modelserver.protocol.api import Route
 from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, HttpLimits
-from modelserver.repository import model_name
+from modelserver.repository import namespaces
 from modelserver.repository.state import LoadCounts
 from modelserver.scheduling.rate_limit import RateLimiter
 from modelserver.telemetry.exposition import RenderedFamily
@@ -233,7 +233,7 @@ def _limits() -> Iterator[tuple[str, str, str, str]]:
     yield "waiting requests of a model", waiting, flags, "503, UNAVAILABLE"
     yield "rows of a request", "`max_batch_size`", "in config.pbtxt", "400, INVALID_ARGUMENT"
     yield "config.pbtxt", f"{MAX_CHARACTERS} characters", "", "the model is not loaded"
-    yield "name of a model", f"{model_name._LONGEST_NAME_BYTES} bytes", "", "400, INVALID_ARGUMENT"
+    yield "name of a model", f"{namespaces._LONGEST_NAME_BYTES} bytes", "", "400, INVALID_ARGUMENT"
 
 
 def wire_limits() -> str:

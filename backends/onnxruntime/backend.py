@@ -43,16 +43,17 @@ from .external_data import check_external_data
 from .instance import OnnxInstance
 from .options import bare_options, run_options, session_options
 from .pinned import Staging, allocate_pinned
-from .plugins import add_plugins, plugin_providers
 from .providers import (
     CPU,
     CUDA,
     Provider,
+    add_plugins,
     available_providers,
     check_gpu_wish,
     check_session,
     may_fall_back,
     nodes_by_provider,
+    plugin_providers,
     unused_accelerators,
     wanted_providers,
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,13 +26,89 @@ from modelserver.backend import (
     ServerError,
     Tensor,
 )
-from modelserver.backend.child import describe_exception
+from modelserver.backend.child import LoopThread, describe_exception
 
 from . import triton_python_backend_utils as pb_utils
-from .coroutine_runner import CoroutineRunner
 from .pb_call import Execution, Phase, current_requests
 from .pb_request import InferenceRequest
-from .sender_search import uses_senders
+
+# Runs what methods of a model return that may be coroutines.
+
+
+class CoroutineRunner:
+    """One event loop for all coroutines of a model, in a thread of its own, begun with the first of them.
+
+    It goes on between the calls of the model's methods, so that tasks which `execute` leaves behind are executed.
+    """
+
+    def __init__(self) -> None:
+        self._thread: LoopThread | None = None
+
+    def complete(self, result: Any) -> Any:
+        """`result`; of a coroutine, what it returns or raises. Blocks until then."""
+        if not inspect.isawaitable(result):
+            return result
+        outcome = asyncio.run_coroutine_threadsafe(_outcome(result), self._loop()).result()
+        if isinstance(outcome, _Raised):
+            raise outcome.error
+        return outcome
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run a coroutine, which must not raise, without waiting for it."""
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop())
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.stop()
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        if self._thread is None:
+            self._thread = LoopThread("coroutines", on_exit=traceback.print_exc)
+        return self._thread.loop
+
+
+class _Raised:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+async def _outcome(result: Awaitable[Any]) -> Any:
+    """What it returns or raises; what ends a program would end the loop."""
+    try:
+        return await result
+    except BaseException as error:
+        return _Raised(error)
+
+
+# Whether a model uses response senders: its server must know before the first request, and they cost each a little.
+_NAME = b"get_response_sender"
+# What a module that deals with requests has among its names: pb_utils itself, or a class or function of it.
+_OURS = frozenset(map(id, (pb_utils, *filter(callable, (getattr(pb_utils, name) for name in pb_utils.__all__)))))
+
+
+def uses_senders(source: Path, model_directory: Path, known: Collection[str]) -> bool:
+    """Whether the model's files mention response senders, or what it has imported from elsewhere does.
+
+    Its files: all beside `source`, imported or not, and those in its directory. `known`: names of modules that were
+    imported before the model was; of others those are read that know pb_utils, as a company's base class of its models.
+    """
+    files = {*source.parent.rglob("*.py"), *model_directory.glob("*.py")}
+    for name, module in list(sys.modules.items()):
+        if name not in known and module is not pb_utils and _knows_pb_utils(vars(module)):
+            files.add(Path(getattr(module, "__file__", None) or ""))
+    return any(map(_mentions_senders, files))
+
+
+def _knows_pb_utils(names: dict[str, object]) -> bool:
+    return any(id(value) in _OURS for value in names.values())
+
+
+def _mentions_senders(path: Path) -> bool:
+    """Whether the file does; one that is no readable source may."""
+    try:
+        return path.suffix != ".py" or _NAME in path.read_bytes()
+    except OSError:
+        return True
 
 
 def create_instance(

@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from modelserver.backend import ServerError, child
 
-from .pb_argument import number_of, text_of
-from .pb_error import TritonModelException
+from .pb_error import TritonModelException, number_of, text_of
 
 _Result = TypeVar("_Result")
 

@@ -9,11 +9,9 @@ from typing import Any
 
 from modelserver.backend import InferRequest
 
-from .pb_argument import integer_of, list_of, text_of
 from .pb_call import ResponseIterator, call, call_async
-from .pb_error import TritonModelException
-from .pb_response import InferenceResponse, check_parameters
-from .pb_sender import Convert, InferenceResponseSender
+from .pb_error import TritonModelException, integer_of, list_of, text_of
+from .pb_response import Convert, InferenceResponse, InferenceResponseSender, check_parameters
 from .pb_tensor import Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1

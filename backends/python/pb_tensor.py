@@ -10,10 +10,9 @@ import numpy as np
 from modelserver.backend import Array, Datatype
 from modelserver.backend import Tensor as CoreTensor
 
-from .pb_argument import text_of
 from .pb_datatype import NUMBERS, text_elements
 from .pb_device_tensor import DeviceTensor
-from .pb_error import TritonModelException
+from .pb_error import TritonModelException, text_of
 
 _DLPACK_CPU = (1, 0)
 _DLPACK_UINT, _DLPACK_BFLOAT = 1, 4

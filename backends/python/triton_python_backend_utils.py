@@ -7,7 +7,7 @@ from typing import Any
 
 from .pb_call import ResponseIterator
 from .pb_config import ModelConfig
-from .pb_control import is_model_ready, load_model, unload_model
+from .pb_control import Logger, LogLevel, is_model_ready, load_model, unload_model
 from .pb_datatype import (
     NUMPY_TO_TRITON_TYPE,
     TRITON_STRING_TO_NUMPY,
@@ -19,7 +19,6 @@ from .pb_datatype import (
     triton_to_numpy_type,
 )
 from .pb_error import TritonError, TritonModelException
-from .pb_logger import Logger, LogLevel
 from .pb_metric import Metric, MetricFamily
 from .pb_request import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
@@ -31,8 +30,7 @@ from .pb_request import (
     MemoryType,
     PreferredMemory,
 )
-from .pb_response import InferenceResponse
-from .pb_sender import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponseSender
+from .pb_response import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponse, InferenceResponseSender
 from .pb_tensor import Tensor
 
 __all__ = [

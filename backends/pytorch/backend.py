@@ -37,10 +37,9 @@ from modelserver.backend import (
 from .aoti import load_package
 from .archive import DAMAGE, FileKind, file_kind, first_lines, names_tensorrt
 from .binding import bind_inputs, check_texts, output_positions, positions
-from .instance import TorchInstance
+from .instance import TorchInstance, set_interop_threads
 from .options import ALLOW_NATIVE, TorchOptions, torch_options
 from .program import Program, load_checkpoint, load_exported, load_torchscript, prepared
-from .threads import set_interop_threads
 from .trust import NATIVE_PLATFORM, check_trust
 
 _FILENAMES = ("model.pt", "model.pt2")

@@ -32,9 +32,8 @@ from modelserver.errors import (
 )
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter
-from modelserver.protocol.http_status import PLAIN_ERRORS, STATUS, json_response
 from modelserver.protocol.limits import HttpLimits
-from modelserver.protocol.response import ErrorWriter, HttpResponse
+from modelserver.protocol.response import PLAIN_ERRORS, STATUS, ErrorWriter, HttpResponse, json_response
 
 __all__ = [
     "PLAIN_ERRORS",

@@ -23,9 +23,9 @@ from modelserver.frontends.http.body import check_size, respond_compressed
 from modelserver.frontends.http.json_body import object_slices
 from modelserver.frontends.http.timeouts import client_timeout_ns
 from modelserver.protocol.compression import choose_encoding, decompress
-from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
-from modelserver.protocol.http_status import JSON_TYPE
+from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import JSON_TYPE, HttpResponse
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane

@@ -18,20 +18,15 @@ from ipaddress import ip_address
 
 from modelserver.app.frontends import ServerFrontends
 from modelserver.app.logs import log_settings
-from modelserver.app.ports import (
-    GRPC,
-    HTTP,
-    METRICS,
-    Wire,
-    make_ports,
-)
-from modelserver.app.repository_options import repository_options
+from modelserver.app.ports import GRPC, HTTP, METRICS, Wire, make_ports
 from modelserver.app.server_calls import PlaneCalls
-from modelserver.app.signals import StopSignals, unless
-from modelserver.app.stop_stages import StopStages
+from modelserver.app.shutdown import StopSignals, StopStages, unless
 from modelserver.auth.api_keys import open_keys
 from modelserver.auth.caller_limits import NO_LIMITS
-from modelserver.cache.opening import open_store
+from modelserver.cache.local import LocalStore
+from modelserver.cache.settings import CacheSettings, LocalSettings
+from modelserver.cache.store import AnswerStore
+from modelserver.errors import UnsupportedError
 from modelserver.execution.gpu_limits import GpuLimits
 from modelserver.execution.host_policy import HostCores
 from modelserver.execution.shared_resources import SharedResources
@@ -42,10 +37,9 @@ from modelserver.planes.control import ControlPlane
 from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.planes.quotas import Callers
 from modelserver.planes.shared_memory import SharedMemory
-from modelserver.platform.gc_freeze import keep_for_good
-from modelserver.platform.malloc import tune_malloc
-from modelserver.platform.switch_interval import shorten_switch_interval
+from modelserver.platform.tuning import keep_for_good, shorten_switch_interval, tune_malloc
 from modelserver.repository.backend_settings import unknown_backends
+from modelserver.repository.options import repository_options
 from modelserver.repository.repository import ModelRepository
 from modelserver.scheduling.rate_limit import RateLimiter
 from modelserver.telemetry.gpu import GpuGauges
@@ -58,6 +52,25 @@ from modelserver.telemetry.tracer import Tracer
 from modelserver.telemetry.wire import FrontGauges, WireCounts
 from modelserver.wire.address import authority
 from modelserver.wire.processes.server import FrontedPort
+
+
+def open_store(settings: CacheSettings | None) -> AnswerStore | None:
+    """The server's response store; None without settings.
+
+    Raises UnsupportedError for a cache whose library is not installed.
+    """
+    if settings is None:
+        return None
+    if isinstance(settings, LocalSettings):
+        return LocalStore(settings.max_bytes, ttl_s=settings.ttl_s)
+    try:
+        from modelserver.cache.redis_store import RedisStore  # its library is an extra
+    except ImportError as error:
+        raise UnsupportedError(
+            f"--cache-config=redis needs the extra 'redis': pip install 'modelserver[redis]' ({error})"
+        ) from error
+    return RedisStore(settings)
+
 
 logger = logging.getLogger(__name__)
 

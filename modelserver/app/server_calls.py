@@ -3,16 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from modelserver.app.load_deadlocks import LoadWaits
 from modelserver.backend import ModelMetrics
 from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from modelserver.planes.control import ControlParameter, ControlPlane
 from modelserver.planes.data import DataPlane
+
+# Which loads wait for which: a model may load others during its own load, but a circle would never end.
+
+
+class LoadWaits:
+    """The names of models whose `initialize` waits for an operation on another model."""
+
+    def __init__(self) -> None:
+        self._awaited: dict[str, list[str]] = {}
+
+    @contextmanager
+    def wait(self, loading: str, name: str) -> Iterator[None]:
+        """Encloses an operation on `name` for the model `loading`, which is being loaded; "" for none.
+
+        Raises UnavailableError if it would wait for itself.
+        """
+        if not loading:
+            yield
+            return
+        chain = self._chain(name, loading)
+        if chain is not None:
+            raise UnavailableError(
+                f"model '{name}' is being loaded, and waits for this ({' -> '.join([loading, *chain])}): it cannot be "
+                "loaded or unloaded by the initialize of a model that it waits for"
+            )
+        awaited = self._awaited.setdefault(loading, [])
+        awaited.append(name)
+        try:
+            yield
+        finally:
+            awaited.remove(name)
+            if not awaited:
+                self._awaited.pop(loading, None)
+
+    def _chain(self, name: str, wanted: str) -> list[str] | None:
+        """The models from `name` to `wanted`, each of which waits for the next."""
+        if name == wanted:
+            return [name]
+        for other in self._awaited.get(name, ()):
+            chain = self._chain(other, wanted)
+            if chain is not None:
+                return [name, *chain]
+        return None
 
 
 class PlaneCalls:

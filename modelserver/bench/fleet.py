@@ -16,10 +16,29 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from modelserver.bench import messages
-from modelserver.bench.llm.work import LlmWork
-from modelserver.bench.records import NUM_TIMES
-from modelserver.bench.work import ClosedLoad, OpenLoad, PeriodicLoad, Share, Work
+from modelserver.bench.recorder import NUM_TIMES
+from modelserver.bench.work import (
+    BeginClosed,
+    BeginOpen,
+    BeginPeriodic,
+    ClosedLoad,
+    Collect,
+    Collected,
+    Command,
+    End,
+    Ended,
+    Failed,
+    LlmWork,
+    OpenLoad,
+    PeriodicLoad,
+    Reply,
+    Setup,
+    SetupLlm,
+    Share,
+    Work,
+    read_reply,
+    write_message,
+)
 from modelserver.errors import ErrorCode, InternalError, ServerError
 
 Times = npt.NDArray[np.int64]
@@ -74,19 +93,19 @@ class _Process:
         self.cpu_s = 0.0
         self.collected_s = monotonic()
 
-    async def ask(self, command: messages.Command) -> messages.Reply:
+    async def ask(self, command: Command) -> Reply:
         """Raises the process's error, and InternalError when it has died."""
         if self._reader is None or self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(sock=self._control, limit=2**20)
         try:
-            await messages.write_message(self._writer, command)
-            reply = await messages.read_reply(self._reader)
+            await write_message(self._writer, command)
+            reply = await read_reply(self._reader)
         except ConnectionError:
             reply = None
         if reply is None:
             status = await asyncio.to_thread(self.process.wait, EXIT_TIMEOUT_S)
             raise InternalError(f"a load process ended with status {status}; what it printed is above")
-        if isinstance(reply, messages.Failed):
+        if isinstance(reply, Failed):
             raise ServerError(reply.message, code=ErrorCode(reply.code))
         return reply
 
@@ -134,9 +153,9 @@ class Fleet:
         await asyncio.gather(
             *(
                 process.ask(
-                    messages.Setup(work, Share(index, self._num_workers))
+                    Setup(work, Share(index, self._num_workers))
                     if isinstance(work, Work)
-                    else messages.SetupLlm(work, Share(index, self._num_workers))
+                    else SetupLlm(work, Share(index, self._num_workers))
                 )
                 for index, process in enumerate(self._processes)
             )
@@ -145,19 +164,19 @@ class Fleet:
     async def begin(self, load: ClosedLoad | OpenLoad | PeriodicLoad) -> None:
         """Start a load; it continues until `end`."""
         if isinstance(load, ClosedLoad):
-            command: messages.Command = messages.BeginClosed(load)
+            command: Command = BeginClosed(load)
         elif isinstance(load, OpenLoad):
-            command = messages.BeginOpen(load)
+            command = BeginOpen(load)
         else:
-            command = messages.BeginPeriodic(load)
+            command = BeginPeriodic(load)
         await asyncio.gather(*(process.ask(command) for process in self._processes))
 
     async def collect(self) -> Harvest:
         """The records since the last call."""
         harvest = Harvest(is_over=True)
-        replies = await asyncio.gather(*(process.ask(messages.Collect()) for process in self._processes))
+        replies = await asyncio.gather(*(process.ask(Collect()) for process in self._processes))
         for process, reply in zip(self._processes, replies, strict=True):
-            assert isinstance(reply, messages.Collected), "Collect is answered by Collected"
+            assert isinstance(reply, Collected), "Collect is answered by Collected"
             now_s = monotonic()
             used_s, passed_s = reply.cpu_s - process.cpu_s, now_s - process.collected_s
             process.cpu_s, process.collected_s = reply.cpu_s, now_s
@@ -179,8 +198,8 @@ class Fleet:
 
     async def end(self, timeout_s: float = DRAIN_TIMEOUT_S) -> int:
         """Stop the load; returns how many of its requests were never answered."""
-        replies = await asyncio.gather(*(process.ask(messages.End(timeout_s)) for process in self._processes))
-        return sum(reply.num_unanswered for reply in replies if isinstance(reply, messages.Ended))
+        replies = await asyncio.gather(*(process.ask(End(timeout_s)) for process in self._processes))
+        return sum(reply.num_unanswered for reply in replies if isinstance(reply, Ended))
 
 
 def _start() -> _Process:

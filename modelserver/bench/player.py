@@ -3,18 +3,62 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+from collections.abc import Iterator
+from itertools import accumulate, cycle
 from typing import Protocol
 
-from modelserver.bench import messages
 from modelserver.bench.driver import ClosedDriver, Driver, OpenDriver, PeriodicDriver
 from modelserver.bench.feed import Feed, make_feed
 from modelserver.bench.lane_pool import LanePool
 from modelserver.bench.recorder import Recorder, TensorRecorder
-from modelserver.bench.schedule import due_times
-from modelserver.bench.work import ClosedLoad, Load, OpenLoad, PeriodicLoad, Share, Work
+from modelserver.bench.work import ClosedLoad, Collected, Load, OpenLoad, PeriodicLoad, Share, Work
 from modelserver.client.lane import Answers, Lane
 from modelserver.errors import UnavailableError
+
+# When requests of an open loop are due. Pure: seeds in, times out.
+
+
+NS_PER_S = 1_000_000_000
+
+
+def due_times(load: OpenLoad, share: Share, seed: int) -> Iterator[int]:
+    """The times, ns of the monotonic clock, at which one of several processes sends; they never end.
+
+    Together the processes have the rate of the load. Poisson arrivals are split into independent ones of a lower
+    rate, whose sum is Poisson again; the others are dealt out in turn.
+    """
+    if load.intervals_ns:
+        times: Iterator[int] = accumulate(cycle(load.intervals_ns), initial=load.start_ns)
+        return _every(times, share)
+    if load.is_poisson:
+        return _poisson(load, share, seed)
+    gap_ns = NS_PER_S / load.rate
+    return _constant(load.start_ns, gap_ns, share)
+
+
+def _constant(start_ns: int, gap_ns: float, share: Share) -> Iterator[int]:
+    number = share.index
+    while True:
+        yield start_ns + round(number * gap_ns)
+        number += share.num_workers
+
+
+def _poisson(load: OpenLoad, share: Share, seed: int) -> Iterator[int]:
+    # A schedule, not a secret.
+    source = random.Random(f"{seed}/{share.index}")  # noqa: S311
+    rate_per_ns = load.rate / share.num_workers / NS_PER_S
+    now_ns = float(load.start_ns)
+    while True:
+        now_ns += source.expovariate(rate_per_ns)
+        yield round(now_ns)
+
+
+def _every(times: Iterator[int], share: Share) -> Iterator[int]:
+    for number, due_ns in enumerate(times):
+        if number % share.num_workers == share.index:
+            yield due_ns
 
 
 class Lanes(Protocol):
@@ -42,7 +86,7 @@ class Player:
         """The requests of the next load, and empty records for it."""
         raise NotImplementedError
 
-    def collect(self) -> messages.Collected:
+    def collect(self) -> Collected:
         """The records since the last call."""
         raise NotImplementedError
 
@@ -121,11 +165,11 @@ class TensorPlayer(Player):
         self._recorder = TensorRecorder(self._work, feed)
         return feed, self._recorder
 
-    def collect(self) -> messages.Collected:
+    def collect(self) -> Collected:
         if self._recorder is None:
-            return messages.Collected(cpu_s=time.process_time(), is_over=True)
+            return Collected(cpu_s=time.process_time(), is_over=True)
         taken = self._recorder.records.take()
-        return messages.Collected(
+        return Collected(
             times=taken.times.tobytes(),
             num_responses=taken.num_responses.tobytes(),
             response_times=taken.response_times.tobytes(),

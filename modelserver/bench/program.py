@@ -11,18 +11,13 @@ from typing import TextIO
 from modelserver.bench.arguments import parse_arguments, wants_help, wants_version
 from modelserver.bench.flags import make_parser
 from modelserver.bench.llm.options import LlmOptions
-from modelserver.bench.llm.report_html import html_llm_report
-from modelserver.bench.llm.report_json import llm_document
-from modelserver.bench.llm.report_text import LlmTextReport
+from modelserver.bench.llm.report import LlmTextReport, html_llm_report, llm_document
 from modelserver.bench.llm.results import LlmResults
 from modelserver.bench.llm.session import run_llm
 from modelserver.bench.options import BenchOptions, ReportOptions
 from modelserver.bench.progress import ProgressBar
-from modelserver.bench.report_csv import write_csv
-from modelserver.bench.report_export import write_export
-from modelserver.bench.report_files import write_file
+from modelserver.bench.report_files import results_document, write_csv, write_document, write_export, write_file
 from modelserver.bench.report_html import html_report
-from modelserver.bench.report_json import results_document, write_document
 from modelserver.bench.report_text import TextReport
 from modelserver.bench.results import Results
 from modelserver.bench.session import run_bench

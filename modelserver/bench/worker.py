@@ -7,9 +7,21 @@ import gc
 import socket
 import sys
 
-from modelserver.bench import messages
 from modelserver.bench.llm.player import LlmPlayer
 from modelserver.bench.player import Player, TensorPlayer
+from modelserver.bench.work import (
+    Begin,
+    Collect,
+    Done,
+    End,
+    Ended,
+    Failed,
+    Reply,
+    Setup,
+    SetupLlm,
+    read_command,
+    write_message,
+)
 from modelserver.errors import ErrorCode, InternalError, ServerError
 
 
@@ -18,37 +30,37 @@ async def obey(control: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=control, limit=2**20)
     player: Player | None = None
     try:
-        while (command := await messages.read_command(reader)) is not None:
-            reply: messages.Reply
+        while (command := await read_command(reader)) is not None:
+            reply: Reply
             try:
-                if isinstance(command, messages.Setup):
+                if isinstance(command, Setup):
                     player = TensorPlayer(command.work, command.share)
-                    reply = messages.Done()
-                elif isinstance(command, messages.SetupLlm):
+                    reply = Done()
+                elif isinstance(command, SetupLlm):
                     player = LlmPlayer(command.work, command.share)
-                    reply = messages.Done()
+                    reply = Done()
                 elif player is None:
                     raise InternalError("a command came before the setup")
                 else:
                     reply = await _do(player, command)
             except ServerError as error:
-                reply = messages.Failed(error.message, error.code.value)
+                reply = Failed(error.message, error.code.value)
             except Exception as error:  # the top of this process: the bench reports it
-                reply = messages.Failed(f"{type(error).__name__}: {error}", ErrorCode.INTERNAL.value)
-            await messages.write_message(writer, reply)
+                reply = Failed(f"{type(error).__name__}: {error}", ErrorCode.INTERNAL.value)
+            await write_message(writer, reply)
     finally:
         if player is not None:
             await player.close()
         writer.close()
 
 
-async def _do(player: Player, command: messages.Begin | messages.Collect | messages.End) -> messages.Reply:
-    if isinstance(command, messages.Collect):
+async def _do(player: Player, command: Begin | Collect | End) -> Reply:
+    if isinstance(command, Collect):
         return player.collect()
-    if isinstance(command, messages.End):
-        return messages.Ended(await player.end(command.timeout_s))
+    if isinstance(command, End):
+        return Ended(await player.end(command.timeout_s))
     await player.begin(command.load)
-    return messages.Done()
+    return Done()
 
 
 def main() -> None:

@@ -6,9 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from modelserver.cache.answer import CachedAnswer, response_size
-from modelserver.cache.key import RequestKey
-from modelserver.cache.store import Found, StoreCounts
+from modelserver.cache.store import CachedAnswer, Found, RequestKey, StoreCounts, response_size
 from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.response import InferResponse
 

@@ -19,10 +19,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from modelserver.cache.answer import CachedAnswer
-from modelserver.cache.key import RequestKey
 from modelserver.cache.settings import RedisSettings
-from modelserver.cache.store import Found, StoreCounts
+from modelserver.cache.store import CachedAnswer, Found, RequestKey, StoreCounts
 from modelserver.core.datatype import Datatype
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.tensor import tensor_from_bytes, tensor_to_bytes

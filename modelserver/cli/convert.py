@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modelserver.cli.output import print_json, print_line, print_table
-from modelserver.cli.steps import Steps
+from modelserver.cli.output import Steps, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from modelserver.toolkit.conversion import Outcome

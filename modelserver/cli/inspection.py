@@ -14,11 +14,9 @@ from modelserver.errors import ConfigError, NotFoundError, ServerError
 from modelserver.options.flags import nearest_hint
 from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
 from modelserver.repository.definition import ModelDefinition, read_definition
-from modelserver.repository.devices import gpu_ids
 from modelserver.repository.layout import IgnoredPath, ModelLayout, RemoteModel, scan_model
-from modelserver.repository.opening import open_roots
-from modelserver.repository.options import DefinitionOptions, RepositoryOptions
-from modelserver.repository.roots import RepositoryScan, scan_roots
+from modelserver.repository.options import DefinitionOptions, RepositoryOptions, gpu_ids
+from modelserver.repository.roots import RepositoryScan, open_roots, scan_roots
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -52,3 +54,31 @@ def print_error(message: str) -> None:
     """Print `error: message` on standard error."""
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     console.print(Text.assemble(("error: ", "bold red"), message))
+
+
+# Frames of the spinner.
+_REFRESHES_PER_S = 12.5
+
+
+class Steps:
+    """A context manager: `show` names the current step. Drawn on standard error, and erased at the end."""
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+
+    def __enter__(self) -> Steps:
+        if sys.stderr.isatty():
+            console = Console(stderr=True)
+            self._live = Live(console=console, refresh_per_second=_REFRESHES_PER_S, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def show(self, step: str) -> None:
+        """Drawn at once, so that a short step is seen, too."""
+        if self._live is not None:
+            self._live.update(Spinner("dots", text=Text(f"{step} ..."), style="status.spinner"), refresh=True)

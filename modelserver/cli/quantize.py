@@ -22,7 +22,7 @@ from modelserver.cli.convert import (
     print_outcome,
     sample_options,
 )
-from modelserver.cli.steps import Steps
+from modelserver.cli.output import Steps
 
 
 class HowTo(enum.StrEnum):

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modelserver.cli.convert import Data, LabelOutput, sample_options
-from modelserver.cli.output import print_json, print_line, print_table
-from modelserver.cli.steps import Steps
+from modelserver.cli.output import Steps, print_json, print_line, print_table
 from modelserver.client.address import URL_VARIABLE
 from modelserver.client.server_client import DEFAULT_URL
 from modelserver.core.numerals import parse_int
@@ -216,11 +215,11 @@ class _Report:
 
 def _finish(result: TuneResult, config_file: Path, html: Path | None, *, as_json: bool) -> None:
     from modelserver.toolkit.comparison_report import difference_rows
-    from modelserver.toolkit.tuning.before_after import before_after_rows
     from modelserver.toolkit.tuning.report import (
         ANSWER_COLUMNS,
         BEFORE_AFTER_COLUMNS,
         COLUMNS,
+        before_after_rows,
         html_report,
         notes,
         rank_rows,

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from modelserver.config.problem import key_path
-from modelserver.config.report import Report
+from modelserver.config.problem import Report, key_path
 from modelserver.config.schema import ModelConfig, ModelInput
 
 AUTO_WARMUP = "auto_warmup"

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from modelserver.config.auto_warmup import AUTO_WARMUP, auto_warmup, warmup_rows
-from modelserver.config.problem import key_path
-from modelserver.config.report import Report
+from modelserver.config.problem import Report, key_path
 from modelserver.config.schema import InstanceGroupKind, ModelConfig
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError

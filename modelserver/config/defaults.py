@@ -5,10 +5,9 @@ The result is what the config endpoints show. Nothing is checked here; `validate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from modelserver.config.platform import BACKENDS, ENSEMBLE
 from modelserver.config.schema import (
     InstanceGroupKind,
     ModelConfig,
@@ -23,6 +22,19 @@ from modelserver.config.schema import (
     SequenceStrategyOldest,
     VersionPolicyLatest,
 )
+
+# The older `platform:` names and their backends.
+
+
+ENSEMBLE = "ensemble"
+
+BACKENDS: Mapping[str, str] = {
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorrt_plan": "tensorrt",
+    "torch_aoti": "pytorch",
+}
+
 
 DEFAULT_SEQUENCE_IDLE_US = 1_000_000
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from modelserver.config.ensemble_parameters import CONDITION, StepParameter, step_parameters
-from modelserver.config.report import Report
+from modelserver.config.problem import Report
 from modelserver.config.schema import EnsembleStep, ModelConfig
 
 _NOT = "!"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from modelserver.config.defaults import ENSEMBLE
 from modelserver.config.ensemble_graph import (
     EnsembleGraph,
     are_exclusive,
@@ -11,11 +12,8 @@ from modelserver.config.ensemble_graph import (
     condition_paths,
     ensemble_graph,
 )
-from modelserver.config.ensemble_limits import check_limits
-from modelserver.config.ensemble_parameters import check_keys
-from modelserver.config.platform import ENSEMBLE
-from modelserver.config.problem import key_path
-from modelserver.config.report import Report
+from modelserver.config.ensemble_parameters import check_keys, check_limits
+from modelserver.config.problem import Report, key_path
 from modelserver.config.schema import EnsembleStep, ModelConfig, ModelEnsembling
 from modelserver.config.suggestion import did_you_mean, suggest
 

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 
 from modelserver.config.hidden_tensors import model_inputs
-from modelserver.config.instance_process import check_instance_process
-from modelserver.config.problem import key_path
-from modelserver.config.report import Report
+from modelserver.config.problem import Report, key_path
 from modelserver.config.schema import InstanceGroupKind, ModelConfig, ModelInstanceGroup, ModelWarmup, WarmupInput
 from modelserver.config.suggestion import did_you_mean, suggest
 from modelserver.config.tensor_rules import check_dims
+
+# The parameter `instance_in_process`: whether each instance runs in its own process.
+
+
+INSTANCE_IN_PROCESS = "instance_in_process"
+_WORDS = {"true": True, "false": False}
+
+
+def instance_in_process(config: ModelConfig) -> bool | None:
+    """The value in a valid config; None if it is not set."""
+    return _WORDS.get(config.parameters.get(INSTANCE_IN_PROCESS, ""))
+
+
+def check_instance_process(config: ModelConfig, report: Report) -> None:
+    """Report an unknown value of the parameter."""
+    word = config.parameters.get(INSTANCE_IN_PROCESS)
+    if word is not None and word not in _WORDS:
+        hint = did_you_mean(suggest(word, _WORDS))
+        report.add(key_path("parameters", INSTANCE_IN_PROCESS), f"expected true or false, got '{word:.40}'", hint)
 
 
 def check_instances(config: ModelConfig, gpu_ids: Sequence[int] | None, report: Report) -> None:
@@ -109,3 +127,32 @@ def _check_data(tensor: WarmupInput, path: str, report: Report) -> None:
 
 def _fits(dims: Sequence[int], pattern: Sequence[int]) -> bool:
     return len(dims) == len(pattern) and all(allowed in (-1, size) for size, allowed in zip(dims, pattern, strict=True))
+
+
+# The parameter `inline_execution`: whether a model may be executed on the event loop itself.
+INLINE_EXECUTION = "inline_execution"
+
+
+class InlineExecution(enum.Enum):
+    """The values of the parameter; a config without it leaves the choice to the backend."""
+
+    NEVER = "never"  # in worker threads, regardless of the backend
+    ALWAYS = "always"  # on the event loop, however long it takes
+    AUTO = "auto"  # on the event loop if it is measured to be fast, and as long as it is
+
+
+def inline_execution(config: ModelConfig) -> InlineExecution | None:
+    """The value in a valid config; None if it is not set."""
+    word = config.parameters.get(INLINE_EXECUTION)
+    return None if word is None else InlineExecution(word)
+
+
+def check_inline_execution(config: ModelConfig, report: Report) -> None:
+    """Report an unknown value of the parameter."""
+    word = config.parameters.get(INLINE_EXECUTION)
+    words = [choice.value for choice in InlineExecution]
+    if word is not None and word not in words:
+        hint = did_you_mean(suggest(word, words))
+        report.add(
+            key_path("parameters", INLINE_EXECUTION), f"expected one of {', '.join(words)}, got '{word:.40}'", hint
+        )

@@ -13,7 +13,7 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
-from modelserver.config import scalar
+from modelserver.config import literal
 from modelserver.config.fields import expected_enum
 from modelserver.config.problem import Problem, key_path
 from modelserver.config.suggestion import did_you_mean, suggest_enum, suggest_field
@@ -110,26 +110,26 @@ class _Loader:
         """The value as the field holds it; None after reporting that it cannot."""
         if field.enum_type is not None:
             return self._enum(field.enum_type, value, path)
-        if field.cpp_type in scalar.INTEGER_RANGES:
+        if field.cpp_type in literal.INTEGER_RANGES:
             return self._integer(field, value, path)
-        if field.cpp_type in scalar.FLOATS:
+        if field.cpp_type in literal.FLOATS:
             number = _number(value)
-            if number is not None and scalar.fits_float(field, number):
+            if number is not None and literal.fits_float(field, number):
                 return number
         elif field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
             if isinstance(value, bool):
                 return value
         elif isinstance(value, str) and _is_text(value):
             return value
-        self._report(path, f"{scalar.expected(field)}, got {_shown(value)}")
+        self._report(path, f"{literal.expected(field)}, got {_shown(value)}")
         return None
 
     def _integer(self, field: FieldDescriptor, value: object, path: str) -> int | None:
         number = _whole(value)
         if number is None:
-            self._report(path, f"{scalar.expected(field)}, got {_shown(value)}")
+            self._report(path, f"{literal.expected(field)}, got {_shown(value)}")
             return None
-        wrong = scalar.range_problem(field, number)
+        wrong = literal.range_problem(field, number)
         if wrong:
             self._report(path, wrong)
             return None
@@ -166,7 +166,7 @@ def _whole(value: object) -> int | None:
 
 def _number(value: object) -> float | None:
     if isinstance(value, str):
-        return scalar.NON_FINITE.get(value)
+        return literal.NON_FINITE.get(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -198,4 +198,4 @@ def _shown(value: object) -> str:
         return "an object"
     if isinstance(value, list | tuple):
         return "a list"
-    return scalar.shorten(json.dumps(value, default=repr))
+    return literal.shorten(json.dumps(value, default=repr))

@@ -9,10 +9,9 @@ from __future__ import annotations
 from google.protobuf import text_encoding
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from modelserver.config import literal, scalar
-from modelserver.config.lexer import Lines, Token, tokenize
-from modelserver.config.problem import Locations, Problem, key_path
-from modelserver.config.repair import Repair
+from modelserver.config import literal
+from modelserver.config.literal import Lines, Token, tokenize
+from modelserver.config.problem import Locations, Problem, Repair, key_path
 from modelserver.config.suggestion import did_you_mean, suggest_field
 
 MAX_PROBLEMS = 100
@@ -235,13 +234,13 @@ class _Walker:
     def _scalar(self, field: FieldDescriptor, path: str) -> None:
         token = self._token
         if token.kind == "end" or token.text in ("}", ">", "]", ",", ";"):
-            self._report(token, path, f"{scalar.expected(field)}, got {literal.shown(token)}")
+            self._report(token, path, f"{literal.expected(field)}, got {literal.shown(token)}")
             return
         if self._starts_field() and self._is_on_new_line():
-            self._report(token, path, f"{scalar.expected(field)}, got the next field, {token.text}")
+            self._report(token, path, f"{literal.expected(field)}, got the next field, {token.text}")
             return
         if token.kind == "mark":
-            self._report(token, path, f"{scalar.expected(field)}, got {literal.shown(token)}")
+            self._report(token, path, f"{literal.expected(field)}, got {literal.shown(token)}")
             self._skip_value()
             return
         strings = self._skip_scalar()
@@ -326,7 +325,7 @@ class _Walker:
 def _expected(field: FieldDescriptor) -> str:
     if field.message_type is not None:
         return "expected a message in braces"
-    return scalar.expected(field)
+    return literal.expected(field)
 
 
 def _message_hint(field: FieldDescriptor, at: Token) -> str | None:

@@ -16,7 +16,7 @@ import orjson
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from modelserver.config import scalar, schema
+from modelserver.config import literal, schema
 from modelserver.config.fields import DATATYPE_NUMBERS, DATATYPES, Field, expected_enum, fields_of
 from modelserver.config.json_loader import load
 from modelserver.config.problem import Problem, error_of, key_path
@@ -153,12 +153,12 @@ def _dump_value(field: Field, value: Any) -> Any:
         return pb.DataType.Name(DATATYPE_NUMBERS[value])
     if field.enum_type is not None:
         return value.name
-    return _dump_float(field.value, value) if field.value.cpp_type in scalar.FLOATS else value
+    return _dump_float(field.value, value) if field.value.cpp_type in literal.FLOATS else value
 
 
 def _dump_float(field: FieldDescriptor, value: float) -> float | str:
     if not math.isfinite(value):
-        return next(name for name, number in scalar.NON_FINITE.items() if str(number) == str(value))
+        return next(name for name, number in literal.NON_FINITE.items() if str(number) == str(value))
     # Shortest text of the 32-bit value: 0.1, not 0.10000000149011612.
     return float(str(np.float32(value))) if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT else float(value)
 

@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
-from modelserver.config.problem import key_path
-from modelserver.config.report import Report
+from modelserver.config.problem import Report, key_path
 from modelserver.config.schema import ModelConfig
 from modelserver.config.suggestion import did_you_mean, suggest
 

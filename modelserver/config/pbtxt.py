@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from google.protobuf import text_format
 
-from modelserver.config.lexer import Lines
+from modelserver.config.literal import Lines
 from modelserver.config.locator import locate
 from modelserver.config.message import config_from_message
 from modelserver.config.problem import Locations, Problem, error_of

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from modelserver.errors import ConfigError
 
@@ -77,3 +78,71 @@ def error_of(problems: Iterable[Problem], source: str) -> ConfigError:
         return ConfigError(f"{summary}{ordered[0]}", ordered)
     lines = "".join(f"\n  {problem}" for problem in ordered)
     return ConfigError(f"{summary}{source}: {len(ordered)} problems{lines}", ordered)
+
+
+class Report:
+    """The problems of one config, each with its place if the config came from a text."""
+
+    def __init__(self, source: str, locations: Locations | None, model_name: str = "") -> None:
+        self.model_name = model_name
+        self._source = source
+        self._locations = locations
+        self.problems: list[Problem] = []
+
+    def add(self, path: str, message: str, hint: str | None = None, *, summary: str = "") -> None:
+        """Add a problem of the field at `path`; `message` states the expected and the actual value.
+
+        `summary` is Triton's sentence for the mistake, if it has one.
+        """
+        line, column = (self._locations.find(path) if self._locations else None) or (None, None)
+        self.problems.append(Problem(self._source, line, column, path, message, hint, summary))
+
+    def check_name(self, path: str, name: str, what: str, *, summary: str = "") -> None:
+        """A name must not be empty."""
+        if not name:
+            self.add(path, f"expected {what}, got none", summary=summary)
+
+    def check_file(self, path: str, filename: str) -> None:
+        """A file of the model must lie in the model's own directory."""
+        file = PurePosixPath(filename.replace("\\", "/"))
+        if file.is_absolute() or ".." in file.parts or "\0" in filename:
+            self.add(path, f"expected a path inside the model's directory, got '{filename}'")
+
+
+_LAST_NAME = re.compile(r"[A-Za-z_]\w*$")
+_LAST_INDEX = re.compile(r"\[\d+\]$")
+
+
+@dataclass(slots=True)
+class Repair:
+    """Edits that make a text parse. `doubtful` are the paths of fields whose values they lose."""
+
+    is_possible: bool = True
+    doubtful: set[str] = field(default_factory=set)
+    _edits: list[tuple[int, int, str]] = field(default_factory=list)
+
+    def cut(self, start: int, end: int, path: str) -> None:
+        """Take a field out."""
+        self._edits.append((start, end, " "))
+        self.doubtful.add(_LAST_INDEX.sub("", path))
+
+    def rename(self, start: int, end: int, name: str) -> None:
+        """Read a misspelt field as the most likely field."""
+        self._edits.append((start, end, name))
+
+    def apply(self, text: str) -> str:
+        """The text with all edits made."""
+        for start, end, replacement in sorted(self._edits, reverse=True):
+            text = text[:start] + replacement + text[end:]
+        return text
+
+
+def is_doubtful(problem: Problem, doubtful: Collection[str]) -> bool:
+    """Whether a problem may be a consequence of an unreadable field in `doubtful`."""
+    for path in doubtful:
+        name = _LAST_NAME.search(path)
+        if problem.field == path or problem.field.startswith((f"{path}.", f"{path}[")):
+            return True
+        if name is not None and re.search(rf"\b{name.group()}\b", f"{problem.message} {problem.hint or ''}"):
+            return True
+    return False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modelserver.config.platform import ENSEMBLE
-from modelserver.config.report import Report
+from modelserver.config.defaults import ENSEMBLE
+from modelserver.config.problem import Report
 from modelserver.config.schema import (
     ModelConfig,
     ModelDynamicBatching,

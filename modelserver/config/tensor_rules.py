@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from modelserver.config.report import Report
+from modelserver.config.problem import Report
 from modelserver.config.schema import BatchInput, BatchOutput, InputFormat, ModelConfig, ModelInput, ModelOutput
 from modelserver.config.suggestion import did_you_mean, suggest
 from modelserver.core.datatype import Datatype

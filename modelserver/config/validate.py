@@ -12,13 +12,11 @@ from collections.abc import Sequence
 
 from modelserver.config.auto_warmup import check_auto_warmup
 from modelserver.config.config_limits import ConfigLimits, check_limits
+from modelserver.config.defaults import BACKENDS, ENSEMBLE
 from modelserver.config.ensemble_rules import check_ensemble
-from modelserver.config.inline_execution import check_inline_execution
-from modelserver.config.instance_rules import check_instances, check_warmup
+from modelserver.config.instance_rules import check_inline_execution, check_instances, check_warmup
 from modelserver.config.on_demand import check_on_demand
-from modelserver.config.platform import BACKENDS, ENSEMBLE
-from modelserver.config.problem import Locations, Problem, key_path
-from modelserver.config.report import Report
+from modelserver.config.problem import Locations, Problem, Report, key_path
 from modelserver.config.scheduling_rules import check_scheduling
 from modelserver.config.schema import ModelConfig, ModelMetrics, ModelVersionPolicy
 from modelserver.config.suggestion import did_you_mean, suggest

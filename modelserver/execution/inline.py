@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from modelserver.backend import Backend, DeviceKind
-from modelserver.config.inline_execution import INLINE_EXECUTION, InlineExecution, inline_execution
+from modelserver.config.instance_rules import INLINE_EXECUTION, InlineExecution, inline_execution
 from modelserver.config.signature import ModelSignature
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ConfigError, ServerError

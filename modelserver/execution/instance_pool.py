@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from modelserver.backend import Backend, ConfigError
-from modelserver.config.inline_execution import InlineExecution, inline_execution
+from modelserver.config.instance_rules import InlineExecution, inline_execution
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock

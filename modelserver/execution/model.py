@@ -15,7 +15,6 @@ from pathlib import Path
 
 from modelserver.backend import Backend, BackendContext, ServerCalls
 from modelserver.cache.store import AnswerStore
-from modelserver.config.metric_options import first_response_bounds_ms
 from modelserver.config.schema import ModelConfig, ModelTransactionPolicy
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock, SystemClock
@@ -34,8 +33,9 @@ from modelserver.execution.process.hosted_backend import make_backend
 from modelserver.execution.response_cache import ResponseCache
 from modelserver.execution.shared_resources import SharedResources
 from modelserver.scheduling.ensemble import FindHolder
+from modelserver.telemetry.histogram import first_response_bounds_ms
+from modelserver.telemetry.host import MemoryUsage, process_memory
 from modelserver.telemetry.measurement import Measurement
-from modelserver.telemetry.memory import MemoryUsage, process_memory
 from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from modelserver.cache.answer import CachedAnswer, response_size
-from modelserver.cache.key import NO_CACHE_PARAMETER, RequestKey, input_size, make_key
-from modelserver.cache.store import AnswerStore
+from modelserver.cache.store import (
+    NO_CACHE_PARAMETER,
+    AnswerStore,
+    CachedAnswer,
+    RequestKey,
+    input_size,
+    make_key,
+    response_size,
+)
 from modelserver.core.clock import Clock
 from modelserver.core.relay import RelayStream
 from modelserver.core.request import InFlightRequest

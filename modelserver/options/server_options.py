@@ -15,9 +15,6 @@ from modelserver.auth.access import Access, Cors, parse_access, parse_callers_by
 from modelserver.auth.caller_limits import CallerLimits, parse_limits_flag
 from modelserver.cache.settings import CacheSettings, parse_cache_config
 from modelserver.config.config_limits import parse_config_limits
-from modelserver.config.gpu_limits import parse_gpu_limits
-from modelserver.config.host_policies import HostPolicy, parse_host_policies
-from modelserver.config.rate_limit_resources import ResourceLimit, parse_resource_limits
 from modelserver.core.numerals import is_digits
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.api_choices import ApiChoice, parse_api_choices
@@ -27,6 +24,13 @@ from modelserver.options.flags import (
     flag,
     nearest_hint,
     parse_bool,
+)
+from modelserver.options.resources import (
+    HostPolicy,
+    ResourceLimit,
+    parse_gpu_limits,
+    parse_host_policies,
+    parse_resource_limits,
 )
 from modelserver.telemetry.summary import DEFAULT_QUANTILES, parse_quantiles
 from modelserver.telemetry.trace_settings import OPENTELEMETRY, TraceOptions, parse_trace_config

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from modelserver.config.on_demand import KEEP_ALIVE, parse_keep_alive
 from modelserver.errors import InvalidArgumentError
-from modelserver.repository.model_name import check_model_name
+from modelserver.repository.namespaces import check_model_name
 from modelserver.repository.repository import ModelRepository
 from modelserver.repository.state import IndexEntry, ModelState
 from modelserver.repository.traffic import Traffic, parse_traffic

@@ -17,8 +17,7 @@ from modelserver.errors import InvalidArgumentError, LoadOnDemandError, ServerEr
 from modelserver.execution.model import Model
 from modelserver.execution.process.model_calls import CalledRequest
 from modelserver.planes.on_demand import WaitingRequests
-from modelserver.planes.overload import OverloadStream, tell_overload
-from modelserver.planes.quotas import Callers
+from modelserver.planes.quotas import Callers, OverloadStream, tell_overload
 from modelserver.planes.shadow import Shadows
 from modelserver.planes.shared_memory import CudaSharedMemory, Region, SharedMemory
 from modelserver.planes.shared_memory_io import TransferStream, resolve
@@ -26,8 +25,8 @@ from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
 from modelserver.telemetry.access_log import note_request
 from modelserver.telemetry.audit import audited
+from modelserver.telemetry.counts import RefusalCounts
 from modelserver.telemetry.log_settings import LogSettings
-from modelserver.telemetry.refusals import RefusalCounts
 from modelserver.telemetry.request_log import LoggedStream, log_refusal
 from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 from modelserver.telemetry.trace_settings import Changes

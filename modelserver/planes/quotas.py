@@ -10,8 +10,8 @@ from modelserver.core.relay import RelayStream
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
-from modelserver.errors import QuotaError
-from modelserver.telemetry.caller_counts import CallerCounts
+from modelserver.errors import ErrorCode, QueueFullError, QueueTimeoutError, QuotaError, ServerError
+from modelserver.telemetry.counts import CallerCounts
 
 # Above this number, callers with nothing in flight are forgotten, the longest unseen first.
 _MAX_CALLERS = 10_000
@@ -187,3 +187,29 @@ def count_tokens(response: InferResponse, counted: dict[int, int]) -> None:
 
 def _nothing() -> None:
     """There is nothing to give back."""
+
+
+# Telling clients what kind of overload refused them: --overload-statuses.
+class OverloadStream(RelayStream):
+    """Gives queue errors codes that name the kind of overload."""
+
+    __slots__ = ()
+
+    def pass_on(self, response: InferResponse) -> InferResponse:
+        error = response.error
+        if error is not None:
+            response.error = tell_overload(error)
+        return response
+
+
+def tell_overload(error: ServerError) -> ServerError:
+    """The same error, with the code of its kind; other errors stay as they are."""
+    told: ServerError
+    if isinstance(error, QueueFullError):
+        told = QueueFullError(error.message, code=ErrorCode.OVERLOADED)
+    elif isinstance(error, QueueTimeoutError):
+        told = QueueTimeoutError(error.message, code=ErrorCode.TIMED_OUT)
+    else:
+        return error
+    told.retry_after_s = error.retry_after_s
+    return told

@@ -23,7 +23,7 @@ from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ServerError
 from modelserver.execution.model import Model
-from modelserver.telemetry.shadow_counts import ShadowCounts, ShadowResult
+from modelserver.telemetry.counts import ShadowCounts, ShadowResult
 
 _logger = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.api_keys import Scope
 from modelserver.auth.guard import KeyUse, Needs
-from modelserver.protocol.http_status import PLAIN_ERRORS
-from modelserver.protocol.response import ErrorWriter
+from modelserver.protocol.response import PLAIN_ERRORS, ErrorWriter
 
 # A handler is called with the exchange and the values of the pattern's `{name}` segments.
 RouteCall = Callable[..., None]

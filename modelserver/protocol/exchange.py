@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from modelserver.auth.access import EVERYBODY, Admitted
 from modelserver.auth.guard import Needs
 from modelserver.core.tensor import Buffer
-from modelserver.protocol.http_status import PLAIN_ERRORS
+from modelserver.protocol.response import PLAIN_ERRORS
 from modelserver.protocol.response import ErrorWriter as ErrorWriter
 from modelserver.protocol.response import HttpResponse as HttpResponse
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from modelserver.backend.source_module import find_source, import_source
+from modelserver.backend.discovery import find_source, import_source
 from modelserver.config.schema import RepositoryAgent as AgentConfig
 from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError, ServerError
 from modelserver.repoagent import AgentContext, RepositoryAgent
-from modelserver.repository.holding import Holding
+from modelserver.repository.load_request import Holding
 
 logger = logging.getLogger(__name__)
 

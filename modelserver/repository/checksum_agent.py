@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelserver.repoagent import InvalidArgumentError, RepositoryAgent
-from modelserver.repository.replacement import contained_path
+from modelserver.repository.load_request import contained_path
 
 if TYPE_CHECKING:
     from hashlib import _Hash

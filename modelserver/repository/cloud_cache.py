@@ -24,7 +24,7 @@ import msgspec
 
 from modelserver.errors import InternalError, InvalidArgumentError
 from modelserver.repository.cloud_store import Listing, RemoteFile
-from modelserver.repository.holding import Holding
+from modelserver.repository.load_request import Holding
 
 logger = logging.getLogger(__name__)
 

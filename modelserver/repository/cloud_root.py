@@ -13,7 +13,7 @@ from pathlib import Path
 from modelserver.repository.cloud_cache import CloudCache, CloudTree
 from modelserver.repository.cloud_store import CloudStore, Listing, RemoteFile
 from modelserver.repository.fingerprint import FileStamp, ModelFingerprint, TreeFingerprint, is_ignored
-from modelserver.repository.model_name import name_problem
+from modelserver.repository.namespaces import name_problem
 
 logger = logging.getLogger(__name__)
 

@@ -14,25 +14,28 @@ from pathlib import Path
 from modelserver.backend import Backend, BackendContext
 from modelserver.backend.discovery import backend_for_model_files, find_backend, foreign_model_file, model_filenames
 from modelserver.config.config_limits import FLAG
-from modelserver.config.defaults import normalise
+from modelserver.config.defaults import BACKENDS, normalise
 from modelserver.config.ensemble_models import FindConfig, check_models
 from modelserver.config.message import config_from_json
 from modelserver.config.on_demand import OnDemandConfig, on_demand_config
 from modelserver.config.pbtxt import ParsedConfig, read_pbtxt
-from modelserver.config.platform import BACKENDS
-from modelserver.config.problem import Locations, Problem, error_of, key_path
-from modelserver.config.repair import is_doubtful
+from modelserver.config.problem import Locations, Problem, error_of, is_doubtful, key_path
 from modelserver.config.schema import ModelConfig, RepositoryAgent
 from modelserver.config.validate import validate
-from modelserver.config.version_policy import missing_versions, served_versions
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
 from modelserver.execution.ensemble_engine import EnsembleBackend
 from modelserver.execution.process.hosted_backend import complete_config
 from modelserver.repository.backend_settings import setting_warnings
 from modelserver.repository.fingerprint import ModelFingerprint, fingerprint_tree
-from modelserver.repository.layout import CONFIG_FILENAME, ModelLayout, fingerprint_model
-from modelserver.repository.load_failure import CompletionError
+from modelserver.repository.layout import (
+    CONFIG_FILENAME,
+    ModelLayout,
+    fingerprint_model,
+    missing_versions,
+    served_versions,
+)
 from modelserver.repository.options import DefinitionOptions
+from modelserver.repository.state import CompletionError
 from modelserver.repository.unsupported import ignored_warnings, unsupported_problems
 from modelserver.scheduling.strategy import STRATEGY_PARAMETER, find_strategy
 

@@ -13,15 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from modelserver.errors import ServerError, UnavailableError
-from modelserver.repository.lifecycle_context import LifecycleContext
-from modelserver.repository.load_failure import CompletionError, VersionsFailedError
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadSource
 from modelserver.repository.operations import OperationQueue, OperationRequest, SupersededError, UnloadRequest
 from modelserver.repository.plan import LoadedVersion
 from modelserver.repository.reload import Reload
-from modelserver.repository.serving import ServingVersions
-from modelserver.repository.state import IndexEntry, LoadCounts, Standing
+from modelserver.repository.serving import LifecycleContext, ServingVersions
+from modelserver.repository.state import CompletionError, IndexEntry, LoadCounts, Standing, VersionsFailedError
 from modelserver.repository.version_states import VersionStates
 
 if TYPE_CHECKING:

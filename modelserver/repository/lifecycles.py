@@ -8,12 +8,12 @@ from collections.abc import Awaitable
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.repository.ensembles import Ensembles
 from modelserver.repository.lifecycle import ModelLifecycle
-from modelserver.repository.lifecycle_context import LifecycleContext, ReadyTable
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import ModelLoader
 from modelserver.repository.on_demand import OnDemandModels
+from modelserver.repository.operations import RepositoryPools
 from modelserver.repository.override_store import OverrideStore
-from modelserver.repository.pools import RepositoryPools
+from modelserver.repository.serving import LifecycleContext, ReadyTable
 from modelserver.repository.table import ModelTable
 from modelserver.repository.traffic import TrafficTable
 

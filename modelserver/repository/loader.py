@@ -7,30 +7,67 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
 
 from modelserver.backend import Backend, BackendContext, always
 from modelserver.backend.discovery import backend_for_model_files, find_backend
 from modelserver.config.ensemble_models import FindConfig
+from modelserver.config.message import config_to_json
+from modelserver.config.schema import ModelConfig
 from modelserver.errors import InternalError, NotFoundError, ServerError, UnavailableError
 from modelserver.repository.agents import AgentRun
 from modelserver.repository.cloud_cache import CloudTree
-from modelserver.repository.config_changes import config_changes
 from modelserver.repository.definition import ModelDefinition, check_has_version, read_agents, read_definition
 from modelserver.repository.fingerprint import fingerprint_tree
-from modelserver.repository.holding import Holding
 from modelserver.repository.layout import INCOMPLETE_MARKER, ModelLayout, fingerprint_model, scan_model
-from modelserver.repository.load_request import LoadRequest
+from modelserver.repository.load_request import Holding, LoadRequest, ReplacementDirectory
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.override_store import OverrideStore
 from modelserver.repository.plan import LoadedVersion
-from modelserver.repository.replacement import ReplacementDirectory
 from modelserver.repository.roots import RepositoryRoot, find_model
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
+
+# The differences between two model configs, as text for people.
+
+
+_LONGEST_VALUE = 80
+_ABSENT = "(none)"
+
+
+def config_changes(old: ModelConfig, new: ModelConfig) -> tuple[str, ...]:
+    """One `path: old -> new` for each field that differs, sorted by path; paths are those of the config as JSON."""
+    before, after = dict(_leaves("", config_to_json(old))), dict(_leaves("", config_to_json(new)))
+    paths = sorted(before.keys() | after.keys())
+    return tuple(
+        f"{path}: {before.get(path, _ABSENT)} -> {after.get(path, _ABSENT)}"
+        for path in paths
+        if before.get(path) != after.get(path) and not _is_filled(path, paths)
+    )
+
+
+def _is_filled(path: str, paths: Sequence[str]) -> bool:
+    """Whether one of the configs has fields below `path` and the other has none."""
+    return any(other.startswith((f"{path}.", f"{path}[")) for other in paths)
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Every value that is not an object, and every list without objects, by its path."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(f"{path}.{key}" if path else key, inner)
+    elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
+        for index, inner in enumerate(value):
+            yield from _leaves(f"{path}[{index}]", inner)
+    else:
+        text = orjson.dumps(value).decode()
+        yield path, text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+
 
 logger = logging.getLogger(__name__)
 

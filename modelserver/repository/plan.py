@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from modelserver.config.schema import ModelDynamicBatching
 from modelserver.repository.definition import ModelDefinition
 from modelserver.repository.fingerprint import FileStamp, TreeFingerprint
-from modelserver.repository.holding import Holding
 from modelserver.repository.layout import CONFIG_FILENAME, CONFIGS_DIRECTORY
+from modelserver.repository.load_request import Holding
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model

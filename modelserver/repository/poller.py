@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from modelserver.core.clock import Clock, SystemClock
 from modelserver.errors import ConfigError, ServerError, UnsupportedError
 from modelserver.repository.fingerprint import ModelFingerprint
-from modelserver.repository.load_failure import VersionsFailedError
+from modelserver.repository.state import VersionsFailedError
 
 logger = logging.getLogger(__name__)
 

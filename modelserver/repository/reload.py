@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 from modelserver.config.on_demand import ReloadMode, reload_mode
 from modelserver.errors import ConfigError, InvalidArgumentError, ServerError, UnavailableError
-from modelserver.repository.lifecycle_context import LifecycleContext
-from modelserver.repository.load_failure import VersionsFailedError, describe_failure
 from modelserver.repository.loader import LoadSource
 from modelserver.repository.plan import LoadedVersion, plan_reload
 from modelserver.repository.rolling import Rolling, can_roll
-from modelserver.repository.serving import ServingVersions
+from modelserver.repository.serving import LifecycleContext, ServingVersions
+from modelserver.repository.state import VersionsFailedError, describe_failure
 from modelserver.repository.version_states import VersionStates
 
 logger = logging.getLogger(__name__)

@@ -26,20 +26,17 @@ from modelserver.repository.catalog import Catalog
 from modelserver.repository.definition import read_on_demand_configs, read_unloaded, size_on_disk
 from modelserver.repository.ensembles import Ensembles
 from modelserver.repository.lifecycles import AS_KEPT, Lifecycles
-from modelserver.repository.load_failure import named_failure
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadModel, ModelLoader
-from modelserver.repository.model_name import check_model_name
-from modelserver.repository.namespaces import Namespaces
+from modelserver.repository.namespaces import Namespaces, check_model_name
 from modelserver.repository.on_demand import OnDemandModels, RepositoryAccess
-from modelserver.repository.opening import open_roots
-from modelserver.repository.operations import all_of
+from modelserver.repository.operations import RepositoryPools, all_of
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
-from modelserver.repository.pools import RepositoryPools
+from modelserver.repository.roots import open_roots
 from modelserver.repository.startup import StartupError, load_all, names_at_start, obstacles
-from modelserver.repository.state import IndexEntry, LoadCounts
+from modelserver.repository.state import IndexEntry, LoadCounts, named_failure
 from modelserver.repository.table import ModelTable
 from modelserver.repository.traffic import Traffic, TrafficTable
 from modelserver.repository.traffic_control import TrafficControl

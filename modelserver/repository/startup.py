@@ -8,8 +8,7 @@ from pathlib import Path
 
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerError
 from modelserver.repository.lifecycle import ModelLifecycle
-from modelserver.repository.model_name import check_model_name
-from modelserver.repository.namespaces import Namespaces
+from modelserver.repository.namespaces import Namespaces, check_model_name
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.roots import duplicate_reason
 from modelserver.repository.state import Standing

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from modelserver.config.suggestion import suggest
 from modelserver.errors import NotFoundError, ServerError, UnavailableError, UnloadedError
 from modelserver.repository.lifecycle import ModelLifecycle
-from modelserver.repository.lifecycle_context import ReadyTable
 from modelserver.repository.namespaces import Namespaces
 from modelserver.repository.roots import RepositoryScan, duplicate_reason
+from modelserver.repository.serving import ReadyTable
 from modelserver.repository.state import IndexEntry, ModelState, Standing
 
 if TYPE_CHECKING:

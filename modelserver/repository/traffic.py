@@ -16,7 +16,7 @@ from typing import Any
 from modelserver.core.numerals import is_digits
 from modelserver.core.request import InFlightRequest
 from modelserver.errors import InvalidArgumentError
-from modelserver.telemetry.shadow_counts import ShadowCounts
+from modelserver.telemetry.counts import ShadowCounts
 
 logger = logging.getLogger(__name__)
 

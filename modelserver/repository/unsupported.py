@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from modelserver.config.metric_options import FIRST_RESPONSE_MS
 from modelserver.config.problem import Problem
 from modelserver.config.schema import (
     ModelConfig,
@@ -19,6 +18,7 @@ from modelserver.config.schema import (
     ModelOutput,
     OptimizationPriority,
 )
+from modelserver.telemetry.histogram import FIRST_RESPONSE_MS
 
 # (field path, why it matters)
 Finding = tuple[str, str]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from modelserver.errors import ServerError
-from modelserver.repository.load_failure import VersionsFailedError, describe_failure
 from modelserver.repository.plan import LoadedVersion
-from modelserver.repository.state import UNLOADED, IndexEntry, ModelState
+from modelserver.repository.state import UNLOADED, IndexEntry, ModelState, VersionsFailedError, describe_failure
 
 
 class VersionStates:

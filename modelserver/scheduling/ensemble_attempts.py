@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from modelserver.config.ensemble_limits import StepLimits
+from modelserver.config.ensemble_parameters import StepLimits
 from modelserver.core.request import InFlightRequest
 from modelserver.errors import ErrorCode, QueueTimeoutError, ServerError
 from modelserver.scheduling.ensemble_iteration import Iteration, StepCall

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from modelserver.config.ensemble_graph import Condition, EnsembleGraph, ensemble_graph
-from modelserver.config.ensemble_limits import StepLimits, step_limits
+from modelserver.config.ensemble_parameters import StepLimits, step_limits
 from modelserver.config.ensemble_scopes import Scopes, find_scopes
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import ModelSignature, Reshape

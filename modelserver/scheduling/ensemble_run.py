@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from modelserver.config.ensemble_limits import StepLimits
+from modelserver.config.ensemble_parameters import StepLimits
 from modelserver.core.call_origin import check_has_free_instance
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ParameterValue

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from modelserver.config.rate_limit_resources import ResourceLimit
 from modelserver.config.schema import ModelRateLimiter
 from modelserver.errors import ConfigError
+from modelserver.options.resources import ResourceLimit
 
 # A resource on a device; on none, if it is global.
 Place = tuple[str, int | None]

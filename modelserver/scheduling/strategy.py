@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from modelserver.backend.source_module import import_source
+from modelserver.backend.discovery import import_source
 from modelserver.config.message import config_to_json
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import ConfigError

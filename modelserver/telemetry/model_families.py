@@ -9,13 +9,11 @@ from weakref import WeakKeyDictionary
 
 from prometheus_client.core import Metric
 
-from modelserver.config.metric_options import FIRST_RESPONSE_MS
 from modelserver.config.schema import ModelConfig
 from modelserver.core.long_work import Slices
 from modelserver.telemetry.exposition import RenderedFamily, SampleBlock, sample_block
-from modelserver.telemetry.histogram import HistogramSnapshot
-from modelserver.telemetry.measurement import Measurement
-from modelserver.telemetry.process_restarts import restart_family
+from modelserver.telemetry.histogram import FIRST_RESPONSE_MS, HistogramSnapshot
+from modelserver.telemetry.measurement import Measurement, restart_family
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 

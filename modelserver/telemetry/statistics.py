@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from modelserver.telemetry.histogram import Histogram, Numbers
-from modelserver.telemetry.process_restarts import ProcessRestarts
+from modelserver.telemetry.measurement import ProcessRestarts
 from modelserver.telemetry.statistics_snapshot import (
     BatchStat,
     DurationStat,

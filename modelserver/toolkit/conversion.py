@@ -15,9 +15,8 @@ from modelserver.config.schema import ModelConfig, ModelDynamicBatching
 from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
 from modelserver.repository.layout import CONFIG_FILENAME
 from modelserver.toolkit.comparison import Comparison, Difference, compare
-from modelserver.toolkit.config_text import config_text
 from modelserver.toolkit.loaded_model import LoadedModel, define
-from modelserver.toolkit.model_directory import check_target, model_bytes, new_model_directory
+from modelserver.toolkit.model_directory import check_target, config_text, model_bytes, new_model_directory
 from modelserver.toolkit.onnx_file import read_onnx, readable_names, write_onnx
 from modelserver.toolkit.onnx_float16 import to_float16
 from modelserver.toolkit.sample_options import SampleOptions

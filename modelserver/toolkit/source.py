@@ -194,7 +194,7 @@ def _without_batch(config: ModelConfig) -> ModelConfig:
 
 
 def _write_config(directory: Path, config: ModelConfig) -> None:
-    from modelserver.toolkit.config_text import config_text
+    from modelserver.toolkit.model_directory import config_text
 
     (directory / CONFIG_FILENAME).write_text(config_text(config))
 

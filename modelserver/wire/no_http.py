@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelserver.protocol.exchange import Frontend, HttpExchange
-from modelserver.protocol.http_status import message_response
+from modelserver.protocol.response import message_response
 
 
 class NoHttp(Frontend):

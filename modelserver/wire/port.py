@@ -7,7 +7,7 @@ import logging
 import resource
 import socket
 
-from modelserver.platform.malloc import give_back
+from modelserver.platform.tuning import give_back
 from modelserver.protocol.call import Frontend as GrpcFrontend
 from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.telemetry.wire import Violation, WireCounts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.app.load_deadlocks import LoadWaits
+from modelserver.app.server_calls import LoadWaits
 from modelserver.errors import UnavailableError
 
 

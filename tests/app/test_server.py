@@ -27,7 +27,7 @@ from support.model_files import write_identity, write_model
 from support.processes import ENVIRONMENT, ServerProcess, serving_process
 from support.serving import running_server
 
-from modelserver.app.signals import SAME_REQUEST_S
+from modelserver.app.shutdown import SAME_REQUEST_S
 from modelserver.errors import ServerError, UnavailableError
 
 

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from modelserver.app.signals import SAME_REQUEST_S, StopSignals, unless
+from modelserver.app.shutdown import SAME_REQUEST_S, StopSignals, unless
 
 
 async def test_the_first_signal_asks_and_the_second_forces() -> None:

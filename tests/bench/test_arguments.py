@@ -9,10 +9,9 @@ import pytest
 from modelserver.bench.arguments import parse_arguments, wants_help
 from modelserver.bench.flags import make_parser
 from modelserver.bench.llm.options import Length, LlmOptions, Target
-from modelserver.bench.llm.work import EndpointType
 from modelserver.bench.options import BenchOptions, Mode, SharedMemory
 from modelserver.bench.search import LoadRange
-from modelserver.bench.work import Sequences
+from modelserver.bench.work import EndpointType, Sequences
 from modelserver.client.address import Address
 from modelserver.errors import InvalidArgumentError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modelserver.bench.latency import percentile, summarise
+from modelserver.bench.window import percentile, summarise
 
 
 @pytest.mark.parametrize(

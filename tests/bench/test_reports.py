@@ -14,10 +14,8 @@ from support.bench_results import level, results
 
 from modelserver.bench.metrics import GpuMetrics
 from modelserver.bench.options import BenchOptions, LoadOptions, MeasurementOptions, MetricsOptions, Mode, ReportOptions
-from modelserver.bench.report_csv import write_csv
-from modelserver.bench.report_export import export_document
+from modelserver.bench.report_files import export_document, results_document, write_csv
 from modelserver.bench.report_html import html_report
-from modelserver.bench.report_json import results_document
 from modelserver.bench.report_text import failure_lines, level_lines, settings_lines, summary_lines
 from modelserver.bench.results import Results
 from modelserver.bench.window import Stability

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from modelserver.bench.schedule import NS_PER_S, due_times
+from modelserver.bench.player import NS_PER_S, due_times
 from modelserver.bench.work import OpenLoad, Share
 
 ALONE = Share(0, 1)

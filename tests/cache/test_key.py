@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelserver.cache.key import RequestKey, input_size, make_key
+from modelserver.cache.store import RequestKey, input_size, make_key
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelserver.cache.answer import CachedAnswer
-from modelserver.cache.key import RequestKey
 from modelserver.cache.local import LocalStore
+from modelserver.cache.store import CachedAnswer, RequestKey
 from modelserver.core.datatype import Datatype
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor

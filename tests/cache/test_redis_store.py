@@ -15,10 +15,9 @@ from support.certificates import Authority
 from support.layouts import free_port
 from support.redis_server import redis_server
 
-from modelserver.cache.answer import CachedAnswer
-from modelserver.cache.key import RequestKey
 from modelserver.cache.redis_store import RedisStore
 from modelserver.cache.settings import RedisSettings
+from modelserver.cache.store import CachedAnswer, RequestKey
 from modelserver.core.datatype import Datatype
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor

@@ -9,7 +9,7 @@ from support.cloud import CountingStore, memory_bucket
 from support.model_files import write_identity, write_model
 
 from modelserver.cli.inspection import Inspection, inspect_model, inspect_repositories
-from modelserver.repository import opening
+from modelserver.repository import roots
 from modelserver.repository.options import DefinitionOptions
 
 CHAIN = """
@@ -69,7 +69,7 @@ def test_ensembles_that_contain_each_other_are_told(tmp_path: Path) -> None:
 def test_models_of_an_object_store_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with memory_bucket("inspected") as bucket:
-        monkeypatch.setattr(opening, "CloudStore", lambda *_: CountingStore(bucket))
+        monkeypatch.setattr(roots, "CloudStore", lambda *_: CountingStore(bucket))
         bucket.write_model("good", versions=(1, 3))
         bucket.write_model("bad", config="max_batch_size: -3")
         address = bucket.uri.text

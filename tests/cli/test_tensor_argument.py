@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from modelserver.cli.tensor_argument import InputSpec, parse_tensor
+from modelserver.cli.infer import InputSpec, parse_tensor
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError, ServerError
 

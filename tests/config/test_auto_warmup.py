@@ -4,7 +4,7 @@ import pytest
 from support.batching import batching_config
 
 from modelserver.config.auto_warmup import AutoWarmup, auto_warmup, check_auto_warmup, warmup_rows
-from modelserver.config.report import Report
+from modelserver.config.problem import Report
 from modelserver.config.schema import ModelDynamicBatching, ModelInput, ModelSequenceBatching
 from modelserver.core.datatype import Datatype
 

@@ -1,8 +1,7 @@
 import pytest
 
 from modelserver.config.pbtxt import read_pbtxt
-from modelserver.config.problem import Problem
-from modelserver.config.repair import is_doubtful
+from modelserver.config.problem import Problem, is_doubtful
 from modelserver.errors import ConfigError
 
 

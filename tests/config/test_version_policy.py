@@ -1,7 +1,7 @@
 import pytest
 
 from modelserver.config.pbtxt import parse_pbtxt
-from modelserver.config.version_policy import missing_versions, served_versions
+from modelserver.repository.layout import missing_versions, served_versions
 
 
 @pytest.mark.parametrize(

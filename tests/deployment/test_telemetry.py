@@ -19,8 +19,7 @@ from support.tools import run_tool
 from support.waiting import until_true
 
 from modelserver.telemetry.exposition import render_text
-from modelserver.telemetry.gpu import GpuMemory, GpuReading
-from modelserver.telemetry.gpu_metrics import gpu_families
+from modelserver.telemetry.gpu import GpuMemory, GpuReading, gpu_families
 
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
 GROUPS = read_yaml(CHART / "files" / "alerts.yaml")["groups"]

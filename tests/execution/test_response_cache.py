@@ -12,9 +12,8 @@ import pytest
 from support.batching import request
 from support.gate import until
 
-from modelserver.cache.answer import CachedAnswer
-from modelserver.cache.key import NO_CACHE_PARAMETER, RequestKey
 from modelserver.cache.local import LocalStore
+from modelserver.cache.store import NO_CACHE_PARAMETER, CachedAnswer, RequestKey
 from modelserver.core.clock import SystemClock
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse

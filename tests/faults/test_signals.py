@@ -15,7 +15,7 @@ from support.layouts import free_port
 from support.model_files import write_identity
 from support.processes import ANY_PORTS, ENVIRONMENT, SERVE, serving_process
 
-from modelserver.app.signals import SAME_REQUEST_S
+from modelserver.app.shutdown import SAME_REQUEST_S
 
 MOMENTS_S = [0.3, 0.9, *(pytest.param(moment_s, marks=pytest.mark.slow) for moment_s in (0.05, 0.6, 1.2))]
 

@@ -171,8 +171,7 @@ def step_the_driver_tells_of_its_gpus() -> dict[str, Any]:
     from gpu.steps import require
 
     from modelserver.platform.gpus import free_gpu_bytes
-    from modelserver.telemetry.gpu import Gpus
-    from modelserver.telemetry.gpu_metrics import gpu_families
+    from modelserver.telemetry.gpu import Gpus, gpu_families
 
     require("pynvml")
     readings = Gpus().read()

@@ -16,7 +16,7 @@ from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, ServerError, UnavailableError
 from modelserver.planes.data import DataPlane
-from modelserver.telemetry.refusals import RefusalReason
+from modelserver.telemetry.counts import RefusalReason
 
 
 def request_for(name: str, datatype: Datatype = Datatype.FP32, version: int | None = None) -> InFlightRequest:

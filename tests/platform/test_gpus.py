@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from modelserver.backend import DeviceKind, Placement
-from modelserver.config.gpu_limits import parse_gpu_limits
 from modelserver.config.schema import ModelInstanceGroup
 from modelserver.errors import InvalidArgumentError, UnavailableError
 from modelserver.execution.gpu_limits import GpuLimits
 from modelserver.execution.placement import InstancePlan
+from modelserver.options.resources import parse_gpu_limits
 from modelserver.platform.gpus import gpu_memory, usable_gpus, visible_devices, visible_gpus
-from modelserver.telemetry.gpu import GpuGauges, GpuMemory, Gpus
-from modelserver.telemetry.gpu_metrics import gpu_families
+from modelserver.telemetry.gpu import GpuGauges, GpuMemory, Gpus, gpu_families
 
 
 class NotSupportedError(Exception):

@@ -18,7 +18,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.errors import ErrorCode
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.grpc_status import STATUS_OF
-from modelserver.protocol.http_status import STATUS
+from modelserver.protocol.response import STATUS
 
 RAISES = """
 import numpy as np

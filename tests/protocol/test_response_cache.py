@@ -14,7 +14,7 @@ from support.clients import ClientError
 from support.gate import BACKEND_DIRECTORY, gate_of, until, write_gated
 from support.serving import RunningServer, running_server
 
-from modelserver.cache.key import NO_CACHE_PARAMETER
+from modelserver.cache.store import NO_CACHE_PARAMETER
 from modelserver.errors import ErrorCode
 
 pytestmark = pytest.mark.one_layout

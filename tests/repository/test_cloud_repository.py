@@ -11,7 +11,7 @@ from support.cloud import CountingStore, MemoryBucket, memory_bucket
 from support.repositories import GatedLoader, infer, open_repository, write_model
 
 from modelserver.errors import AlreadyExistsError, NotFoundError, UnavailableError
-from modelserver.repository import opening
+from modelserver.repository import roots
 from modelserver.repository.cloud_store import CloudUnavailableError
 from modelserver.repository.options import ControlMode
 from modelserver.repository.repository import ModelRepository
@@ -45,7 +45,7 @@ class Cloud:
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     with memory_bucket("repository") as bucket:
         store = CountingStore(bucket)
-        monkeypatch.setattr(opening, "CloudStore", lambda *_: store)
+        monkeypatch.setattr(roots, "CloudStore", lambda *_: store)
         yield Cloud(bucket, store, tmp_path / "cache")
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from modelserver.config.pbtxt import parse_pbtxt
-from modelserver.repository.config_changes import config_changes
+from modelserver.repository.loader import config_changes
 
 BASE = 'backend: "identity" max_batch_size: 8 input [ { name: "a" data_type: TYPE_FP32 dims: [ 2 ] } ]'
 

@@ -8,9 +8,9 @@ from modelserver.backend.discovery import backend_for_model_files
 from modelserver.errors import ConfigError, UnsupportedError
 from modelserver.repository.definition import ModelDefinition, read_definition
 from modelserver.repository.layout import scan_model
-from modelserver.repository.load_failure import CompletionError
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.roots import RepositoryRoot, find_model
+from modelserver.repository.state import CompletionError
 
 
 def read(directory: Path, config_json: str | None = None, **options: object) -> ModelDefinition:

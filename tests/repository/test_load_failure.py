@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from modelserver.errors import ErrorCode, InternalError, NotFoundError, ServerError
-from modelserver.repository.load_failure import CompletionError, VersionsFailedError, describe_failure
+from modelserver.repository.state import CompletionError, VersionsFailedError, describe_failure
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.repository.model_name import check_model_name, name_problem
+from modelserver.repository.namespaces import check_model_name, name_problem
 
 
 @pytest.mark.parametrize("name", ["a", "resnet-50", "m.v2", "_m", "7", "großes_modell", "org:model@1", "x" * 255])

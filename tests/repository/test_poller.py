@@ -7,8 +7,8 @@ import pytest
 from modelserver.core.clock import ManualClock
 from modelserver.errors import ConfigError, InternalError, ServerError
 from modelserver.repository.fingerprint import FileStamp, ModelFingerprint, TreeFingerprint
-from modelserver.repository.load_failure import VersionsFailedError
 from modelserver.repository.poller import Poller, PollPlan, PollScan, back_off_s, diff
+from modelserver.repository.state import VersionsFailedError
 
 INTERVAL_S = 10.0
 

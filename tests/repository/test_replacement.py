@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.repository import replacement
-from modelserver.repository.replacement import ReplacementDirectory
+from modelserver.repository import load_request
+from modelserver.repository.load_request import ReplacementDirectory
 
 
 @pytest.fixture(autouse=True)
 def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(replacement.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(load_request.tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from modelserver.config.rate_limit_resources import ResourceLimit
 from modelserver.config.schema import ModelRateLimiter, RateLimiterResource
 from modelserver.errors import ConfigError
+from modelserver.options.resources import ResourceLimit
 from modelserver.scheduling.rate_limit import Claim, RateLimiter, ResourceUse, limits_something
 
 

@@ -16,7 +16,7 @@ from modelserver.errors import CancelledError, NotFoundError, UnavailableError, 
 from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.repository.state import IndexEntry, ModelState
 from modelserver.repository.traffic import TrafficTable
-from modelserver.telemetry.memory import MemoryUsage
+from modelserver.telemetry.host import MemoryUsage
 from modelserver.telemetry.statistics import ModelStatistics
 
 

@@ -11,7 +11,8 @@ from support.memory_transport import MemoryTransport, receive
 
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.response import HttpResponse
 from modelserver.telemetry.wire import Protocol, Violation, WireCounts
 from modelserver.wire.context import WireContext
 from modelserver.wire.http1.connection import Http1Connection

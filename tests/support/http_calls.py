@@ -12,7 +12,8 @@ import numpy as np
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Buffer, Tensor, tensor_to_bytes
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, ResponseWriter
+from modelserver.protocol.response import HttpResponse
 
 LENGTH = "inference-header-content-length"
 

@@ -13,7 +13,8 @@ from modelserver.core.tensor import Buffer
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.call import Method, StreamCall, UnaryCall
 from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.response import HttpResponse
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.context import WireContext
 from modelserver.wire.limits import WireLimits

@@ -9,7 +9,8 @@ from functools import partial
 
 from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
 from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.protocol.exchange import HttpExchange, ResponseWriter
+from modelserver.protocol.response import HttpResponse
 
 SERVICE = "/test.Wire/"
 

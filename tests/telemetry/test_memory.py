@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from modelserver.telemetry.memory import process_memory
+from modelserver.telemetry.host import process_memory
 
 _HOLD = "import sys; held = b'x' * int(sys.argv[1]); print(flush=True); sys.stdin.read()"
 

@@ -19,16 +19,15 @@ from modelserver.config.schema import ModelConfig
 from modelserver.errors import ErrorCode
 from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.frontends.http.metrics import Metrics
-from modelserver.protocol.exchange import HttpResponse
+from modelserver.protocol.response import HttpResponse
 from modelserver.repository.state import LoadCounts
+from modelserver.telemetry.counts import RefusalCounts, RefusalReason
 from modelserver.telemetry.exposition import accepts_openmetrics, render_openmetrics, render_text
 from modelserver.telemetry.host import HostGauges
-from modelserver.telemetry.measurement import Measurement
+from modelserver.telemetry.measurement import Measurement, RestartReason
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.model_families import MetricsOptions
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
-from modelserver.telemetry.process_restarts import RestartReason
-from modelserver.telemetry.refusals import RefusalCounts, RefusalReason
 from modelserver.telemetry.statistics import BatchTiming, ModelStatistics, ResponseKind
 from modelserver.telemetry.statistics_snapshot import FailureReason
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelserver.telemetry.exposition import render_text
-from modelserver.telemetry.process_restarts import ProcessRestarts, RestartReason, restart_family
+from modelserver.telemetry.measurement import ProcessRestarts, RestartReason, restart_family
 
 
 def test_restarts_are_counted_by_reason_from_zero_on() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from modelserver.config.pbtxt import parse_pbtxt
-from modelserver.toolkit.config_text import config_text
+from modelserver.toolkit.model_directory import config_text
 
 ROOT = Path(__file__).parents[2]
 

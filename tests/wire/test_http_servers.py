@@ -23,7 +23,8 @@ from support.http_calls import LENGTH, binary_body, fp32
 from modelserver.app.frontends import http_frontend
 from modelserver.errors import UnavailableError
 from modelserver.frontends.http.frontend import HttpFrontend
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpResponse
+from modelserver.protocol.exchange import Frontend, HttpExchange
+from modelserver.protocol.response import HttpResponse
 from modelserver.wire.address import Address
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.native_server import NativeServer

@@ -21,7 +21,8 @@ from support.loops import on_both_loops
 from modelserver.errors import UnavailableError
 from modelserver.protocol.call import Method, StreamCall, UnaryCall
 from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.response import HttpResponse
 from modelserver.telemetry.wire import Protocol, WireCounts
 from modelserver.wire import port as port_module
 from modelserver.wire.address import Address

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.bench.llm.options import Length, LlmOptions, PromptOptions, Target
-from modelserver.bench.llm.work import EndpointType
 from modelserver.bench.options import LoadOptions, Mode, ReportOptions
+from modelserver.bench.work import EndpointType
 from modelserver.client.address import Address
 from modelserver.core.documents import parse_json
 from modelserver.core.numerals import parse_float

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from modelserver.bench.llm.work import EndpointType
+from modelserver.bench.work import EndpointType
 
 DONE = b"[DONE]"
 # Names that Triton's models give to their text.

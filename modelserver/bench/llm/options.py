@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from modelserver.bench.llm.work import EndpointType
 from modelserver.bench.options import LoadOptions, ReportOptions
+from modelserver.bench.work import EndpointType
 from modelserver.client.address import Address
 
 DEFAULT_PATHS = {

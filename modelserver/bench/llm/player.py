@@ -7,14 +7,12 @@ import time
 from array import array
 from collections import Counter
 
-from modelserver.bench import messages
 from modelserver.bench.feed import Feed
 from modelserver.bench.llm.events import Chunk, EventReader, read_chunk
-from modelserver.bench.llm.records import Call, pack_calls
-from modelserver.bench.llm.work import EndpointType, LlmWork
+from modelserver.bench.llm.results import Call, pack_calls
 from modelserver.bench.player import Player
 from modelserver.bench.recorder import Recorder
-from modelserver.bench.work import Share
+from modelserver.bench.work import Collected, EndpointType, LlmWork, Share
 from modelserver.client.address import Address
 from modelserver.client.http_lane import HttpLane
 from modelserver.client.lane import Answers, Lane
@@ -166,12 +164,12 @@ class LlmPlayer(Player):
         self._recorder = CallRecorder()
         return PromptFeed(self._work, self._share), self._recorder
 
-    def collect(self) -> messages.Collected:
+    def collect(self) -> Collected:
         recorder = self._recorder
         calls, recorder.calls = recorder.calls, []
         failures, recorder.failures = recorder.failures, Counter()
         times, recorder.failure_times = recorder.failure_times, array("q")
-        return messages.Collected(
+        return Collected(
             cpu_s=time.process_time(),
             is_over=self._is_over,
             failure_times=times.tobytes(),

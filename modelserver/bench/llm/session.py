@@ -7,17 +7,14 @@ from time import monotonic_ns
 from typing import Protocol
 
 from modelserver.bench.fleet import Fleet, Harvest
-from modelserver.bench.latency import Nanoseconds
-from modelserver.bench.llm.figures import level_figures
 from modelserver.bench.llm.options import DEFAULT_PATHS, LlmOptions
 from modelserver.bench.llm.prompts import encode_prompts, make_prompts
-from modelserver.bench.llm.records import Call, unpack_calls
-from modelserver.bench.llm.results import LlmLevel, LlmResults
-from modelserver.bench.llm.work import LlmWork
+from modelserver.bench.llm.results import Call, LlmLevel, LlmResults, level_figures, unpack_calls
 from modelserver.bench.options import Mode
 from modelserver.bench.profiler import OPEN_START_NS, search_levels
 from modelserver.bench.session import count_workers
-from modelserver.bench.work import ClosedLoad, OpenLoad
+from modelserver.bench.window import Nanoseconds
+from modelserver.bench.work import ClosedLoad, LlmWork, OpenLoad
 from modelserver.client.request_heads import model_path
 from modelserver.errors import UnavailableError
 

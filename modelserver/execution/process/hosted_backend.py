@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.backend import Backend, BackendContext, BatchInstance, ConfigError, ModelConfig, Placement
-from modelserver.config.instance_process import instance_in_process
+from modelserver.config.instance_rules import instance_in_process
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.execution.process.child_process import call_in_process
 from modelserver.execution.process.hosting import backend_recipe, find_class, reference

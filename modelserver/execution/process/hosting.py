@@ -22,7 +22,7 @@ from modelserver.backend import (
     TensorInstance,
     model_outputs,
 )
-from modelserver.backend.source_module import EXTERNAL_PREFIX, import_source
+from modelserver.backend.discovery import EXTERNAL_PREFIX, import_source
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.config.schema import ModelInput, ModelOutput
 from modelserver.config.signature import ModelSignature

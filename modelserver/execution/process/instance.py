@@ -42,7 +42,7 @@ from modelserver.execution.process.model_calls import ModelCalls
 from modelserver.execution.process.recipe import ProcessOptions, Recipe, num_instances
 from modelserver.execution.process.shared_buffer import ByteView
 from modelserver.execution.process.supervisor import Death, State, Supervisor
-from modelserver.telemetry.process_restarts import ProcessRestarts, RestartReason
+from modelserver.telemetry.measurement import ProcessRestarts, RestartReason
 
 _logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from modelserver.backend import InternalError, ServerError, UnavailableError
 from modelserver.execution.process.child_process import ChildProcess
 from modelserver.execution.process.recipe import RestartOptions, RestartPolicy
-from modelserver.telemetry.process_restarts import ProcessRestarts, RestartReason
+from modelserver.telemetry.measurement import ProcessRestarts, RestartReason
 
 _logger = logging.getLogger(__name__)
 

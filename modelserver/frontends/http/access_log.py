@@ -8,8 +8,8 @@ from modelserver.auth.access import Admitted
 from modelserver.auth.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
-from modelserver.protocol.response import ErrorWriter
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, ResponseWriter
+from modelserver.protocol.response import ErrorWriter, HttpResponse
 from modelserver.telemetry.access_log import ACCESS, AccessEntry, num_bytes
 
 

@@ -15,9 +15,9 @@ from modelserver.protocol.compression import (
     compress,
     decompress,
 )
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
-from modelserver.protocol.http_status import error_response
+from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import HttpResponse, error_response
 
 T = TypeVar("T")
 

@@ -31,8 +31,7 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.head import InputHead, RequestHead
 from modelserver.frontends.http.json_tensor import check_has_json, tensor_from_json, tensor_slices, tensor_to_json
 from modelserver.frontends.http.request_parameters import apply_parameters
-from modelserver.protocol.exchange import HttpResponse
-from modelserver.protocol.http_status import JSON_HEADERS
+from modelserver.protocol.response import JSON_HEADERS, HttpResponse
 
 _BINARY_TYPE = ("Content-Type", "application/octet-stream")
 

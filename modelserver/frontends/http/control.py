@@ -11,8 +11,8 @@ from modelserver.frontends.http.documents import index_document
 from modelserver.frontends.http.inference import parse_version
 from modelserver.frontends.http.json_body import with_object
 from modelserver.protocol.exchange import HttpExchange
-from modelserver.protocol.http_status import bare_response, error_response, json_response
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import bare_response, error_response, json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane

@@ -10,9 +10,8 @@ from typing import Final
 
 from modelserver.auth.access import WITHOUT_KEY, Admitted, Cors
 from modelserver.frontends.http.relayed import RelayedExchange
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
-from modelserver.protocol.http_status import message_response
-from modelserver.protocol.response import ErrorWriter
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead
+from modelserver.protocol.response import ErrorWriter, HttpResponse, message_response
 
 _METHODS: Final = "GET, HEAD, POST, DELETE"
 # Headers that a page may read beside those that every page may.

@@ -18,7 +18,7 @@ from modelserver.errors import ServerError
 from modelserver.frontends.http.answer_form import PLAIN, AnswerForm
 from modelserver.frontends.http.framing import SSE, SSE_DONE
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
-from modelserver.protocol.http_status import STATUS, error_text
+from modelserver.protocol.response import STATUS, error_text
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ import orjson
 
 from modelserver.frontends.http.body import respond_compressed
 from modelserver.protocol.compression import choose_encoding
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
-from modelserver.protocol.http_status import JSON_HEADERS
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.response import JSON_HEADERS, HttpResponse
 
 # Placeholder for the text that changes. Names of models and ids never have such characters.
 _MARK = "\x00text\x00"

@@ -11,8 +11,8 @@ from modelserver.errors import LoadOnDemandError, NotFoundError, ServerError, Un
 from modelserver.frontends.http.router import Match, Router, allowed_methods, route_for
 from modelserver.frontends.http.waiting import WaitingExchanges
 from modelserver.protocol.api import Api, Route
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, HttpResponse
-from modelserver.protocol.response import ErrorWriter
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead
+from modelserver.protocol.response import ErrorWriter, HttpResponse
 from modelserver.telemetry.audit import PEER
 
 

@@ -22,9 +22,9 @@ from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP
 from modelserver.frontends.http.load_report import reporting
 from modelserver.frontends.http.timeouts import client_timeout_ns
 from modelserver.protocol.compression import choose_encoding
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
-from modelserver.protocol.http_status import JSON_TYPE, error_response
+from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import JSON_TYPE, HttpResponse, error_response
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane

@@ -27,10 +27,10 @@ from modelserver.frontends.http.templates import Known, RecentCall
 from modelserver.frontends.http.timeouts import client_timeout_ns
 from modelserver.protocol.api import Route
 from modelserver.protocol.compression import choose_encoding
-from modelserver.protocol.exchange import HeadMemo, HttpExchange, HttpHead, HttpResponse
-from modelserver.protocol.http_status import error_response
+from modelserver.protocol.exchange import HeadMemo, HttpExchange, HttpHead
 from modelserver.protocol.kserve import ASKING_HEADER, JSON_LEN_HEADER
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import HttpResponse, error_response
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane, InferPlane

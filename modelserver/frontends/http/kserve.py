@@ -18,8 +18,8 @@ from modelserver.frontends.http.trace_settings import TraceRoutes
 from modelserver.frontends.http.traffic import TrafficRoutes
 from modelserver.protocol.api import Api, Route, RouteCall
 from modelserver.protocol.exchange import HttpExchange
-from modelserver.protocol.http_status import bare_response, json_response
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import bare_response, json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane

@@ -11,9 +11,9 @@ from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.json_body import with_object
 from modelserver.protocol.api import Route
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
-from modelserver.protocol.http_status import json_response
+from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import HttpResponse, json_response
 from modelserver.telemetry.log_tail import NUM_KEPT, LogFollower
 
 if TYPE_CHECKING:

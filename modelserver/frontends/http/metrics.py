@@ -12,9 +12,8 @@ from modelserver.core.long_work import Slices, long_work
 from modelserver.errors import ServerError
 from modelserver.frontends.http.body import answer_errors
 from modelserver.protocol.api import Api, Route
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
-from modelserver.protocol.http_status import STATUS, error_response
-from modelserver.protocol.response import ErrorWriter
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.response import STATUS, ErrorWriter, HttpResponse, error_response
 from modelserver.telemetry.exposition import (
     OPENMETRICS_CONTENT_TYPE,
     TEXT_CONTENT_TYPE,

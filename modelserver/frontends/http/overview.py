@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from modelserver.telemetry.host import HostGauges
-from modelserver.telemetry.memory import process_memory
+from modelserver.telemetry.host import HostGauges, process_memory
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model

@@ -12,8 +12,8 @@ from modelserver.frontends.http.json_body import with_object
 from modelserver.planes.shared_memory import CUDA_HANDLE_BYTES
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange
-from modelserver.protocol.http_status import bare_response, json_response
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import bare_response, json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.protocol.exchange import HttpExchange, ResponseWriter
+from modelserver.protocol.response import HttpResponse
 
 
 class RelayedExchange(HttpExchange):

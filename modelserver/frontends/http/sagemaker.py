@@ -16,9 +16,9 @@ from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoun
 from modelserver.frontends.http.json_body import with_object
 from modelserver.frontends.http.relayed import RelayedExchange
 from modelserver.protocol.api import Route
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
-from modelserver.protocol.http_status import error_response, json_response, message_response
+from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import HttpResponse, error_response, json_response, message_response
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane

@@ -9,8 +9,8 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.json_body import with_object
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange
-from modelserver.protocol.http_status import json_response
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane

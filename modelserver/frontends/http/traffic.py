@@ -11,8 +11,8 @@ from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.json_body import with_object
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange
-from modelserver.protocol.http_status import error_response, json_response
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import error_response, json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane

@@ -20,8 +20,7 @@ from modelserver.frontends.llm.errors import (
     UnknownToolFormatError,
     read_refusal,
 )
-from modelserver.protocol.http_status import JSON_TYPE, error_text, retry_headers
-from modelserver.protocol.response import HttpResponse
+from modelserver.protocol.response import JSON_TYPE, HttpResponse, error_text, retry_headers
 
 logger = logging.getLogger(__name__)
 

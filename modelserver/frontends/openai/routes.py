@@ -23,9 +23,9 @@ from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.responses.routes import Responses
 from modelserver.frontends.openai.tokens import Tokens
 from modelserver.protocol.api import Api, Route
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
-from modelserver.protocol.http_status import json_response
+from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import HttpResponse, json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane

@@ -24,9 +24,8 @@ from modelserver.toolkit.model_directory import model_bytes
 from modelserver.toolkit.sample_options import SampleOptions
 from modelserver.toolkit.samples import Samples
 from modelserver.toolkit.tuning.candidate import Candidate, apply_candidate
-from modelserver.toolkit.tuning.parity import check_labels, compare_settings, reason_not_to_ask
-from modelserver.toolkit.tuning.search import Scores, climb, everything, winner
-from modelserver.toolkit.tuning.space import Space, SpaceOptions, make_space
+from modelserver.toolkit.tuning.served_answers import check_labels, compare_settings, reason_not_to_ask
+from modelserver.toolkit.tuning.space import Scores, Space, SpaceOptions, climb, everything, make_space, winner
 from modelserver.toolkit.tuning.trial import Trial, joined, judge, point_of
 from modelserver.toolkit.tuning.tuned_model import TunedModel, borrowed
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from modelserver.bench.results import LevelResult
 from modelserver.toolkit.tuning.candidate import Candidate
-from modelserver.toolkit.tuning.search import Score
+from modelserver.toolkit.tuning.space import Score
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from modelserver.core.tensor import Buffer
-from modelserver.protocol.exchange import HttpResponse
-from modelserver.protocol.http_status import message_response
+from modelserver.protocol.response import HttpResponse, message_response
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S, WireContext

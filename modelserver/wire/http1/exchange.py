@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from modelserver.core.tensor import Buffer
-from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.protocol.exchange import HttpExchange, ResponseWriter
+from modelserver.protocol.response import HttpResponse
 from modelserver.wire.http1.head import RequestHead
 
 

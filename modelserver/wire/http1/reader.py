@@ -11,8 +11,8 @@ import logging
 from typing import Any
 
 from modelserver.errors import PayloadTooLargeError, ServerError
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpResponse, ResponseWriter
-from modelserver.protocol.http_status import message_response
+from modelserver.protocol.exchange import Frontend, HttpExchange, ResponseWriter
+from modelserver.protocol.response import HttpResponse, message_response
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.assembly import owner_of
 from modelserver.wire.body import MIN_DIRECT_BYTES

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError
-from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWriter
-from modelserver.protocol.response import ErrorWriter
+from modelserver.protocol.exchange import HttpExchange, ResponseWriter
+from modelserver.protocol.response import ErrorWriter, HttpResponse
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.assembly import owner_of

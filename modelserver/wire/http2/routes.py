@@ -6,10 +6,8 @@ from typing import Final
 
 from modelserver.auth.access import EVERYBODY
 from modelserver.protocol.call import RpcError
-from modelserver.protocol.exchange import HttpResponse
 from modelserver.protocol.grpc_status import Status
-from modelserver.protocol.http_status import PLAIN_ERRORS
-from modelserver.protocol.response import ErrorWriter
+from modelserver.protocol.response import PLAIN_ERRORS, ErrorWriter, HttpResponse
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.context import WireContext
 from modelserver.wire.grpc.compression import choose_encoding

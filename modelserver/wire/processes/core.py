@@ -33,11 +33,10 @@ from modelserver.planes.data import InferPlane
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.call import Service
 from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse
-from modelserver.protocol.http_status import PLAIN_ERRORS
+from modelserver.protocol.exchange import HttpExchange, HttpHead
 from modelserver.protocol.kserve import ASKING_HEADER, JSON_LEN_HEADER, SERVICE
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
-from modelserver.protocol.response import ErrorWriter
+from modelserver.protocol.response import PLAIN_ERRORS, ErrorWriter, HttpResponse
 from modelserver.wire.processes.forwarding import ForwardedCalls, GrpcForwarder
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (

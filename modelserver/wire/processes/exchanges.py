@@ -11,8 +11,9 @@ from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import Frontend as GrpcFrontend
 from modelserver.protocol.call import Parts, RpcError, StreamCall, UnaryCall
 from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.exchange import HttpExchange, HttpHead
 from modelserver.protocol.grpc_status import Status
+from modelserver.protocol.response import HttpResponse
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     Content,

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import Frontend as GrpcFrontend
 from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
-from modelserver.protocol.exchange import HttpExchange, HttpResponse, ResponseWriter
+from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.kserve import INFER_PATH
+from modelserver.protocol.response import HttpResponse
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     Cancel,

@@ -11,9 +11,7 @@ from typing import Any, Final
 from modelserver.app.logs import set_own_level
 from modelserver.execution.process.child import Resident
 from modelserver.execution.process.child_log import ChildLogHandler
-from modelserver.platform.gc_freeze import keep_for_good
-from modelserver.platform.malloc import tune_malloc
-from modelserver.platform.switch_interval import shorten_switch_interval
+from modelserver.platform.tuning import keep_for_good, shorten_switch_interval, tune_malloc
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.accepted import AcceptedSocket
 from modelserver.wire.http1.connection import Http1Connection

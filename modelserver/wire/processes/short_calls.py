@@ -19,9 +19,9 @@ from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import Method, UnaryCall
 from modelserver.protocol.compression import choose_encoding
 from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.exchange import HttpExchange, HttpHead
 from modelserver.protocol.kserve import ASKING_HEADER, JSON_LEN_HEADER, READ_HEADERS
-from modelserver.protocol.response import ErrorWriter
+from modelserver.protocol.response import ErrorWriter, HttpResponse
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     Cancel,

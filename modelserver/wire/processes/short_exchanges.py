@@ -10,8 +10,9 @@ import msgspec
 from modelserver.protocol.call import Frontend as GrpcFrontend
 from modelserver.protocol.call import Parts, UnaryCall
 from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse
+from modelserver.protocol.exchange import HttpExchange, HttpHead
 from modelserver.protocol.kserve import INFER_PATH
+from modelserver.protocol.response import HttpResponse
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     FrontBundle,

@@ -17,8 +17,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from modelserver.core.tensor import Buffer
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, HttpResponse, ResponseWriter
-from modelserver.protocol.http_status import message_response
+from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, ResponseWriter
+from modelserver.protocol.response import HttpResponse, message_response
 from modelserver.wire.address import Address, peer_of
 from modelserver.wire.body import BodyCollector
 from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S

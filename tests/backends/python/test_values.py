@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from modelserver_backends.python import triton_python_backend_utils as pb_utils
-from modelserver_backends.python.pb_argument import integer_of, text_of
+from modelserver_backends.python.pb_error import integer_of, text_of
 from support.contexts import context_of, instance_of, request_of
 from support.python_models import write_model
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from modelserver_backends.pytorch.instance import use_threads
 from modelserver_backends.pytorch.options import TorchOptions, torch_options
-from modelserver_backends.pytorch.threads import use_threads
 from support.contexts import context_of, instance_of, loaded, tensors
 from support.torch_models import Copy, write_export, write_script
 

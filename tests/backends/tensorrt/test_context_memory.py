@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from modelserver_backends.tensorrt.context_memory import scratch_bytes
 from modelserver_backends.tensorrt.engine import LoadedEngine
 from modelserver_backends.tensorrt.graph_rules import graph_shapes
-from modelserver_backends.tensorrt.instance import TensorRTInstance
+from modelserver_backends.tensorrt.instance import TensorRTInstance, scratch_bytes
 from modelserver_backends.tensorrt.instance_settings import InstanceSettings, instance_settings
 from modelserver_backends.tensorrt.runtime_cache import RuntimeCache
 from support.cpu_tensorrt import Engine, load

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelserver.bench.llm.events import EventReader, read_chunk
-from modelserver.bench.llm.work import EndpointType
+from modelserver.bench.work import EndpointType
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.bench.llm.figures import call_figures, level_figures, spread
 from modelserver.bench.llm.options import Target
-from modelserver.bench.llm.records import Call, pack_calls, unpack_calls
+from modelserver.bench.llm.results import Call, call_figures, level_figures, pack_calls, spread, unpack_calls
 
 MS = 1_000_000
 

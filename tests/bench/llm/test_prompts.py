@@ -10,7 +10,7 @@ import pytest
 
 from modelserver.bench.llm.options import Length, LlmOptions, PromptOptions
 from modelserver.bench.llm.prompts import Prompt, encode_prompts, make_prompts
-from modelserver.bench.llm.work import EndpointType
+from modelserver.bench.work import EndpointType
 from modelserver.client.address import Address
 from modelserver.errors import InvalidArgumentError
 

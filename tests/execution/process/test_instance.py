@@ -28,7 +28,7 @@ from modelserver.errors import ErrorCode, InternalError, InvalidArgumentError, S
 from modelserver.execution.process.child_process import call_in_process
 from modelserver.execution.process.instance import ProcessInstance
 from modelserver.execution.process.recipe import ProcessOptions, Recipe, RestartOptions
-from modelserver.telemetry.process_restarts import ProcessRestarts, RestartReason
+from modelserver.telemetry.measurement import ProcessRestarts, RestartReason
 
 TESTS = (str(Path(__file__).resolve().parent.parent.parent),)
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
 from modelserver.frontends.http.body import check_size, respond_compressed, with_plain_body
 from modelserver.protocol.compression import choose_encoding
-from modelserver.protocol.exchange import HttpResponse
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import HttpResponse
 
 LIMITS = HttpLimits(max_body_bytes=100_000)
 NOISE = bytes((value * value * 31 + value) % 251 for value in range(90_000))

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from modelserver.frontends.http.documents import index_document, statistics_document
 from modelserver.repository.state import IndexEntry, ModelState
-from modelserver.telemetry.memory import MemoryUsage
+from modelserver.telemetry.host import MemoryUsage
 from modelserver.telemetry.statistics import BatchTiming, ModelStatistics
 from modelserver.telemetry.statistics_snapshot import FailureReason
 

@@ -16,7 +16,8 @@ from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, UnavailableError
 from modelserver.frontends.http.event_stream import EventStream
-from modelserver.protocol.exchange import HttpResponse, ResponseWriter
+from modelserver.protocol.exchange import ResponseWriter
+from modelserver.protocol.response import HttpResponse
 
 
 class Writer:

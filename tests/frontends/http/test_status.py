@@ -7,7 +7,7 @@ from support.http_calls import read
 
 from modelserver import errors
 from modelserver.errors import ErrorCode, InvalidArgumentError, PayloadTooLargeError, ServerError
-from modelserver.protocol.http_status import STATUS, error_response
+from modelserver.protocol.response import STATUS, error_response
 
 
 def test_the_table_is_total() -> None:

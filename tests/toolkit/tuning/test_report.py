@@ -9,9 +9,16 @@ import pytest
 
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.toolkit.comparison import Difference, Parity
-from modelserver.toolkit.tuning.before_after import before_after_rows
 from modelserver.toolkit.tuning.candidate import Candidate
-from modelserver.toolkit.tuning.report import COLUMNS, above_best, html_report, notes, rank_rows, tune_document
+from modelserver.toolkit.tuning.report import (
+    COLUMNS,
+    above_best,
+    before_after_rows,
+    html_report,
+    notes,
+    rank_rows,
+    tune_document,
+)
 from modelserver.toolkit.tuning.session import TuneOptions, TuneResult
 from modelserver.toolkit.tuning.space import SpaceOptions, make_space
 from modelserver.toolkit.tuning.trial import TunePoint, judge

@@ -19,8 +19,14 @@ from modelserver.client.server_client import ServerClient
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from modelserver.toolkit.sample_options import SampleOptions
-from modelserver.toolkit.tuning.before_after import before_after_rows
-from modelserver.toolkit.tuning.report import html_report, notes, rank_rows, tune_document, winning_text
+from modelserver.toolkit.tuning.report import (
+    before_after_rows,
+    html_report,
+    notes,
+    rank_rows,
+    tune_document,
+    winning_text,
+)
 from modelserver.toolkit.tuning.session import TuneOptions, TuneResult, tune
 from modelserver.toolkit.tuning.space import SpaceOptions
 from modelserver.toolkit.tuning.trial import Trial

@@ -10,7 +10,8 @@ import weakref
 import pytest
 from support.http1_dialogue import Dialogue, later, limits_of, path_back
 
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.response import HttpResponse
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.body import BodyCollector
 from modelserver.wire.limits import KeepaliveLimits

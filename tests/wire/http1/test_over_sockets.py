@@ -18,7 +18,8 @@ from support.gate import until
 from support.http1_dialogue import Answer, Frontend, limits_of, path_back
 from support.loops import on_both_loops
 
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.response import HttpResponse
 from modelserver.wire.address import Address
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.native_server import NativeServer

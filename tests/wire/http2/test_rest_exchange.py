@@ -11,7 +11,8 @@ from support.http2_frames import ErrorCode, FrameType, Setting, data, headers, r
 from support.memory_http2 import MemoryPeer
 from support.raw_http2 import get_fields
 
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.response import HttpResponse
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.limits import Http2Limits, WireLimits
 

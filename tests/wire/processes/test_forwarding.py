@@ -21,8 +21,9 @@ from modelserver.errors import UnavailableError
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
 from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.grpc_status import Status
+from modelserver.protocol.response import HttpResponse
 from modelserver.wire.processes.window import WINDOW_PIECES
 
 HEALTH = "/grpc.health.v1.Health"

@@ -19,9 +19,10 @@ from modelserver.errors import ServerError
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.call import Method, UnaryCall
 from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpResponse
+from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.grpc_status import Status
 from modelserver.protocol.kserve import INFER_PATH
+from modelserver.protocol.response import HttpResponse
 from modelserver.wire.processes.short_calls import MAX_SHORT_BYTES, MAX_SHORT_TEXT_BYTES, is_open
 
 PATH = "/v2/models/echo/infer"
