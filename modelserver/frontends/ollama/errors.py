@@ -11,8 +11,7 @@ import orjson
 from modelserver.errors import ErrorCode, ServerError
 from modelserver.frontends.llm.edge import ApiErrors
 from modelserver.frontends.llm.errors import Fault, MediaTypeError, ParameterError, UnknownToolFormatError
-from modelserver.protocol.http_status import JSON_TYPE, STATUS, error_text, json_response, retry_headers
-from modelserver.protocol.response import HttpResponse
+from modelserver.protocol.response import JSON_TYPE, STATUS, HttpResponse, error_text, json_response, retry_headers
 
 logger = logging.getLogger(__name__)
 

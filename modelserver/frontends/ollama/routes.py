@@ -16,8 +16,8 @@ from modelserver.frontends.ollama.generation import Generation
 from modelserver.frontends.ollama.models import OllamaModels
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
-from modelserver.protocol.http_status import json_response
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane
