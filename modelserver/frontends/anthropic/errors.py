@@ -19,8 +19,7 @@ from modelserver.frontends.llm.errors import (
     UnknownToolFormatError,
     read_refusal,
 )
-from modelserver.protocol.http_status import JSON_TYPE, STATUS, error_text, json_response, retry_headers
-from modelserver.protocol.response import HttpResponse
+from modelserver.protocol.response import JSON_TYPE, STATUS, HttpResponse, error_text, json_response, retry_headers
 
 logger = logging.getLogger(__name__)
 
