@@ -113,7 +113,7 @@ def test_paths_and_methods(http: httpx.Client) -> None:
         ("/v2/models/mock/infr", "did you mean /v2/models/mock/infer?"),
         ("/v1/nothing", "paths here begin with /v1/chat, /v1/completions, /v1/embeddings, /v1/models"),
         ("/v2/nothing", "paths here begin with /v2/"),
-        ("/elsewhere", "paths here begin with /detokenize, /health,"),
+        ("/elsewhere", "paths here begin with /api, /detokenize, /health,"),
     ],
 )
 def test_a_hint_stays_within_the_api_that_was_asked(http: httpx.Client, path: str, hint: str) -> None:
