@@ -22,8 +22,8 @@ from modelserver.frontends.openai.responses.store import ResponseStore
 from modelserver.frontends.openai.responses.tools import read_tools
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange
-from modelserver.protocol.http_status import json_response
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane
