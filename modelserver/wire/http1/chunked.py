@@ -172,7 +172,7 @@ class ChunkedBody:
             raise RefusedError(
                 400,
                 f"Chunked request body exceeds maximum of {MAX_TINY_CHUNKS} non-empty chunks. Send fewer or larger "
-                f"HTTP chunks: more of them need {_MIN_AVERAGE_BYTES} bytes on average",
+                f"HTTP chunks. More of them need {_MIN_AVERAGE_BYTES} bytes on average",
                 Violation.SMUGGLING,
             )
 

@@ -153,7 +153,7 @@ def test_small_chunks_have_a_limit(num_chunks: int, size: int, is_borne: bool, p
     else:
         assert str(body).startswith(
             f"400 Chunked request body exceeds maximum of {MAX_TINY_CHUNKS} non-empty chunks. Send fewer or larger "
-            "HTTP chunks"
+            "HTTP chunks."
         )
 
 
