@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -21,7 +20,7 @@ from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError, LoadOnDemandError, UnsupportedError
 from modelserver.frontends.http.body import check_size, respond_compressed
 from modelserver.frontends.http.json_body import object_slices
-from modelserver.frontends.http.timeouts import client_timeout_ns
+from modelserver.frontends.http.timeouts import adopt
 from modelserver.protocol.compression import choose_encoding, decompress
 from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
@@ -184,21 +183,12 @@ class Call:
     def _request(
         self, model: str, inputs: Arrays, version: int | None, parameters: Mapping[str, ParameterValue] | None
     ) -> InFlightRequest:
-        """With what the call's headers say: forwarded ones, the trace that it belongs to, its deadline, its caller."""
+        """With what the call's headers say."""
         tensors = {name: _tensor(name, data) for name, data in inputs.items()}
         request = InFlightRequest(
             model_name=model, version=version, inputs=tensors, parameters=parameters or {}, stream=_Stream()
         )
-        access, head = self._limits.access, self.head
-        if (forwarded := access.forwarded(head.headers, head.names)) is not None:
-            request.forward(forwarded)
-        if context := access.context(head.headers):
-            request.join_trace(context)
-        if timeout_ns := client_timeout_ns(head.headers):
-            request.deadline_ns = time.monotonic_ns() + timeout_ns
-        if access.callers_by:
-            request.caller = access.caller(head.headers, self._exchange.peer)
-        return request
+        return adopt(request, self._exchange, self._limits.access)
 
 
 # Serves a call: answers it, or raises.

@@ -103,7 +103,7 @@ class Assembler:
             )
         if self._sequence is not None:
             self._sequence.keep_rows(requests, outputs)
-        total = sum(request.rows for request in requests)
+        total = requests[0].rows if len(requests) == 1 else sum(request.rows for request in requests)
         arrays: dict[str, Array] = {}
         problems: dict[str, InternalError] = {}
         for name, spec in self._outputs.items():
@@ -150,12 +150,15 @@ class Assembler:
             for place, request in enumerate(requests)
         ]
 
+    @property
+    def shapes_inputs(self) -> bool:
+        """Whether `shape_inputs` changes anything for this model."""
+        return self._sequence is not None or bool(self._input_reshapes)
+
     def shape_inputs(self, requests: Sequence[InFlightRequest]) -> Sequence[InFlightRequest]:
         """The requests as a BatchInstance sees them: inputs with a `reshape` in the model's shape."""
         if self._sequence is not None:
             self._sequence.inject(requests)
-        if not self._input_reshapes:
-            return requests
         for name, reshape in self._input_reshapes.items():
             for request in requests:
                 tensor = request.inputs.get(name)

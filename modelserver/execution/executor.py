@@ -51,13 +51,16 @@ class Executor:
         self.takes_several_batches = False
         self.now_ns = clock.now_ns
         self._instance_name = instance_name
-        self._prepare: Callable[[Sequence[InFlightRequest]], Any] = assembler.shape_inputs
+        # None if the instance gets the requests as they are.
+        self._prepare: Callable[[Sequence[InFlightRequest]], Any] | None = None
         self._call: Callable[[Any], Any]
         self._call_together: Callable[[Any], Sequence[Any]]
         self._finish: Callable[[Sequence[InFlightRequest], Any], Any] = assembler.collect
         # The instance, if it can be told to stop.
         self._interruptible: TensorInstance | None = None
         self._interruption: Interruption | None = None
+        if assembler.shapes_inputs:
+            self._prepare = assembler.shape_inputs
         if isinstance(instance, TensorInstance):
             self._prepare, self._call, self._finish = assembler.gather, instance.run, assembler.scatter
             self._interruptible = instance if instance.can_be_interrupted else None
@@ -82,12 +85,12 @@ class Executor:
 
     def prepare(self, requests: Sequence[InFlightRequest]) -> Any:
         """What the instance gets for these requests. Raises ServerError."""
-        return self._prepare(requests)
+        return requests if self._prepare is None else self._prepare(requests)
 
     def run(self, requests: Sequence[InFlightRequest]) -> Outcome:
         """Execute a batch. Never raises: what an instance raises becomes the response of every request."""
         try:
-            inputs = self._prepare(requests)
+            inputs = requests if self._prepare is None else self._prepare(requests)
             prepared_ns = self.now_ns()
             outputs = self._call(inputs) if self._interruption is None else self._interruption.run(requests, inputs)
             called_ns = self.now_ns()
@@ -98,7 +101,7 @@ class Executor:
     def run_together(self, batches: Sequence[Sequence[InFlightRequest]]) -> list[Outcome]:
         """As `run`, for several batches that travel together; each is timed with its share of the whole."""
         try:
-            prepared = [self._prepare(requests) for requests in batches]
+            prepared = [self.prepare(requests) for requests in batches]
             prepared_ns = self.now_ns()
             results = self._call_together(prepared)
         except (Exception, SystemExit) as error:

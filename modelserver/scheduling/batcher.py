@@ -127,7 +127,8 @@ class Batcher(Scheduler):
             level, policy = levels.default_level, levels.default_policy
         key = self._key(request) if self._key is not None else None
         entry = QueueEntry(request, level, now_ns, key, policy.delays)
-        timeout_ns = policy.timeout_ns(request) if policy.has_timeouts else 0
+        has_timeouts = policy.allow_timeout_override or policy.default_timeout_ns
+        timeout_ns = policy.timeout_ns(request) if has_timeouts else 0
         expires_ns = deadline_ns if timeout_ns == 0 else _first_expiry(now_ns, timeout_ns, deadline_ns)
         max_queue_size = policy.max_queue_size
         if expires_ns is not None and self._is_adaptive and self._queue:
@@ -144,10 +145,11 @@ class Batcher(Scheduler):
                 self._queue.add(entry)
                 if expires_ns is not None:
                     self._expiry.add(entry, expires_ns)
-                if not self._is_wake_due and self._idle.can_wake and self._is_worth_a_wake(entry, now_ns):
-                    wakes_thread = self._idle.wakes_after_turn
+                worker = None if self._is_wake_due else self._idle.next_to_wake
+                if worker is not None and self._is_worth_a_wake(entry, now_ns):
+                    wakes_thread = worker.wakes_after_turn
                     if not wakes_thread:
-                        self._idle.wake_one()
+                        self._idle.wake(worker)
         if wakes_thread:
             self._is_wake_due = True
             self._loop.call_soon(self._wake_thread)
@@ -186,11 +188,14 @@ class Batcher(Scheduler):
             batch, wait_until_ns = (None, None) if worker.is_closed else self._form(self._queue, self._rules, now_ns)
             worker.is_left = worker.is_closed
             if batch is not None:
-                self._rate.note(len(batch.requests), len(self._queue), now_ns)
-            if batch is None and not worker.is_left:
+                num_left = len(self._queue)
+                self._rate.note(len(batch.requests), num_left, now_ns)
+                if num_left and self._idle.can_wake:
+                    # Others sleep: let one of them see to what remains.
+                    self._idle.wake_one()
+            elif not worker.is_left:
                 wait_until_ns = self._idle.park(worker, wait_until_ns)
             elif self._queue and self._idle.can_wake:
-                # Others sleep: let one of them see to what remains.
                 self._idle.wake_one()
         if expired:
             self.post(self._answer_expired, expired, now_ns)

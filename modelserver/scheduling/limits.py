@@ -34,11 +34,6 @@ class QueuePolicy:
             is_servers_bound=not policy.max_queue_size and default_max_queue_size > 0,
         )
 
-    @property
-    def has_timeouts(self) -> bool:
-        """Whether any request has patience in the queue that could end."""
-        return self.allow_timeout_override or self.default_timeout_ns > 0
-
     def timeout_ns(self, request: InFlightRequest) -> int:
         """The request's patience in the queue: the shorter of its own and the default, where both are given."""
         asked = request.timeout_us * _NS_PER_US if self.allow_timeout_override else 0

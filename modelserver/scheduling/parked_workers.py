@@ -75,9 +75,9 @@ class ParkedWorkers:
         return bool(self._parked) and not self._num_woken
 
     @property
-    def wakes_after_turn(self) -> bool:
-        """Whether the next worker to be woken is better woken after the event loop's turn. At least one must sleep."""
-        return (self._watcher or self._parked[-1]).wakes_after_turn
+    def next_to_wake(self) -> WaitingWorker | None:
+        """The worker that `wake_one` would wake; None where `can_wake` is false."""
+        return (self._watcher or self._parked[-1]) if self._parked and not self._num_woken else None
 
     @property
     def is_watched(self) -> bool:

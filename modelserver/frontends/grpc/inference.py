@@ -95,7 +95,7 @@ class Inference:
             reply.release()
             fail(call, error)
         else:
-            if not reply.is_answered:
+            if reply.call is not None:
                 call.on_cancel = request.cancel
 
     async def _model_stream_infer(self, call: StreamCall) -> None:

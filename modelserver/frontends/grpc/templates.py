@@ -59,7 +59,9 @@ class Templates:
         for data_len in self._data_lens.get(size, ()):
             offset = size - data_len
             template = self._plain.get(bytes(message[:offset]))
-            if template is not None and template.data_len == data_len and _has_gaps(template, message, offset):
+            if template is None or template.data_len != data_len:
+                continue
+            if not template.gaps or _has_gaps(template.gaps, message, offset):
                 self._learn_throttle.num_in_vain = 0
                 return template.fill(template.model_name, template.version, "", message, offset, stream)
         return self._find_with_id(message, stream) if self._with_id else None
@@ -70,7 +72,7 @@ class Templates:
         for data_len in self._data_lens.get(size - (end - start), ()) if end else ():
             offset = size - data_len
             template = self._with_id.get(bytes(message[:start]) + bytes(message[end:offset]))
-            if template is not None and template.data_len == data_len and _has_gaps(template, message, offset):
+            if template is not None and template.data_len == data_len and _has_gaps(template.gaps, message, offset):
                 try:
                     request_id = str(message[start + 2 : end], "utf-8")
                 except UnicodeDecodeError:
@@ -135,11 +137,8 @@ class Templates:
             self._data_lens[size] = (data_len, *data_lens[: _MAX_SPLITS - 1])
 
 
-def _has_gaps(template: _GrpcTemplate, message: Buffer, offset: int) -> bool:
-    for where, gap in template.gaps:  # noqa: SIM110  # asked for every request
-        if message[offset + where : offset + where + len(gap)] != gap:
-            return False
-    return True
+def _has_gaps(gaps: Sequence[tuple[int, bytes]], message: Buffer, offset: int) -> bool:
+    return all(message[offset + where : offset + where + len(gap)] == gap for where, gap in gaps)
 
 
 def _id_field(message: Buffer) -> tuple[int, int]:

@@ -22,7 +22,7 @@ class UnaryReply(ResponseStream):
     this call cannot carry a second response, or none at all. `request` is set before the request is submitted.
     """
 
-    __slots__ = ("_call", "_held", "request")
+    __slots__ = ("_held", "call", "request")
 
     protocol = "GRPC"
 
@@ -30,18 +30,18 @@ class UnaryReply(ResponseStream):
 
     def __init__(self, call: UnaryCall) -> None:
         self.on_read = None  # the stream's other state is for readers, and this stream reads itself
-        self._call: UnaryCall | None = call
+        self.call: UnaryCall | None = call  # None once the call was ended
         self._held: InferResponse | None = None
 
     def deliver(self, response: InferResponse) -> None:
-        call = self._call
+        call = self.call
         if call is None:
             return
         if not response.is_final and self._held is None and response.error is None:
             self._held = response
             return
         request, held = self.request, self._held
-        self._call = self._held = None  # as `release`
+        self.call = self._held = None  # as `release`
         self.request = None  # type: ignore[assignment]  # not used any more
         if response.error is not None:
             if not response.is_final:
@@ -62,18 +62,13 @@ class UnaryReply(ResponseStream):
         else:
             call.reply(parts)
 
-    @property
-    def is_answered(self) -> bool:
-        """Whether the call was ended."""
-        return self._call is None
-
     def release(self) -> None:
         """Release the call, which is ended.
 
         The request has this object as its stream: a cycle would keep its tensors in memory until the garbage collector
         runs.
         """
-        self._call = self._held = None
+        self.call = self._held = None
         self.request = None  # type: ignore[assignment]  # not used any more
 
 

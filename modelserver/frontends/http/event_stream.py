@@ -31,11 +31,22 @@ EncodeEvent = Callable[[InFlightRequest, InferResponse], bytes]
 class EventStream(ResponseStream):
     """Takes a request's responses, and begins the answer with the first: that decides its status.
 
-    Later errors are events with the key `error`. An empty final response ends the stream without an event, or with
-    `[DONE]` if `form` asks for it. When the client leaves, the request is cancelled. Event loop thread only.
+    Later errors are events with the key `error`. Responses that arrive in one turn of the event loop are written
+    together. An empty final response ends the stream without an event, or with `[DONE]` if `form` asks for it. When the
+    client leaves, the request is cancelled. Event loop thread only.
     """
 
-    __slots__ = ("_encode", "_exchange", "_form", "_is_writing", "_task", "_unwritten", "_writer", "request")
+    __slots__ = (
+        "_encode",
+        "_exchange",
+        "_form",
+        "_is_writing",
+        "_num_unread",
+        "_task",
+        "_unwritten",
+        "_writer",
+        "request",
+    )
 
     protocol = "HTTP"
 
@@ -49,7 +60,10 @@ class EventStream(ResponseStream):
         self._unwritten: list[InferResponse] = []
         self._writer: ResponseWriter | None = None
         self._is_writing = False
-        self._task: asyncio.Task[None] | None = None  # kept, because the event loop does not
+        # Responses that were sent, and count as read when the client has room for another one.
+        self._num_unread = 0
+        # Writes when the client has no room, and ends the answer. Kept, because the event loop does not keep tasks.
+        self._task: asyncio.Task[None] | None = None
         # Set before the request is submitted.
         self.request: InFlightRequest
 
@@ -63,7 +77,35 @@ class EventStream(ResponseStream):
         self._unwritten.append(response)
         if not self._is_writing:
             self._is_writing = True
-            self._task = asyncio.get_running_loop().create_task(self._write(), name="event-stream")
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Write the responses of a turn of the event loop together, without a Task if that can be done at once."""
+        responses = self._unwritten
+        if self._exchange is None:
+            return  # the client has left
+        if self.is_finished or any(is_long(response.outputs, as_text=True) for response in responses):
+            self._start_task()
+            return
+        try:
+            data = b"".join([self._event(response) for response in responses])
+            has_room = self._begun(responses[0]).send(data)
+        except ConnectionError:
+            self._give_up()
+        except Exception:
+            self._start_task()  # it finds the same error, and ends the answer
+        else:
+            self._unwritten = []
+            if has_room:
+                self._is_writing = False
+                for _ in responses:
+                    self.has_read()
+            else:
+                self._num_unread = len(responses)
+                self._start_task()
+
+    def _start_task(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._write(), name="event-stream")
 
     def release(self) -> None:
         """Release the exchange, which is answered; nothing more is written."""
@@ -71,8 +113,13 @@ class EventStream(ResponseStream):
         self.request = None  # type: ignore[assignment] # not used any more
 
     async def _write(self) -> None:
-        """Write the responses that have arrived, and end the answer after the final one."""
+        """Write the responses that wait once the client has room, and end the answer after the final one."""
         try:
+            if self._num_unread and self._writer is not None:
+                await self._writer.wait_for_room()
+                for _ in range(self._num_unread):
+                    self.has_read()
+                self._num_unread = 0
             while self._unwritten:
                 responses, self._unwritten = self._unwritten, []
                 await self._write_events(responses)
@@ -97,16 +144,20 @@ class EventStream(ResponseStream):
                 events.append(await long_work().run(at_once(partial(self._event, response))))
             else:
                 events.append(self._event(response))
-        if self._writer is None:
-            assert self._exchange is not None, "nothing is written after the end"
-            error = responses[0].error
-            status = 200 if error is None else STATUS[error.code]
-            self._writer = self._exchange.start(status, SSE.headers)
+        writer = self._begun(responses[0])
         data = b"".join(events)
         if data:
-            await self._writer.write(data)
+            await writer.write(data)
         for _ in responses:
             self.has_read()
+
+    def _begun(self, first: InferResponse) -> ResponseWriter:
+        """The writer of the answer, which `first` begins if it is the first response."""
+        if self._writer is None:
+            assert self._exchange is not None, "nothing is written after the end"
+            status = 200 if first.error is None else STATUS[first.error.code]
+            self._writer = self._exchange.start(status, SSE.headers)
+        return self._writer
 
     def _event(self, response: InferResponse) -> bytes:
         if response.is_final and response.is_empty:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from modelserver.frontends.http.generate_codec import decode_generate, encode_ge
 from modelserver.frontends.http.inference import parse_version
 from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP
 from modelserver.frontends.http.load_report import reporting
-from modelserver.frontends.http.timeouts import client_timeout_ns
+from modelserver.frontends.http.timeouts import adopt
 from modelserver.protocol.compression import choose_encoding
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
@@ -81,16 +80,7 @@ class Generate:
     def _infer(
         self, exchange: HttpExchange, make_reply: Callable[[], _OnlyReply | EventStream], request: InFlightRequest
     ) -> None:
-        forwarded = self._limits.access.forwarded(exchange.head.headers, exchange.head.names)
-        if forwarded is not None:
-            request.forward(forwarded)
-        context = self._limits.access.context(exchange.head.headers)
-        if context:
-            request.join_trace(context)
-        if self._limits.access.callers_by:
-            request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
-        if timeout_ns := client_timeout_ns(exchange.head.headers):
-            request.deadline_ns = time.monotonic_ns() + timeout_ns
+        adopt(request, exchange, self._limits.access)
         reply = make_reply()
         request.stream = reply
         reply.request = request

@@ -162,7 +162,7 @@ class Inference:
             except BaseException:
                 reply.release()
                 raise
-            if not reply.is_answered:
+            if reply.exchange is not None:
                 exchange.on_disconnect = request.cancel
         elif head.is_encoded:
             with_plain_body(exchange, self._limits, partial(self._submit, exchange, head))
@@ -264,13 +264,13 @@ class _Reply(ResponseStream):
     this call cannot carry a second response, or none at all.
     """
 
-    __slots__ = ("_encoding", "_exchange", "_held", "form", "request")
+    __slots__ = ("_encoding", "_held", "exchange", "form", "request")
 
     protocol = "HTTP"
 
     def __init__(self, exchange: HttpExchange, encoding: str | None) -> None:
         self.on_read = None  # the stream's other state is for readers, and this stream reads itself
-        self._exchange: HttpExchange | None = exchange
+        self.exchange: HttpExchange | None = exchange  # None once the answer was given
         self._encoding = encoding
         self._held: InferResponse | None = None
         # Set before the request is submitted.
@@ -278,14 +278,14 @@ class _Reply(ResponseStream):
         self.form: OutputForm
 
     def deliver(self, response: InferResponse) -> None:
-        exchange = self._exchange
+        exchange = self.exchange
         if exchange is None:
             return
         if not response.is_final and self._held is None and response.error is None:
             self._held = response
             return
         request, form = self.request, self.form
-        self._exchange = None  # as `release`
+        self.exchange = None  # as `release`
         self.request = self.form = None  # type: ignore[assignment]  # not used any more
         try:
             if response.error is None and response.outputs and response.is_final and self._held is None:
@@ -298,14 +298,12 @@ class _Reply(ResponseStream):
                 answer = encode_infer(request, response, form)  # the usual one
             else:
                 answer = self._answer(request, form, response)
-            _respond(exchange, self._encoding, answer)
+            if self._encoding is None:
+                exchange.respond(answer)
+            else:
+                respond_compressed(exchange, answer, self._encoding)
         except Exception as error:
             exchange.respond(error_response(error))
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether the answer was given."""
-        return self._exchange is None
 
     def release(self) -> None:
         """Release the call, which is answered.
@@ -313,7 +311,7 @@ class _Reply(ResponseStream):
         The request has this object as its stream: a cycle would keep its tensors in memory until the garbage collector
         runs.
         """
-        self._exchange = None
+        self.exchange = None
         self.request = self.form = None  # type: ignore[assignment]  # not used any more
 
     def _answer(self, request: InFlightRequest, form: OutputForm, response: InferResponse) -> HttpResponse:

@@ -21,7 +21,7 @@ from modelserver.errors import LoadOnDemandError, UnsupportedError
 from modelserver.frontends.http.body import check_size
 from modelserver.frontends.http.framing import Framing, respond_document, respond_text
 from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP, object_slices, parse_object
-from modelserver.frontends.http.timeouts import client_timeout_ns
+from modelserver.frontends.http.timeouts import adopt
 from modelserver.frontends.llm.errors import MediaTypeError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import load_on_demand
@@ -82,18 +82,8 @@ class Call:
         return prefix + secrets.token_hex(16)
 
     def adopt(self, request: InFlightRequest) -> InFlightRequest:
-        """Pass on what the call's headers say: forwarded ones, and the trace that it is a part of."""
-        forwarded = self._access.forwarded(self._exchange.head.headers, self._exchange.head.names)
-        if forwarded is not None:
-            request.forward(forwarded)
-        context = self._access.context(self._exchange.head.headers)
-        if context:
-            request.join_trace(context)
-        if timeout_ns := client_timeout_ns(self._exchange.head.headers):
-            request.deadline_ns = time.monotonic_ns() + timeout_ns
-        if self._access.callers_by:
-            request.caller = self._access.caller(self._exchange.head.headers, self._exchange.peer)
-        return request
+        """Pass on what the call's headers say, and return the request."""
+        return adopt(request, self._exchange, self._access)
 
     def check_access(self, group: ApiGroup) -> None:
         """Raise PermissionDeniedError unless the caller may also make calls of this group."""
