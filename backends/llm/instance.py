@@ -116,7 +116,7 @@ class LlmInstance(StepInstance):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._embeddings) or bool(self._long_texts) or self.engine.has_work
+        return self.engine.has_work or bool(self._embeddings) or bool(self._long_texts)
 
     @property
     def has_room(self) -> bool:

@@ -16,10 +16,22 @@ class Reading:
     fields; callbacks are called without it.
     """
 
-    __slots__ = ("_is_over", "_lock", "_max_unread", "_num_unread", "_on_cancel", "_on_room", "_room", "is_cancelled")
+    __slots__ = (
+        "_is_over",
+        "_lock",
+        "_max_unread",
+        "_num_unread",
+        "_on_cancel",
+        "_on_room",
+        "_room",
+        "has_room",
+        "is_cancelled",
+    )
 
     def __init__(self, max_unread: int = MAX_UNREAD) -> None:
         self.is_cancelled = False
+        # Whether a sender need not wait. May be read without the lock.
+        self.has_room = max_unread > 0
         self._max_unread = max_unread
         self._num_unread = 0
         self._is_over = False
@@ -28,14 +40,12 @@ class Reading:
         self._on_room: Callable[[], None] | None = None
         self._on_cancel: Callable[[], None] | None = None
 
-    @property
-    def has_room(self) -> bool:
-        return self._num_unread < self._max_unread or self._is_over
-
     def sent(self) -> None:
         """One more response is on its way."""
         with self._lock:
             self._num_unread += 1
+            if self._num_unread >= self._max_unread and not self._is_over:
+                self.has_room = False
 
     def read(self) -> None:
         """The reader is done with a response."""
@@ -88,7 +98,8 @@ class Reading:
             on_cancel()
 
     def _let_go(self) -> None:
-        """Wake the senders that wait. Called with the lock held."""
+        """There is room: wake the senders that wait. Called with the lock held."""
+        self.has_room = True
         if self._room is not None:
             self._room.set()
             self._room = None

@@ -252,9 +252,10 @@ class OpenResponse:
         if wait and not self.reading.has_room and not _is_on_loop():
             self.reading.wait_for_room()
         with self._lock:
-            problem = self._problem(response, is_final=is_final)
-            if problem is not None:
-                raise problem
+            if self._is_closed or not self._dispatcher.is_decoupled:
+                problem = self._problem(response, is_final=is_final)
+                if problem is not None:
+                    raise problem
             if self._is_ended:  # by the one response of a model that is not decoupled
                 self._is_closed = True
                 return
@@ -284,11 +285,9 @@ class OpenResponse:
             self.end(InternalError(f"model '{name}' dropped the response sender of a request without finishing it"))
 
     def _problem(self, response: InferResponse | ServerError | None, *, is_final: bool) -> InternalError | None:
-        """Why the model must not send this. Called with the lock held."""
+        """Why the model must not send this: the request has ended, or has one response. Called with the lock held."""
         if self._is_closed:
             return InternalError("Unable to send response. Response sender has been closed.")
-        if self._dispatcher.is_decoupled:
-            return None
         if response is not None and self._num_sent:
             return InternalError("Unable to send response. Non-decoupled model cannot send more than one response.")
         if response is None and is_final and not self._num_sent:
@@ -316,7 +315,9 @@ class OpenResponse:
         self._error = self._error or checked.error
         self._output_ns += done_ns - called_ns
         if self._dispatcher.is_decoupled:
-            statistics, kind = self._dispatcher.statistics, self._kind(checked)
+            statistics = self._dispatcher.statistics
+            is_usual = checked.error is None and not is_final
+            kind = ResponseKind.SUCCESS if is_usual else self._kind(checked)
             statistics.record_response(self._num_sent, kind, called_ns - self._sent_ns, done_ns - called_ns)
             if not self._num_sent and kind is ResponseKind.SUCCESS:
                 statistics.record_first_response(done_ns - self.request.arrival_ns)

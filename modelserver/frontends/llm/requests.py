@@ -41,7 +41,7 @@ class Requests:
         self._listener = listener
         self._lines = [_Line(self, index) for index in range(len(requests))]
         # What came while the listener had no room; and those heard since that count as read when it has.
-        self._arrived: deque[tuple[int, InferResponse]] = deque()
+        self._arrived: deque[tuple[_Line, InferResponse]] = deque()
         self._unread: list[_Line] = []
         self._error: Exception | None = None
         self._num_open = len(requests)
@@ -88,20 +88,19 @@ class Requests:
         if self._is_over or self._error is not None:
             line.has_read()
         elif self._unread:
-            self._arrived.append((line.index, response))
+            self._arrived.append((line, response))
             return
         else:
-            self._hand_on(line.index, response)
+            self._hand_on(line, response)
         if self._num_open == 0 or self._unread or self._error is not None:
             self._wake()
 
-    def _hand_on(self, index: int, response: InferResponse) -> None:
+    def _hand_on(self, line: _Line, response: InferResponse) -> None:
         """Let the listener hear a response. What it raises ends the call, not the model that delivers here."""
-        line = self._lines[index]
         try:
             if response.error is not None:
                 raise response.error
-            has_room = self._listener.hear(index, response)
+            has_room = self._listener.hear(line.index, response)
         except Exception as error:
             self._error = error
             line.has_read()
@@ -125,7 +124,7 @@ class Requests:
         self._is_over = True
         self._has_read()
         while self._arrived:
-            self._lines[self._arrived.popleft()[0]].has_read()
+            self._arrived.popleft()[0].has_read()
         for request, line in zip(self._requests, self._lines, strict=True):
             if not line.is_finished:
                 request.cancel()

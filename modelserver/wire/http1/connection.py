@@ -235,9 +235,11 @@ class Http1Connection(RequestReader):
         if not self._outgoing.has_room:
             await self._outgoing.room()
 
-    def send_piece(self, buffers: Sequence[Buffer]) -> None:
-        """Send these buffers soon."""
-        self._outgoing.add(b"", buffers, sum(map(len, buffers)))
+    def send_piece(self, buffers: Sequence[Buffer]) -> bool:
+        """Send these buffers soon; as `has_room` afterwards."""
+        outgoing = self._outgoing
+        outgoing.add(b"", buffers, sum(map(len, buffers)))
+        return outgoing.has_room
 
     def end_pieces(self) -> None:
         """The answer is complete."""

@@ -23,8 +23,8 @@ class PieceSink(Protocol):
     async def room(self) -> None:
         """Wait until the client has read enough for more to be sent, or has left."""
 
-    def send_piece(self, buffers: Sequence[Buffer]) -> None:
-        """Send these buffers soon."""
+    def send_piece(self, buffers: Sequence[Buffer]) -> bool:
+        """Send these buffers soon; as `has_room` afterwards."""
 
     def end_pieces(self) -> None:
         """The answer is complete."""
@@ -59,7 +59,7 @@ class PieceWriter:
         if len(data) and not self._is_silent:
             if self._is_event_stream:
                 self._ends_event = bytes(data[-2:]) == b"\n\n"
-            connection.send_piece((b"%x\r\n" % len(data), data, b"\r\n") if self._is_chunked else (data,))
+            return connection.send_piece((b"%x\r\n" % len(data), data, b"\r\n") if self._is_chunked else (data,))
         return connection.has_room
 
     async def wait_for_room(self) -> None:
