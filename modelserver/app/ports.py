@@ -105,17 +105,23 @@ def wire_limits(options: ServerOptions) -> WireLimits:
         ),
         grpc_compression=options.grpc_infer_response_compression_level,
         busy_poll_percent=options.busy_poll_percent,
+        recognizes=options.recognize_requests,
     )
 
 
 def http_limits(options: ServerOptions) -> HttpLimits:
     """The limits of the HTTP frontend."""
-    return HttpLimits(max_body_bytes=options.http_max_input_size, access=options.http_access, cors=options.http_cors)
+    return HttpLimits(
+        max_body_bytes=options.http_max_input_size,
+        recognizes=options.recognize_requests,
+        access=options.http_access,
+        cors=options.http_cors,
+    )
 
 
 def grpc_limits(options: ServerOptions) -> GrpcLimits:
     """The limits of the gRPC frontend."""
-    return GrpcLimits(access=options.grpc_access)
+    return GrpcLimits(recognizes=options.recognize_requests, access=options.grpc_access)
 
 
 def _http_address(options: ServerOptions) -> Address:
@@ -199,7 +205,9 @@ def _processes(options: ServerOptions, frontends: Frontends, plans: Mapping[str,
     processes = WireProcesses(
         options.wire_processes,
         tuple(plans.values()),
-        CorePlanes(frontends.dataplane, frontends.http, frontends.grpc, frontends.http_apis),
+        CorePlanes(
+            frontends.dataplane, frontends.http, frontends.grpc, frontends.http_apis, options.recognize_requests
+        ),
         http_limits=http_limits(options),
         grpc_limits=grpc_limits(options),
         log_level=own_level(frontends.logs.settings),

@@ -14,7 +14,6 @@ from modelserver.core.tensor import Buffer, Tensor
 
 # Smaller tensors are copied out of their message: cheaper than a view of it, and aligned.
 VIEW_BYTES = 4096
-_FRUITLESS = 64
 
 
 class TensorPlace:
@@ -115,21 +114,3 @@ def apply_settings(request: InFlightRequest, settings: Mapping[str, Any]) -> Non
 
 
 _SETTINGS = ("parameters", "priority", "timeout_us", "sequence_id", "sequence_start", "sequence_end", "transfer")
-
-
-class LearnThrottle:
-    """Whether to make a template of an unknown request: rarely, once many templates were made and not used.
-
-    Some clients send nothing twice, and templates would then cost more than they bring.
-    """
-
-    __slots__ = ("num_in_vain",)
-
-    def __init__(self) -> None:
-        # Set to 0 when a template was used; a plain attribute, because most requests do this.
-        self.num_in_vain = 0
-
-    def wants(self) -> bool:
-        """Called once for each unknown request."""
-        self.num_in_vain += 1
-        return self.num_in_vain <= _FRUITLESS or self.num_in_vain % _FRUITLESS == 0

@@ -25,6 +25,8 @@ class HttpLimits:
     max_name_len: int = 1024
     # NumPy 1.x arrays end at 32 dimensions.
     max_rank: int = 32
+    # Whether repeated requests are recognised by their bytes (`core/recognition.py`).
+    recognizes: bool = True
     access: Access = field(default_factory=Access)
     cors: Cors = field(default_factory=Cors)
 
@@ -40,6 +42,8 @@ class GrpcLimits:
     max_tensors: int = 1024
     max_parameters: int = 1024
     max_stream_inflight: int = 256
+    # As in `HttpLimits`.
+    recognizes: bool = True
     access: Access = field(default_factory=Access)
 
     @property

@@ -112,3 +112,5 @@ class WireLimits:
     grpc_compression: str = "none"
     # The largest share of the loop's time for polling whether a client that was just answered sends again; 0: none.
     busy_poll_percent: int = 0
+    # Whether heads and header blocks that repeat are recognised by their bytes (`core/recognition.py`).
+    recognizes: bool = True

@@ -84,7 +84,7 @@ def decode_on_loop(message: Buffer, limits: GrpcLimits, *, learn: Learn | None =
         return _outline_of_contents(split, limits)
     # A head without raw contents is remembered if shared memory has them; else it has the contents itself.
     is_alike = raws or _REGION in split.head
-    if is_alike and not split.num_parameters and len(split.head) <= _REMEMBERED_BYTES:
+    if limits.recognizes and is_alike and not split.num_parameters and len(split.head) <= _REMEMBERED_BYTES:
         head = remembered_head(split.head)
     else:
         head = read_head(split.head)

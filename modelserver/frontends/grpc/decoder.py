@@ -17,7 +17,7 @@ class InferDecoder:
 
     def __init__(self, limits: GrpcLimits) -> None:
         self._limits = limits
-        self._templates = Templates()
+        self._templates = Templates(is_on=limits.recognizes)
 
     def decode(self, message: Buffer, stream: ResponseStream) -> InFlightRequest:
         """The request, whose responses go to `stream`. Raises ServerError for every fault in it."""

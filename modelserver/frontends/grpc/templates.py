@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from modelserver.core.recognition import LearnThrottle
 from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
-from modelserver.core.template import LearnThrottle, RequestTemplate, TensorPlace
+from modelserver.core.template import RequestTemplate, TensorPlace
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.grpc.envelope import raw_input_head
 from modelserver.frontends.grpc.head import RequestHead
@@ -45,13 +46,13 @@ class _GrpcTemplate(RequestTemplate):
 class Templates:
     """Remembers a bounded number of requests with heads of bounded length. Event loop thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_on: bool) -> None:
         self._plain: dict[bytes, _GrpcTemplate] = {}
         # The key is the bytes before the first tensor without the id, which varies.
         self._with_id: dict[bytes, _GrpcTemplate] = {}
         # Size of a message without its id -> how many bytes follow the beginning of the first tensor.
         self._data_lens: dict[int, tuple[int, ...]] = {}
-        self._learn_throttle = LearnThrottle()
+        self._learn_throttle = LearnThrottle(is_on=is_on)
 
     def find(self, message: Buffer, stream: ResponseStream) -> InFlightRequest | None:
         """The request in `message`, if it is known."""

@@ -41,8 +41,8 @@ class InferDecoder:
 
     def __init__(self, limits: HttpLimits) -> None:
         self._heads = HeadReader(limits)
-        self._binary = BinaryTemplates()
-        self._json = JsonTemplates()
+        self._binary = BinaryTemplates(is_on=limits.recognizes)
+        self._json = JsonTemplates(is_on=limits.recognizes)
 
     def decode(
         self,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import Slices
+from modelserver.core.recognition import Memory
 from modelserver.core.tensor import Buffer
 from modelserver.core.transfer import RegionInput, RegionSlice, Transfer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
@@ -128,11 +128,16 @@ class HeadReader:
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
         # It pays because parsing and checking a head takes longer than all else in decoding a small request.
-        self._remembered = lru_cache(_MAX_REMEMBERED)(self.read)
+        self._remembered = Memory[bytes, RequestHead](_MAX_REMEMBERED, is_on=limits.recognizes)
 
     def recall(self, text: bytes) -> RequestHead:
         """As `read`, for heads that are followed by binary data: they repeat, while JSON data differs."""
-        return self._remembered(text) if len(text) <= _MAX_REMEMBERED_BYTES else self.read(text)
+        head = self._remembered.known.get(text)
+        if head is None:
+            head = self.read(text)
+            if len(text) <= _MAX_REMEMBERED_BYTES:
+                self._remembered.remember(text, head)
+        return head
 
     def read(self, text: bytes) -> RequestHead:
         """Raises InvalidArgumentError, PayloadTooLargeError or UnsupportedError, saying where."""

@@ -16,9 +16,10 @@ import numpy as np
 
 from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
+from modelserver.core.recognition import LearnThrottle, Memory
 from modelserver.core.request import InFlightRequest, RequestForm
 from modelserver.core.stream import ResponseStream
-from modelserver.core.template import LearnThrottle, apply_settings, settings_of
+from modelserver.core.template import apply_settings, settings_of
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.codec import OutputForm
@@ -140,13 +141,13 @@ class _JsonTemplate(RequestForm):
 class JsonTemplates:
     """Calls that are JSON only: bounded in number per model and version, and short except for their data."""
 
-    def __init__(self) -> None:
-        self._templates: dict[tuple[str, int | None], list[_JsonTemplate]] = {}
-        self._learn_throttle = LearnThrottle()
+    def __init__(self, *, is_on: bool) -> None:
+        self._templates = Memory[tuple[str, int | None], list[_JsonTemplate]](_MAX_MODELS, is_on=is_on)
+        self._learn_throttle = LearnThrottle(is_on=is_on)
 
     def find(self, name: str, version: int | None, body: bytes, stream: ResponseStream) -> Known | None:
         """The call in `body`, if it is known."""
-        for template in self._templates.get((name, version), ()):
+        for template in self._templates.known.get((name, version), ()):
             inputs = template.inputs(body)
             if inputs is None:
                 continue
@@ -186,8 +187,11 @@ class JsonTemplates:
         texts.append(body[at:])
         if sum(map(len, texts)) > _MAX_TEXT_BYTES:
             return
-        if len(self._templates) >= _MAX_MODELS:
-            self._templates.clear()
-        templates = self._templates.setdefault((request.model_name, request.version), [])
-        templates.insert(0, _JsonTemplate(texts, elements, request, form))
-        del templates[_MAX_TEMPLATES:]
+        template = _JsonTemplate(texts, elements, request, form)
+        key = request.model_name, request.version
+        templates = self._templates.known.get(key)
+        if templates is None:
+            self._templates.remember(key, [template])
+        else:
+            templates.insert(0, template)
+            del templates[_MAX_TEMPLATES:]

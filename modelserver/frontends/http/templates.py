@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
+from modelserver.core.recognition import LearnThrottle, Memory
 from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
-from modelserver.core.template import LearnThrottle, RequestTemplate, TensorPlace, settings_of
+from modelserver.core.template import RequestTemplate, TensorPlace, settings_of
 from modelserver.core.tensor import Buffer
 from modelserver.frontends.http.codec import OutputForm
 from modelserver.frontends.http.head import RequestHead
@@ -49,11 +50,11 @@ class RecentCall:
 class BinaryTemplates:
     """Calls whose tensors follow a JSON head. Remembers a bounded number of heads of bounded length."""
 
-    def __init__(self) -> None:
-        self._plain: dict[_Key, _Remembered] = {}
+    def __init__(self, *, is_on: bool) -> None:
+        self._plain = Memory[_Key, _Remembered](_MAX_TEMPLATES, is_on=is_on)
         # The key is the text after a leading id.
-        self._with_id: dict[_Key, _Remembered] = {}
-        self._learn_throttle = LearnThrottle()
+        self._with_id = Memory[_Key, _Remembered](_MAX_TEMPLATES, is_on=is_on)
+        self._learn_throttle = LearnThrottle(is_on=is_on)
 
     def find(
         self,
@@ -67,10 +68,10 @@ class BinaryTemplates:
         """The call in `body`, if it is known; then `recent` is that one."""
         text = body[:head_len] if type(body) is bytes else bytes(body[:head_len])
         if text.startswith(b'{"id"') and (match := LEADING_ID.match(text)) is not None:
-            found = self._with_id.get((name, version, text[match.end() :]))
+            found = self._with_id.known.get((name, version, text[match.end() :]))
         else:
             match = None
-            found = self._plain.get((name, version, text))
+            found = self._plain.known.get((name, version, text))
         if found is None or head_len + found[0].data_len != len(body):
             return None
         self._learn_throttle.num_in_vain = 0
@@ -98,7 +99,5 @@ class BinaryTemplates:
         if match is not None and _OTHER_ID.search(text, match.end()) is not None:
             return
         templates, rest = (self._plain, text) if match is None else (self._with_id, text[match.end() :])
-        if len(templates) >= _MAX_TEMPLATES:
-            templates.clear()
         template = RequestTemplate(places, end, request.outputs, settings_of(request))
-        templates[request.model_name, request.version, rest] = (template, form, request.id)
+        templates.remember((request.model_name, request.version, rest), (template, form, request.id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from modelserver.core.recognition import Memory
 from modelserver.protocol.exchange import HttpHead
 from modelserver.wire.http1.head import RequestHead, read_head
 from modelserver.wire.limits import WireLimits
@@ -19,34 +20,32 @@ _MAX_DIGITS = 15
 class HeadMemo:
     """Gives the result of `read_head` for the bytes of a head, mostly without calling it.
 
-    It is cleared when full: a client whose heads all differ gains nothing from it, and should not pay for bookkeeping.
     A head that differs from the last one parsed in nothing but the number of its Content-Length is made from that one.
     It may hold clients' secrets, and ends with the connection.
     """
 
-    __slots__ = ("_head", "_heads", "_limits", "_prefix", "_suffix")
+    __slots__ = ("_head", "_heads", "_is_on", "_limits", "_prefix", "_suffix")
 
     def __init__(self, limits: WireLimits) -> None:
         self._limits = limits
-        self._heads: dict[bytes, RequestHead] = {}
+        self._is_on = limits.recognizes
+        self._heads = Memory[bytes, RequestHead](_MAX_HEADS, is_on=self._is_on)
         # The last head that was parsed and announces a body: `_prefix` + digits + `_suffix`.
         self._head: RequestHead | None = None
         self._prefix = self._suffix = b""
 
     def get(self, data: bytes) -> RequestHead:
         """The record of a whole head. Raises RefusedError."""
-        head = self._heads.get(data)
+        head = self._heads.known.get(data)
         if head is not None:
             return head
         head = self._of_other_length(data)
         if head is None:
             head = read_head(data, self._limits)
-            if len(data) > _MAX_HEAD_BYTES:
+            if len(data) > _MAX_HEAD_BYTES or not self._is_on:
                 return head
             self._keep_shape(data, head)
-        if len(self._heads) >= _MAX_HEADS:
-            self._heads.clear()
-        self._heads[data] = head
+        self._heads.remember(data, head)
         return head
 
     def _keep_shape(self, data: bytes, head: RequestHead) -> None:

@@ -69,6 +69,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         "_outgoing",
         "_progress",
         "_receive_soon",
+        "_recognizes",
         "_refusal",
         "_rest",
         "_room",
@@ -83,6 +84,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._outgoing: Outgoing
         self._receive_soon: ReceiveSoon | None = None
         self._memo = HeadMemo(context.limits)
+        self._recognizes = context.limits.recognizes
         # The last head: usually the next one is the same.
         self._last_data = b""
         self._last_head: RequestHead | None = None
@@ -200,7 +202,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             if num_left == 0 or (self._waiting and self._is_queue_full()):
                 self._is_held = True
                 break
-            request = self._last_head
+            request = self._last_head if self._recognizes else None
             if request is not None and data.startswith(self._last_data, at):
                 body_at = at + len(self._last_data)
             else:
@@ -256,7 +258,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._last_len = len(head_data)
         request = self._last_head
         is_plain = request.has_plain_body and request.keeps_alive
-        self._last_size = self._last_len + request.content_length if is_plain else -1
+        self._last_size = self._last_len + request.content_length if is_plain and limits.recognizes else -1
         return end
 
     def _begin_body(self, request: RequestHead, data: bytes, at: int) -> int:

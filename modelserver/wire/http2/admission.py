@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from modelserver.core.recognition import Memory
 from modelserver.protocol.grpc_status import Status
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.address import peer_of
@@ -32,13 +33,15 @@ class Admission:
     `known` maps blocks to their routes. It is valid while the table stays as it is, and cleared otherwise.
     """
 
-    __slots__ = ("_connection", "_decoder", "_heads", "known")
+    __slots__ = ("_connection", "_decoder", "_heads", "_memory", "known")
 
     def __init__(self, connection: Http2Connection) -> None:
         self._connection = connection
         self._decoder = Decoder(connection.context.limits.head.max_http2_list_bytes)
-        self._heads = HeadReader()
-        self.known: dict[bytes, Route] = {}
+        is_on = connection.context.limits.recognizes
+        self._heads = HeadReader(is_on=is_on)
+        self._memory = Memory[bytes, Route](_MAX_KNOWN, is_on=is_on)
+        self.known = self._memory.known
 
     def take(self, stream_id: int, flags: int, block: bytes) -> None:
         """A complete block arrived on a stream: its request begins, or its trailers. Raises ConnectionFault."""
@@ -126,9 +129,7 @@ class Admission:
 
     def _remember(self, block: bytes, route: Route) -> None:
         if len(block) <= _MAX_KNOWN_BYTES:
-            if len(self.known) >= _MAX_KNOWN:
-                self.known.clear()
-            self.known[block] = route
+            self._memory.remember(block, route)
 
 
 # An answer that clients of HTTP and of gRPC understand: the kind of client is unknown.

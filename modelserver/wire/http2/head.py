@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from modelserver.core.recognition import Memory
 from modelserver.protocol.call import Metadata
 from modelserver.protocol.exchange import HttpHead
 from modelserver.protocol.grpc_status import Status
@@ -136,10 +137,10 @@ class HeadReader:
     Some clients send a new timeout with each call, so that no two header blocks are equal.
     """
 
-    __slots__ = ("_known", "_timeout_at")
+    __slots__ = ("_memory", "_timeout_at")
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[Field, ...], RequestHead] = {}
+    def __init__(self, *, is_on: bool = True) -> None:
+        self._memory = Memory[tuple[Field, ...], RequestHead](_MAX_KNOWN, is_on=is_on)
         # Where the last timeout was.
         self._timeout_at = 0
 
@@ -151,7 +152,7 @@ class HeadReader:
         if at < len(_PSEUDO):  # there is none, or it may precede a pseudo-header
             return read_request_head(fields)
         rest = fields[:at] + fields[at + 1 :]
-        known = self._known.get(rest)
+        known = self._memory.known.get(rest)
         if known is None:
             known = self._remember(rest)
         if known is not None:
@@ -167,9 +168,7 @@ class HeadReader:
         num_bytes = sum([len(name) + len(value) for name, value in fields])
         if not head.is_grpc or head.problem or head.timeout_ns is not None or num_bytes > _MAX_KNOWN_BYTES:
             return None
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        self._known[fields] = head
+        self._memory.remember(fields, head)
         return head
 
 

@@ -136,11 +136,11 @@ class Core:
         )
         numbers = itertools.count(1)
         self._calls = ForwardedCalls(self.link, numbers)
-        self.dataplane = RemoteDataPlane(self.link, numbers)
+        self.dataplane = RemoteDataPlane(self.link, numbers, is_on=http_limits.recognizes)
         # The core checks forwarded calls.
         keys = open_keys(http_limits.access.keys_file)
         plane: InferPlane = self.dataplane if keys is None else KeyedInferPlane(self.dataplane, keys)
-        self._short = ShortCalls(self.link, numbers)
+        self._short = ShortCalls(self.link, numbers, is_on=http_limits.recognizes)
         self.http = self._make_http(plane, http_limits, calls, keys)
         self.grpc = self._make_grpc(plane, grpc_limits, calls, keys)
 
@@ -150,15 +150,16 @@ class Core:
         guard = Guard(limits.access, keys)
         inference = Api(_KSERVE, Inference(plane, limits).routes())
         known = [self._forwarded(api) for api in calls.apis]
+        infer = PortFrontend([inference], guard)
         forwarder = HttpForwarder(
-            PortFrontend([inference], guard),
+            infer,
             PortFrontend(known or [inference], guard),
             self._calls,
             foreign=frozenset(api.name for api in known) - _ERRORS.keys(),
         )
         http = with_http_log(forwarder, is_logged=limits.access.is_logged, keys=keys)
         if is_open(limits.access):
-            http = self._short.http(http)
+            http = self._short.http(infer, http)
         return with_cors(http, limits.cors)
 
     def _forwarded(self, api: ApiCalls) -> Api:

@@ -12,6 +12,7 @@ import msgspec
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import Result, Slices, at_once, long_work
+from modelserver.core.recognition import Memory
 from modelserver.core.request import InFlightRequest, RequestForm
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
@@ -44,12 +45,13 @@ Packed = tuple[bytes, Payload]
 class RemoteRequests:
     """The requests of one front that are in flight. Event loop thread only."""
 
-    def __init__(self, dataplane: DataPlane, link: Link[FrontBundle]) -> None:
+    def __init__(self, dataplane: DataPlane, link: Link[FrontBundle], *, is_on: bool = True) -> None:
+        """`is_on`: requests that repeat are recognised."""
         self._dataplane = dataplane
         self._link = link
         self._send = link.send
         self._requests: dict[int, InFlightRequest] = {}
-        self._heads: dict[bytes, Head] = {}
+        self._heads = Memory[bytes, Head](_MAX_REMEMBERED, is_on=is_on)
         # While a response is packed beside the event loop: the call's later responses.
         self._waiting: dict[int, deque[InferResponse]] = {}
 
@@ -61,7 +63,7 @@ class RemoteRequests:
         """Have a request executed; its responses go back over the link."""
         call = message.call
         try:
-            record, unpackers, form, is_long = self._heads.get(message.head) or self._read_head(message.head)
+            record, unpackers, form, is_long = self._heads.known.get(message.head) or self._read_head(message.head)
             if is_long:
                 self._infer_long(message, record, unpackers)
                 return
@@ -207,10 +209,9 @@ class RemoteRequests:
         is_long = not record.sequence_id and any(unpack.is_long for unpack in unpackers)
         if len(head) > _MAX_REMEMBERED_BYTES or record.parameters:
             return record, unpackers, None, is_long
-        if len(self._heads) >= _MAX_REMEMBERED:
-            self._heads.clear()
         has_bytes = any(tensor.datatype == Datatype.BYTES.value for tensor in record.inputs)
-        found = self._heads[head] = (record, unpackers, None if has_bytes else RequestForm(), is_long)
+        found: Head = (record, unpackers, None if has_bytes else RequestForm(), is_long)
+        self._heads.remember(head, found)
         return found
 
 

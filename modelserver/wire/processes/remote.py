@@ -14,6 +14,7 @@ import numpy as np
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import Result, Slices, at_once, long_work
+from modelserver.core.recognition import Memory
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.stream import ResponseStream
@@ -79,14 +80,14 @@ class _SentHead:
 class RemoteDataPlane:
     """Sends requests to the core and passes the responses to their streams. Event loop thread only."""
 
-    def __init__(self, link: Link[CoreBundle], numbers: count[int]) -> None:
-        """`numbers` are those of calls, unique in this process."""
+    def __init__(self, link: Link[CoreBundle], numbers: count[int], *, is_on: bool = True) -> None:
+        """`numbers` are those of calls, unique in this process. `is_on`: heads of responses are remembered."""
         self._link = link
         self._send = link.send
         self._next_number = numbers.__next__
         self._on_cancel = self._cancel
         self._requests: dict[int, InFlightRequest] = {}
-        self._heads: dict[bytes, Head] = {}
+        self._heads = Memory[bytes, Head](_MAX_REMEMBERED, is_on=is_on)
         # While a response is unpacked beside the event loop: later messages of the same call.
         self._waiting: dict[int, deque[Inferred | Failed]] = {}
 
@@ -147,7 +148,7 @@ class RemoteDataPlane:
             waiting.append(message)
             return
         head = message.head
-        unpackers, parameters, takes_long = self._heads.get(head) or self._read_head(head)
+        unpackers, parameters, takes_long = self._heads.known.get(head) or self._read_head(head)
         content = message.content
         data = content if type(content) is bytes else self._link.view(content)
         if takes_long:
@@ -212,9 +213,7 @@ class RemoteDataPlane:
         unpackers = tuple(map(_unpacker, record.outputs))
         found: Head = (unpackers, record.parameters, any(unpack.is_long for unpack in unpackers))
         if len(head) <= _MAX_REMEMBERED_BYTES and not record.parameters:
-            if len(self._heads) >= _MAX_REMEMBERED:
-                self._heads.clear()
-            self._heads[head] = found
+            self._heads.remember(head, found)
         return found
 
     def _has_read(self, call: int) -> None:

@@ -59,8 +59,8 @@ class FrontSession:
             receive=self._receive,
             lost=lambda: lost(self),
         )
-        self._inference = RemoteRequests(planes.dataplane, self._link)
-        self._short = ShortExchanges(planes.http, planes.grpc, self._link)
+        self._inference = RemoteRequests(planes.dataplane, self._link, is_on=planes.recognizes)
+        self._short = ShortExchanges(planes.http, planes.grpc, self._link, is_on=planes.recognizes)
         self._exchanges = ForwardedExchanges(planes.http, planes.grpc, self._link)
         self._counts = [CountsShare(each) for each in counts]
         self._num_dealt = 0

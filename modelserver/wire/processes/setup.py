@@ -132,12 +132,16 @@ def _share(limits: WireLimits, num_fronts: int) -> WireLimits:
 
 @dataclass(frozen=True, slots=True)
 class CorePlanes:
-    """The frontends of the core; one is None if no port serves its protocol."""
+    """The frontends of the core; one is None if no port serves its protocol.
+
+    `recognizes` is the limits': whether repeated requests are recognised by their bytes.
+    """
 
     dataplane: DataPlane
     http: HttpFrontend | None
     grpc: GrpcFrontend | None
     http_apis: tuple[Api, ...] = ()
+    recognizes: bool = True
 
     def calls(self) -> FrontCalls:
         """Their description for a front."""

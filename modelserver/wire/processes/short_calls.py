@@ -15,7 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from modelserver.auth.access import Access, Admitted, ApiGroup
+from modelserver.core.recognition import Memory
 from modelserver.core.tensor import Buffer
+from modelserver.frontends.http.frontend import HttpFrontend as PortFrontend
 from modelserver.protocol.call import Method, UnaryCall
 from modelserver.protocol.compression import choose_encoding
 from modelserver.protocol.exchange import Frontend as HttpFrontend
@@ -61,13 +63,13 @@ class Shorthand:
 class ShortCalls:
     """The short calls that the core has not answered. Event loop thread only."""
 
-    def __init__(self, link: Link[CoreBundle], numbers: count[int]) -> None:
-        """`numbers` are those of calls, unique in this process."""
+    def __init__(self, link: Link[CoreBundle], numbers: count[int], *, is_on: bool) -> None:
+        """`numbers` are those of calls, unique in this process. `is_on`: heads of answers are remembered."""
         self._link = link
         self._send = link.send
         self._next_number = numbers.__next__
         self._calls: dict[int, Any] = {}
-        self._heads: dict[bytes, ShortResponseHead] = {}
+        self._heads = Memory[bytes, ShortResponseHead](_MAX_REMEMBERED, is_on=is_on)
 
     @property
     def num_inflight(self) -> int:
@@ -92,9 +94,9 @@ class ShortCalls:
 
         return replace(infer, unary=forward)
 
-    def http(self, other: HttpFrontend) -> HttpFrontend:
-        """A frontend that has the core answer short infer calls, and `other` the rest."""
-        return _ShortHttp(self, other)
+    def http(self, infer: PortFrontend, other: HttpFrontend) -> HttpFrontend:
+        """A frontend that has the core answer short calls for which `infer` has a route, and `other` the rest."""
+        return _ShortHttp(self, infer, other)
 
     def exchange(self, exchange: HttpExchange, text: bytes) -> None:
         """Forward an HTTP request, of which `text` is the head."""
@@ -117,7 +119,7 @@ class ShortCalls:
     def on_response(self, message: ShortResponse) -> None:
         """An HTTP request is answered."""
         exchange: HttpExchange = self._calls.pop(message.call)
-        head = self._heads.get(message.head) or self._read_head(message.head)
+        head = self._heads.known.get(message.head) or self._read_head(message.head)
         content = message.body
         body = content if type(content) is bytes else self._view(content)
         if len(body) > MAX_SHORT_BYTES:
@@ -138,24 +140,23 @@ class ShortCalls:
     def _read_head(self, text: bytes) -> ShortResponseHead:
         head = _decode_response_head(text)
         if len(text) <= _MAX_HEAD_BYTES:
-            if len(self._heads) >= _MAX_REMEMBERED:
-                self._heads.clear()
-            self._heads[text] = head
+            self._heads.remember(text, head)
         return head
 
 
 class _ShortHttp(HttpFrontend):
     """Tells short infer calls from all other requests."""
 
-    def __init__(self, calls: ShortCalls, other: HttpFrontend) -> None:
+    def __init__(self, calls: ShortCalls, infer: PortFrontend, other: HttpFrontend) -> None:
         self._forward = calls.exchange
+        self._infer = infer
         self._other = other
 
     def handle(self, exchange: HttpExchange) -> None:
         head = exchange.head
         shorthand = head.shorthand
         if shorthand is None:
-            shorthand = head.shorthand = _shorthand(head)
+            shorthand = head.shorthand = _shorthand(head) if self._infer.serves(head) else Shorthand()
         if len(exchange.body) <= shorthand.max_bytes:
             self._forward(exchange, shorthand.text)
         else:
@@ -174,8 +175,9 @@ def is_open(access: Access) -> bool:
 
 
 def _shorthand(head: HttpHead) -> Shorthand:
+    """That of an infer call."""
     headers = head.headers
-    if head.method != "POST" or not head.path.endswith(("/infer", "/infer/")) or _is_special(headers):
+    if _is_special(headers):
         return Shorthand()
     known = {name: headers[name] for name in READ_HEADERS if name in headers}
     try:

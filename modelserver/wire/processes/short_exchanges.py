@@ -7,6 +7,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from modelserver.core.recognition import Memory
 from modelserver.protocol.call import Frontend as GrpcFrontend
 from modelserver.protocol.call import Parts, UnaryCall
 from modelserver.protocol.exchange import Frontend as HttpFrontend
@@ -38,8 +39,13 @@ _decode_head = msgspec.msgpack.Decoder(ShortHead).decode
 class ShortExchanges:
     """The short calls of one front that are in progress. Event loop thread only."""
 
-    def __init__(self, http: HttpFrontend | None, grpc: GrpcFrontend | None, link: Link[FrontBundle]) -> None:
-        """A frontend is None where no port serves its protocol; then no call of it comes."""
+    def __init__(
+        self, http: HttpFrontend | None, grpc: GrpcFrontend | None, link: Link[FrontBundle], *, is_on: bool = True
+    ) -> None:
+        """A frontend is None where no port serves its protocol; then no call of it comes.
+
+        `is_on`: requests that repeat are recognised.
+        """
         self._http = http
         method = None if grpc is None else grpc.methods.get(INFER_PATH)
         self._infer = None if method is None else method.unary
@@ -47,8 +53,8 @@ class ShortExchanges:
         self.send = link.send
         self.calls: dict[int, _Call | _Exchange] = {}
         # What equal heads say. The frontend leaves a memo with each.
-        self._heads: dict[bytes, HttpHead] = {}
-        self._response_heads: dict[object, bytes] = {}
+        self._heads = Memory[bytes, HttpHead](_MAX_REMEMBERED, is_on=is_on)
+        self._response_heads = Memory[object, bytes](_MAX_REMEMBERED, is_on=is_on)
         # The last ones of an answer with status 200: mostly the next one's, too.
         self._known_headers: object = None
         self._known_head = b""
@@ -67,7 +73,7 @@ class ShortExchanges:
     def exchange(self, message: ShortExchange) -> None:
         """Have an HTTP request answered."""
         assert self._http is not None, "no port has HTTP"
-        head = self._heads.get(message.head) or self._read_head(message.head)
+        head = self._heads.known.get(message.head) or self._read_head(message.head)
         exchange = self.calls[message.call] = _Exchange(self, message, head)
         self._http.handle(exchange)
 
@@ -89,7 +95,7 @@ class ShortExchanges:
         if headers is self._known_headers and response.status == _OK:
             return self._known_head
         key = (response.status, tuple(headers))
-        text = self._response_heads.get(key) or self._write_head(key)
+        text = self._response_heads.known.get(key) or self._write_head(key)
         # Only immutable objects are recognised.
         if response.status == _OK and type(headers) is tuple:
             self._known_headers, self._known_head = headers, text
@@ -97,15 +103,13 @@ class ShortExchanges:
 
     def _read_head(self, text: bytes) -> HttpHead:
         record = _decode_head(text)
-        if len(self._heads) >= _MAX_REMEMBERED:
-            self._heads.clear()
-        head = self._heads[text] = HttpHead("POST", record.path, record.headers, record.query)
+        head = HttpHead("POST", record.path, record.headers, record.query)
+        self._heads.remember(text, head)
         return head
 
     def _write_head(self, key: tuple[int, tuple[tuple[str, str], ...]]) -> bytes:
-        if len(self._response_heads) >= _MAX_REMEMBERED:
-            self._response_heads.clear()
-        text = self._response_heads[key] = _encode(ShortResponseHead(*key))
+        text = _encode(ShortResponseHead(*key))
+        self._response_heads.remember(key, text)
         return text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,14 @@ def _json(text: str | dict[str, Any], name: str = "m") -> Call:
 
 def _input(**changes: Any) -> dict[str, Any]:
     return {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]} | changes
+
+
+def test_no_call_is_known_when_requests_are_not_recognized() -> None:
+    decoder = InferDecoder(replace(LIMITS, recognizes=False))
+    for call in (_binary(fp32("x", [1, 2])), _json({"inputs": [_input()]})):
+        said = [_said(decoder, call) for _ in range(3)]
+        assert not _is_known(decoder, call)
+        assert said == [_said(InferDecoder(LIMITS), call)] * 3
 
 
 def test_the_second_call_is_known() -> None:
@@ -177,15 +186,15 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for call in (_binary(fp32(f"x{number}", [1])), _json({"inputs": [_input(name=f"x{number}")]}, f"m{number}")):
             decoder.decode(*call, STREAM)
             assert _is_known(decoder, call)
-    assert len(decoder._binary._plain) <= 4
-    assert len(decoder._json._templates) <= 4
+    assert len(decoder._binary._plain.known) <= 4
+    assert len(decoder._json._templates.known) <= 4
 
 
 def test_clients_that_repeat_nothing_are_not_learned_from_forever() -> None:
     decoder = InferDecoder(LIMITS)
     for number in range(1000):
         decoder.decode(*_binary(fp32(f"x{number}", [1])), STREAM)
-    assert len(decoder._binary._plain) < 100
+    assert len(decoder._binary._plain.known) < 100
 
 
 _NUMBERS = st.one_of(st.integers(-5, 5), st.floats(width=32), st.sampled_from([1e400, True, None, "1", [1], 2**70]))

@@ -98,3 +98,10 @@ def test_a_memo_does_not_grow() -> None:
         assert len(memo._heads) <= 8
     memo.get(b"GET / HTTP/1.1\r\nHost: test\r\nX: %s\r\n\r\n" % bytes(b"x" * 3000))
     assert all(len(data) <= 2048 for data in memo._heads)
+
+
+def test_nothing_is_shared_when_requests_are_not_recognized() -> None:
+    memo, data = HeadMemo(replace(LIMITS, recognizes=False)), b"GET /a HTTP/1.1\r\nHost: test\r\n\r\n"
+    first = memo.get(data)
+    assert memo.get(data) is not first
+    assert _facts(memo.get(data)) == _facts(first)
