@@ -90,7 +90,7 @@ class Executor:
     def run(self, requests: Sequence[InFlightRequest]) -> Outcome:
         """Execute a batch. Never raises: what an instance raises becomes the response of every request."""
         try:
-            inputs = requests if self._prepare is None else self._prepare(requests)
+            inputs: Any = requests if self._prepare is None else self._prepare(requests)
             prepared_ns = self.now_ns()
             outputs = self._call(inputs) if self._interruption is None else self._interruption.run(requests, inputs)
             called_ns = self.now_ns()
