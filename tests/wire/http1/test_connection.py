@@ -462,9 +462,9 @@ async def test_an_answer_may_take_longer_than_any_patience() -> None:
 
 async def test_an_idle_connection_remembers_no_heads() -> None:
     dialogue = Dialogue().begin(GET % 0)
-    assert dialogue.connection._memo._heads
+    assert dialogue.connection._memo._heads.known
     dialogue.wait(3)
-    assert not dialogue.connection._memo._heads
+    assert not dialogue.connection._memo._heads.known
     assert dialogue.connection._last_data == b""
     dialogue.send(GET % 0)
     assert len(dialogue.exchanges) == 2

@@ -276,7 +276,7 @@ def test_the_reader_forgets() -> None:
         assert head.path == path
     large = reader.read((*GRPC, (b"grpc-timeout", b"1S"), (b"a", b"b" * 5000)))
     assert large.timeout_ns == 1_000_000_000
-    assert len(reader._known) <= 64
+    assert len(reader._memory.known) <= 64
 
 
 @pytest.mark.parametrize("fields", [(), ((b"grpc-status", b"0"),), ((b"a", b"b"), (b"a", b"c"))])
