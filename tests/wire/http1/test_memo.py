@@ -97,7 +97,7 @@ def test_a_memo_does_not_grow() -> None:
         memo.get(b"GET /%d HTTP/1.1\r\nHost: test\r\n\r\n" % number)
         assert len(memo._heads.known) <= 8
     memo.get(b"GET / HTTP/1.1\r\nHost: test\r\nX: %s\r\n\r\n" % bytes(b"x" * 3000))
-    assert all(len(data) <= 2048 for data in memo._heads)
+    assert all(len(data) <= 2048 for data in memo._heads.known)
 
 
 def test_nothing_is_shared_when_requests_are_not_recognized() -> None:
