@@ -159,7 +159,7 @@ class Core:
         )
         http = with_http_log(forwarder, is_logged=limits.access.is_logged, keys=keys)
         if is_open(limits.access):
-            http = self._short.http(infer, http)
+            http = self._short.http(infer.serves, http)
         return with_cors(http, limits.cors)
 
     def _forwarded(self, api: ApiCalls) -> Api:

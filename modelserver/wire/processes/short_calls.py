@@ -6,7 +6,7 @@ numbers that is more work than to decode them, most of all where calls repeat th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -17,7 +17,6 @@ import msgspec
 from modelserver.auth.access import Access, Admitted, ApiGroup
 from modelserver.core.recognition import Memory
 from modelserver.core.tensor import Buffer
-from modelserver.frontends.http.frontend import HttpFrontend as PortFrontend
 from modelserver.protocol.call import Method, UnaryCall
 from modelserver.protocol.compression import choose_encoding
 from modelserver.protocol.exchange import Frontend as HttpFrontend
@@ -94,9 +93,9 @@ class ShortCalls:
 
         return replace(infer, unary=forward)
 
-    def http(self, infer: PortFrontend, other: HttpFrontend) -> HttpFrontend:
-        """A frontend that has the core answer short calls for which `infer` has a route, and `other` the rest."""
-        return _ShortHttp(self, infer, other)
+    def http(self, is_infer: Callable[[HttpHead], bool], other: HttpFrontend) -> HttpFrontend:
+        """A frontend that has the core answer short calls that `is_infer` knows by their heads, and `other` others."""
+        return _ShortHttp(self, is_infer, other)
 
     def exchange(self, exchange: HttpExchange, text: bytes) -> None:
         """Forward an HTTP request, of which `text` is the head."""
@@ -147,16 +146,16 @@ class ShortCalls:
 class _ShortHttp(HttpFrontend):
     """Tells short infer calls from all other requests."""
 
-    def __init__(self, calls: ShortCalls, infer: PortFrontend, other: HttpFrontend) -> None:
+    def __init__(self, calls: ShortCalls, is_infer: Callable[[HttpHead], bool], other: HttpFrontend) -> None:
         self._forward = calls.exchange
-        self._infer = infer
+        self._is_infer = is_infer
         self._other = other
 
     def handle(self, exchange: HttpExchange) -> None:
         head = exchange.head
         shorthand = head.shorthand
         if shorthand is None:
-            shorthand = head.shorthand = _shorthand(head) if self._infer.serves(head) else Shorthand()
+            shorthand = head.shorthand = _shorthand(head) if self._is_infer(head) else Shorthand()
         if len(exchange.body) <= shorthand.max_bytes:
             self._forward(exchange, shorthand.text)
         else:
