@@ -92,7 +92,7 @@ class Metadata:
         if not self.file.is_array(key):
             return self.file.integer(key)
         values = self.file.numbers(key)
-        distinct = np.unique(values) if values is not None else []
+        distinct = [] if values is None else np.unique(values).tolist()
         if len(distinct) != 1:
             raise UnsupportedError(f"{self.file.path}: {key} differs between layers, which is not supported")
         return int(distinct[0])

@@ -97,7 +97,7 @@ class _Described:
         if self._table is not None:
             table = torch.zeros(16, dtype=torch.int8)
             table[: len(self._table)] = torch.tensor(self._table, dtype=torch.int8)
-        return QuantizedWeight(**grid, zeros=zeros, table=table, group=self._group, bits=self._bits)  # type: ignore[arg-type]
+        return QuantizedWeight(**grid, zeros=zeros, table=table, group=self._group, bits=self._bits)
 
 
 def _describe(kind: TensorType, stored: torch.Tensor, num_rows: int) -> QuantizedWeight:
