@@ -35,8 +35,8 @@ def quantized_embedding(weight: QuantizedWeight, dtype: torch.dtype) -> TokenEmb
 class DequantizedLinear:
     """Any weight on any device: made into floats again for each product."""
 
-    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
-        self._weight = _compact(weight)
+    def __init__(self, weight: QuantizedWeight | _NibbleWeight, bias: torch.Tensor | None) -> None:
+        self._weight = weight if isinstance(weight, _NibbleWeight) else _compact(weight)
         self._bias = bias
 
     def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
@@ -56,6 +56,10 @@ class QuantizedEmbedding:
 
     def __call__(self, token_ids: torch.Tensor, /) -> torch.Tensor:
         return self._weight.rows(token_ids).dequantized().to(self._dtype)
+
+    def head(self) -> Linear:
+        """The layer of the same matrix, in the same memory."""
+        return DequantizedLinear(self._weight, None)
 
 
 class _NibbleWeight:

@@ -14,7 +14,7 @@ from ..models.grouped_linear import GroupedLinear, ListedLinears
 from ..models.linear import JoinedLinear, Linear, float_linear
 from ..models.linear_tensors import LinearTensors, Part, Split
 from ..models.token_embedding import TokenEmbedding
-from .quantized_linear import quantized_embedding, quantized_linear
+from .quantized_linear import QuantizedEmbedding, quantized_embedding, quantized_linear
 from .quantized_weight import QuantizedWeight
 from .scheme import Scheme
 
@@ -38,6 +38,11 @@ class StoredScheme(Scheme):
         if not self.is_quantized(tensors, part):
             return super().embedding(tensors)
         return quantized_embedding(self._share(tensors, part), tensors.dtype)
+
+    def tied_head(self, tensors: LinearTensors, embedding: TokenEmbedding) -> Linear:
+        if isinstance(embedding, QuantizedEmbedding):
+            return embedding.head()
+        return super().tied_head(tensors, embedding)
 
     def make_linear(self, tensors: LinearTensors) -> Linear:
         quantized = [self.is_quantized(tensors, part) for part in tensors.parts]

@@ -16,6 +16,7 @@ from modelserver_backends.llm.checkpoint import GgufCheckpoint, open_checkpoint
 from modelserver_backends.llm.checkpoint.gguf_blocks import unpack_rows
 from modelserver_backends.llm.checkpoint.gguf_types import BY_NAME, TENSOR_TYPES, TensorType
 from modelserver_backends.llm.quantization.gguf import Gguf, quantized_weight
+from modelserver_backends.llm.quantization.quantized_linear import QuantizedEmbedding
 from safetensors.torch import load_file, save_file
 from support.generations import generate, loaded_engine, random_prompts
 from support.gguf_models import QuantizationType, write_gguf
@@ -176,6 +177,16 @@ def test_gpt2_has_its_matrices_the_other_way_round(tmp_path: Path) -> None:
         with loaded_engine(place) as engine:
             results.append([tokens for tokens, _ in generate(engine, prompts, 5)])
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
+def test_a_tied_head_is_the_embeddings_own_matrix(name: str) -> None:
+    kind = BY_NAME[name]
+    stored = torch.from_numpy(drawn(kind, 20, 256, 0))
+    embedding, values = QuantizedEmbedding(quantized_weight(kind, stored), torch.float32), unpack_rows(kind, stored)
+    assert torch.equal(embedding(torch.tensor([3, 7])), values[[3, 7]])
+    rows = torch.randn(4, 256)
+    assert torch.equal(embedding.head()(rows, None), rows @ values.T)
 
 
 def test_ranks_share_blocks(tmp_path: Path) -> None:
