@@ -107,6 +107,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._opened: int | None = None
+        self._texts: dict[str, list[str]] = {}
         try:
             descriptor = os.open(path, os.O_RDONLY)
             try:
@@ -163,18 +164,31 @@ class GgufFile:
             return None
         if value.kind is not ValueType.STRING or value.count is not None:
             raise self._wrong(key, "a string")
-        return self._text(key, value.start)[0]
+        begin = value.start + 8
+        end = begin + _LENGTH.unpack_from(self._data, value.start)[0]
+        try:
+            return str(self._data[begin:end], "utf-8")
+        except UnicodeDecodeError as error:
+            raise self._not_unicode(key, begin, error) from None
 
     def texts(self, key: str) -> list[str] | None:
+        """Not to be changed: the vocabulary is asked for several times."""
         value = self._values.get(key)
         if value is None:
             return None
         if value.kind is not ValueType.STRING or value.count is None:
             raise self._wrong(key, "an array of strings")
-        found, at = [], value.start
-        for _ in range(value.count):
-            text, at = self._text(key, at)
-            found.append(text)
+        if key in self._texts:
+            return self._texts[key]
+        found, at, data = [], value.start, bytes(self._data)
+        try:
+            for _ in range(value.count):
+                begin = at + 8
+                at = begin + _LENGTH.unpack_from(data, at)[0]
+                found.append(data[begin:at].decode())
+        except UnicodeDecodeError as error:
+            raise self._not_unicode(key, begin, error) from None
+        self._texts[key] = found
         return found
 
     def numbers(self, key: str) -> NDArray[Any] | None:
@@ -199,14 +213,8 @@ class GgufFile:
             raise self._wrong(key, expected)
         return np.frombuffer(self._data, code, 1, value.start)[0]
 
-    def _text(self, key: str, at: int) -> tuple[str, int]:
-        end = at + 8 + _LENGTH.unpack_from(self._data, at)[0]
-        try:
-            return str(self._data[at + 8 : end], "utf-8"), end
-        except UnicodeDecodeError as error:
-            raise InvalidArgumentError(
-                f"{self.path}: the metadata {key!r} at byte {at} are not UTF-8: {error.reason}"
-            ) from None
+    def _not_unicode(self, key: str, at: int, error: UnicodeDecodeError) -> InvalidArgumentError:
+        return InvalidArgumentError(f"{self.path}: the metadata {key!r} at byte {at} are not UTF-8: {error.reason}")
 
     def _wrong(self, key: str, expected: str) -> InvalidArgumentError:
         value = self._values[key]

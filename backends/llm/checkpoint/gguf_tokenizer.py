@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Sequence
 from typing import Any
+
+import orjson
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
@@ -145,7 +146,7 @@ def end_token_ids(file: GgufFile) -> frozenset[int]:
 def tokenizer_files(file: GgufFile) -> TokenizerFiles:
     """UnsupportedError for a kind of tokenizer that cannot be made, InvalidArgumentError for one that is broken."""
     whole = file.text("tokenizer.huggingface.json")
-    document = whole if whole is not None else json.dumps(_document(file))
+    document = whole if whole is not None else orjson.dumps(_document(file)).decode()
     return TokenizerFiles(path=file.path, document=document, config=named_tokens(file))
 
 

@@ -197,7 +197,7 @@ def test_every_cut_is_noticed(tmp_path: Path) -> None:
 
 def test_values_of_another_type_than_expected(tmp_path: Path) -> None:
     file = read(tmp_path, file_of([entry("a", 8, text(b"\xff")), entry("b", 7, b"\1"), entry("c", 6, bytes(4))]))
-    with pytest.raises(InvalidArgumentError, match="'a' at byte 37 are not UTF-8"):
+    with pytest.raises(InvalidArgumentError, match="'a' at byte 45 are not UTF-8"):
         file.text("a")
     with pytest.raises(InvalidArgumentError, match="'a' are string: expected an integer"):
         file.integer("a")
