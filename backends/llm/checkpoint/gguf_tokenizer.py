@@ -301,8 +301,9 @@ def _scored_merges(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) 
 
 def _around(file: GgufFile, tokens: Sequence[str], *, begins: bool) -> dict[str, Any] | None:
     """What is added before and behind every text."""
-    adds = file.flag(f"{_PREFIX}add_bos_token")
-    before = [file.integer(f"{_PREFIX}bos_token_id")] if (begins if adds is None else adds) else []
+    adds, begin_id = file.flag(f"{_PREFIX}add_bos_token"), file.integer(f"{_PREFIX}bos_token_id")
+    adds = begins and begin_id is not None if adds is None else adds
+    before = [begin_id] if adds else []
     after = [file.integer(f"{_PREFIX}eos_token_id")] if file.flag(f"{_PREFIX}add_eos_token") else []
     for token_id in (*before, *after):
         if token_id is None or not 0 <= token_id < len(tokens):

@@ -123,7 +123,7 @@ SPLITS = {
     "gpt-2": ["I", "'ll", " pay", " 1234", " EURos", ",", " don", "'", "T", "\n\n ", " wait", "!"],
     "llama-bpe": ["I", "'ll", " pay", " ", "123", "4", " EURos", ",", " don", "'T", "\n\n", " ", " wait", "!"],
     "qwen2": ["I", "'ll", " pay", " ", *"1234", " EURos", ",", " don", "'T", "\n\n", " ", " wait", "!"],
-    "tekken": ["I", "'ll", " pay", " ", *"1234", " EURos", ",", " don", "'", "T", "\n\n", " ", " wait", "!"],
+    "tekken": ["I", "'ll", " pay", " ", *"1234", " EURos", ",", " don", "'T", "\n\n", " ", " wait", "!"],
     "gpt-4o": ["I'll", " pay", " ", "123", "4", " EURos", ",", " don'T", "\n\n", " ", " wait", "!"],
     "smollm": ["I", "'ll", " pay", " ", *"1234", " EURos", ",", " don", "'", "T", "\n\n ", " wait", "!"],
 }
