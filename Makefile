@@ -21,7 +21,7 @@ TORCH := torch==2.13.0
 EXTRAS := onnx,pytorch,images,llm
 
 # What an installation is made from; of the rest it refers to the files as they are.
-RECIPE := pyproject.toml setup.py modelserver/core/_accelerator.c modelserver/core/_decimal.h modelserver/wire/sockets/_calls.c backends/llm/_kernels.c backends/llm/_kernels_vector.h
+RECIPE := pyproject.toml setup.py modelserver/core/_accelerator.c modelserver/core/_decimal.h modelserver/wire/sockets/_calls.c $(wildcard backends/llm/_*.[ch])
 
 # Half as many processes again as there are processors, as tests wait too; up to eight.
 PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, max(1, os.cpu_count() * 3 // 2)))' 2>/dev/null || echo 2)

@@ -35,9 +35,19 @@ setup(
         Extension(
             "modelserver_backends.llm._kernels",
             ["backends/llm/_kernels.c"],
-            depends=["backends/llm/_kernels_vector.h"],
+            depends=["backends/llm/_kernels_threads.h", "backends/llm/_kernels_vector.h"],
             define_macros=[source_digest("backends/llm")],
             extra_compile_args=["-O3"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
+            "modelserver_backends.llm._packed_linear",
+            ["backends/llm/_packed_linear.c"],
+            depends=["backends/llm/_kernels_threads.h", "backends/llm/_packed_vector.h"],
+            define_macros=[source_digest("backends/llm")],
+            # Every instruction set rounds alike: no products and sums become one operation but where the code says so.
+            extra_compile_args=["-O3", "-ffp-contract=off"],
             py_limited_api=True,
             optional=True,
         ),

@@ -13,16 +13,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __linux__
-#include <dlfcn.h>
-#endif
+#include "_kernels_threads.h"
 
 /* Tokens whose scores are softened at once, and heads that share what is read of them. */
 #define TILE 128
 #define MAX_QUERIES 4
 #define MAX_DIM 512
-/* What takes less time than the other threads need to begin is not shared: values that are read, or turned. */
-#define FEW_VALUES (1 << 15)
 
 /* ---- What a layer is, and what a step has -------------------------------------------------------------------------- */
 
@@ -144,37 +140,6 @@ static int can_run(const Kernels *kernels)
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
     return kernels->width == 4;
-}
-
-/* ---- Threads --------------------------------------------------------------------------------------------------------
- *
- * Parts are taken in turn by the threads that torch has at hand: those of the OpenMP library that it has loaded. Threads
- * of our own would want the same cores while torch's still wait on them for its next operation.
- */
-
-typedef struct Work {
-    void (*compute)(const struct Work *work, int64_t part);
-    int64_t num_parts, num_threads, next;
-} Work;
-
-static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned) = NULL;
-
-static void take_parts(void *argument)
-{
-    Work *work = argument;
-    int64_t part;
-    while ((part = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < work->num_parts)
-        work->compute(work, part);
-}
-
-static void share(Work *work, int64_t num_values)
-{
-    const int64_t num_threads = work->num_threads < work->num_parts ? work->num_threads : work->num_parts;
-    work->next = 0;
-    if (num_threads > 1 && num_values > FEW_VALUES && gomp_parallel != NULL)
-        gomp_parallel(take_parts, work, (unsigned)num_threads, 0);
-    else
-        take_parts(work);
 }
 
 /* ---- A layer's attention ------------------------------------------------------------------------------------------- */
@@ -595,10 +560,7 @@ PyMODINIT_FUNC PyInit__kernels(void)
     chosen = all_kernels;
     while (!can_run(chosen))
         chosen++;
-#ifdef __linux__
-    /* Torch has been imported before; without its threads, one does it all. */
-    *(void **)&gomp_parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
-#endif
+    find_threads();
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL && PyModule_AddIntConstant(module, "MAX_HEAD_DIM", MAX_DIM) < 0)
         Py_CLEAR(module);

@@ -1,7 +1,9 @@
-"""The optional part in C (`_kernels.c`): what an engine on a CPU does in every step, and torch in many operations.
+"""The optional parts in C: what an engine on a CPU does in every step, and torch in many operations (`_kernels.c`), and
+products with weights in few bits (`_packed_linear.c`).
 
-It is there when a compiler was at the installation. Without it, or with MODELSERVER_PURE_PYTHON=1 in the environment,
-torch does the same in more and slower steps. Whoever asks decides when a network is built, so that no step asks.
+They are there when a compiler was at the installation. Without it, or with MODELSERVER_PURE_PYTHON=1 in the
+environment, torch does the same in more and slower steps. Whoever asks decides when a network is built, so that no step
+asks.
 """
 
 from __future__ import annotations
@@ -17,14 +19,26 @@ from modelserver.backend import load_extension
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-def load(environment: Mapping[str, str]) -> ModuleType | None:
-    """The module in C; None where torch does its work."""
-    return load_extension(f"{__package__}._kernels", environment)
+def load(environment: Mapping[str, str], name: str = "_kernels") -> ModuleType | None:
+    """A module in C; None where torch does its work."""
+    return load_extension(f"{__package__}.{name}", environment)
 
 
 KERNELS = load(os.environ)
+PACKED_KERNELS = load(os.environ, "_packed_linear")
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
     """The module, if it computes on tensors like these."""
     return KERNELS if device.type == "cpu" and dtype in _DTYPES else None
+
+
+def packed_kernels_for(device: torch.device) -> ModuleType | None:
+    """The module of products with packed weights, if it computes on this device."""
+    return PACKED_KERNELS if device.type == "cpu" else None
+
+
+def has_fast_packed_kernels(device: torch.device) -> bool:
+    """Whether these have instructions of the processor's own; without them torch multiplies floats faster."""
+    kernels = packed_kernels_for(device)
+    return kernels is not None and kernels.instructions()[0] != "generic"

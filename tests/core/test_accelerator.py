@@ -267,7 +267,7 @@ def test_it_is_built_where_there_is_a_compiler_and_missed_by_nobody(tmp_path: Pa
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     built = sorted(path.name for path in tmp_path.rglob("*.so"))
-    names = [f"{name}.abi3.so" for name in ("_accelerator", "_calls", "_kernels")]
+    names = [f"{name}.abi3.so" for name in ("_accelerator", "_calls", "_kernels", "_packed_linear")]
     assert built == (names if compiler != "/no/compiler" else []), done.stderr
 
 

@@ -25,6 +25,7 @@ EXTENSIONS = {
     "modelserver/core/_accelerator.abi3.so",
     "modelserver/wire/sockets/_calls.abi3.so",
     "modelserver_backends/llm/_kernels.abi3.so",
+    "modelserver_backends/llm/_packed_linear.abi3.so",
 }
 # Where each top package lies in the repository.
 SOURCES = {"modelserver": ROOT / "modelserver", "modelserver_backends": ROOT / "backends"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -31,11 +31,21 @@ class Linear(Protocol):
         ...
 
 
+@runtime_checkable
+class StoredLinear(Protocol):
+    """A layer that says in which form its weights are in memory, and how many bytes they take."""
+
+    form: str
+    num_bytes: int
+
+
 class PlainLinear:
     """`weight` [out_features, in_features] as checkpoints store it."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight = weight
+        self.form = str(weight.dtype).removeprefix("torch.")
+        self.num_bytes = weight.nbytes
         self._transposed = weight.t()
         self._bias = bias
 
@@ -53,6 +63,8 @@ class PackedLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+        self.form = f"{str(weight.dtype).removeprefix('torch.')} by oneDNN"
+        self.num_bytes = weight.nbytes
         self._bias = bias
 
     def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
@@ -81,6 +93,9 @@ class JoinedLinear:
 
     def __init__(self, linears: Sequence[Linear]) -> None:
         self._linears = tuple(linears)
+        stored = [linear for linear in linears if isinstance(linear, StoredLinear)]
+        self.form = " and ".join(dict.fromkeys(linear.form for linear in stored))
+        self.num_bytes = sum(linear.num_bytes for linear in stored)
 
     def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         return torch.cat([linear(rows, step) for linear in self._linears], dim=-1)
@@ -95,6 +110,8 @@ class SmallLinear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._plain = PlainLinear(weight, bias)
         self._packed = PackedLinear(weight, bias)
+        self.form = self._packed.form
+        self.num_bytes = self._plain.num_bytes + self._packed.num_bytes
 
     def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         return self._plain(rows, step) if rows.shape[0] <= _FEW_ROWS else self._packed(rows, step)
@@ -125,7 +142,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def float_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """The fastest form of a weight on the device where it lies."""
+    """The fastest form of a weight on the device where it lies, for rows of its datatype."""
     is_packable = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     if is_packable and weight.numel() >= _SMALLEST_PACKED and can_pack(weight.dtype):
         return (SmallLinear if weight.numel() <= _LARGEST_IN_BOTH else PackedLinear)(weight, bias)

@@ -74,6 +74,8 @@ def load_network(checkpoint: Checkpoint, options: EngineOptions, rank: Rank = AL
     with torch.inference_mode():
         weights = Weights(checkpoint, scheme, dtype=dtype, device=device, rank=rank, is_transposed=names.is_transposed)
         network = family.network(DecoderBuilder(config, names, weights), max_len=max_model_len)
+    forms = ", ".join(f"{form} {count / 1e6:.1f} MB" for form, count in weights.stored_bytes.most_common())
+    logger.info("linear layers of %s: %s", checkpoint.place, forms)
     return LoadedNetwork(
         network,
         AttentionSpec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -9,13 +10,16 @@ import torch
 from ..checkpoint import Checkpoint
 from ..quantization.scheme import Scheme
 from .grouped_linear import GroupedLinear
-from .linear import Linear
+from .linear import Linear, StoredLinear
 from .linear_tensors import ALONE, LinearTensors, Part, Rank, Split, placed, stored_tensor
 from .token_embedding import TokenEmbedding
 
 
 class Weights:
-    """Reads from `checkpoint`. `is_transposed`: its linear weights are [in, out], as GPT-2 stores them."""
+    """Reads from `checkpoint`. `is_transposed`: its linear weights are [in, out], as GPT-2 stores them.
+
+    `stored_bytes`: what linear layers take in memory, by the form that they have there.
+    """
 
     def __init__(
         self,
@@ -31,6 +35,7 @@ class Weights:
         self.rank = rank
         self.dtype = dtype
         self.device = device
+        self.stored_bytes: Counter[str] = Counter()
         self._scheme = scheme
         self._is_transposed = is_transposed
 
@@ -48,11 +53,11 @@ class Weights:
 
     def columns(self, parts: Sequence[Part]) -> Linear:
         """Parts fused along their outputs; each rank has a share of the outputs."""
-        return self._scheme.make_linear(self._tensors(parts, Split.OUTPUTS))
+        return self._counted(self._scheme.make_linear(self._tensors(parts, Split.OUTPUTS)))
 
     def rows(self, part: Part) -> Linear:
         """Each rank has a share of the inputs: the sum over ranks is the result. The bias is with rank 0."""
-        return self._scheme.make_linear(self._tensors([part], Split.INPUTS))
+        return self._counted(self._scheme.make_linear(self._tensors([part], Split.INPUTS)))
 
     def grouped_columns(self, experts: Sequence[Sequence[Part]]) -> GroupedLinear:
         return self._scheme.make_grouped([self._tensors(parts, Split.OUTPUTS) for parts in experts])
@@ -66,11 +71,16 @@ class Weights:
 
     def head(self, part: Part) -> Linear:
         """What gives logits: whole on every rank, [vocab, hidden] even where other weights are transposed."""
-        return self._scheme.make_linear(self._tensors([part], Split.WHOLE))
+        return self._counted(self._scheme.make_linear(self._tensors([part], Split.WHOLE)))
 
     def tied_head(self, part: Part, embedding: TokenEmbedding) -> Linear:
         """The same of the embedding's tensors."""
-        return self._scheme.tied_head(self._tensors([part], Split.WHOLE), embedding)
+        return self._counted(self._scheme.tied_head(self._tensors([part], Split.WHOLE), embedding))
+
+    def _counted(self, linear: Linear) -> Linear:
+        if isinstance(linear, StoredLinear):
+            self.stored_bytes[linear.form] += linear.num_bytes
+        return linear
 
     def _tensors(self, parts: Sequence[Part], split: Split) -> LinearTensors:
         return LinearTensors(

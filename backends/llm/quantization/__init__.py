@@ -11,8 +11,8 @@ from ..extension_points import extension_names, load_extension
 from .awq import Awq
 from .gguf import Gguf
 from .gptq import Gptq
-from .int8 import Int8
 from .mxfp4 import Mxfp4
+from .online import Fp8, Int4, Int8
 from .scheme import FloatScheme, Scheme
 
 # The name of an entry point in this group is a `quant_method`, and its object a class like `Scheme`.
@@ -21,6 +21,8 @@ ENTRY_POINT_GROUP = "modelserver.llm.quantizations"
 _BUNDLED: dict[str, type[Scheme]] = {
     "none": FloatScheme,
     "int8": Int8,
+    "int4": Int4,
+    "fp8": Fp8,
     "awq": Awq,
     "gguf": Gguf,
     "gptq": Gptq,

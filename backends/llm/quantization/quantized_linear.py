@@ -8,9 +8,12 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from ..kernels import packed_kernels_for
 from ..models.linear import JoinedLinear, Linear
+from ..models.packed_matrix import PackedMatrix, PackedMatrixEmbedding, PackedMatrixLinear
 from ..models.token_embedding import TokenEmbedding
 from ..step_context import StepContext
+from .packing import pack
 from .quantized_weight import QuantizedWeight
 
 
@@ -29,7 +32,8 @@ def quantized_linear(weight: QuantizedWeight | Sequence[QuantizedWeight], bias: 
 
 def quantized_embedding(weight: QuantizedWeight, dtype: torch.dtype) -> TokenEmbedding:
     """Of the network's `dtype`; only the rows that are asked for are dequantized."""
-    return QuantizedEmbedding(weight, dtype)
+    matrix = _packed(weight)
+    return QuantizedEmbedding(weight, dtype) if matrix is None else PackedMatrixEmbedding(matrix, dtype)
 
 
 class DequantizedLinear:
@@ -97,4 +101,10 @@ def _joined(parts: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
 
 
 def _linear(weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
-    return DequantizedLinear(weight, bias)
+    matrix = _packed(weight)
+    return DequantizedLinear(weight, bias) if matrix is None else PackedMatrixLinear(matrix, bias)
+
+
+def _packed(weight: QuantizedWeight) -> PackedMatrix | None:
+    kernels = packed_kernels_for(weight.device)
+    return None if kernels is None else pack(weight, kernels)

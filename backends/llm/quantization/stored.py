@@ -11,12 +11,12 @@ import torch
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
 from ..models.grouped_linear import GroupedLinear, ListedLinears
-from ..models.linear import JoinedLinear, Linear, float_linear
+from ..models.linear import JoinedLinear, Linear
 from ..models.linear_tensors import LinearTensors, Part, Split
 from ..models.token_embedding import TokenEmbedding
 from .quantized_linear import QuantizedEmbedding, quantized_embedding, quantized_linear
 from .quantized_weight import QuantizedWeight
-from .scheme import Scheme
+from .scheme import Scheme, stored_float_linear
 
 
 class StoredScheme(Scheme):
@@ -47,7 +47,7 @@ class StoredScheme(Scheme):
     def make_linear(self, tensors: LinearTensors) -> Linear:
         quantized = [self.is_quantized(tensors, part) for part in tensors.parts]
         if not any(quantized):
-            return float_linear(tensors.weight(), tensors.bias())
+            return stored_float_linear(tensors)
         if not all(quantized):
             return JoinedLinear([self.make_linear(part) for part in tensors.each()])
         return self.linear(tensors)

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from modelserver_backends.llm import kernels
 from support.tiny_checkpoints import write_checkpoint
 
 
@@ -25,3 +26,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 def is_asynchronous(request: pytest.FixtureRequest) -> bool:
     """Whether a runner launches a step before it has read the one before."""
     return bool(request.param)
+
+
+@pytest.fixture
+def rows_in_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in few bits are multiplied as the floats that they stand for: the kernels in C make rows 8 bits wide, so
+    that greedy tokens need not be those of a float twin.
+    """
+    monkeypatch.setattr(kernels, "PACKED_KERNELS", None)

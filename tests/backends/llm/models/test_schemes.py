@@ -2,46 +2,59 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as functional
 from modelserver_backends.llm.quantization import find_scheme
-from modelserver_backends.llm.quantization.int8 import Int8Linear
+from modelserver_backends.llm.quantization.online import Fp8, Int4, Int8, OnlineScheme, in_8_bits
+from safetensors.torch import load_file, save_file
 from support.generations import generate, loaded_engine
 from support.tiny_checkpoints import reference_logprobs
 
 from modelserver.backend import UnsupportedError
 
 
-@pytest.mark.parametrize("rows", [1, 7, 100])  # below and above where the weight is expanded
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_int8_is_close_to_the_floats_it_was_made_of(rows: int, has_bias: bool) -> None:
+@pytest.mark.parametrize(("scheme", "most"), [(Int8(), 0.02), (Int4(), 0.1), (Fp8(), 0.05)])
+@pytest.mark.parametrize("inputs", [64, 256, 100])
+def test_online_schemes_are_close_to_the_floats_they_are_made_of(
+    scheme: OnlineScheme, most: float, inputs: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(48, 64, generator=generator)
-    bias = torch.randn(48, generator=generator) if has_bias else None
-    values, residual = torch.randn(rows, 64, generator=generator), torch.randn(rows, 48, generator=generator)
-    linear = Int8Linear(weight, bias)
-    exact = functional.linear(values, weight, bias)
-    assert linear.weight.dtype == torch.int8
-    assert (linear(values, None) - exact).norm() < 0.02 * exact.norm()
-    torch.testing.assert_close(linear.add_to(residual.clone(), values, None), residual + linear(values, None))
+    weight = torch.randn(48, inputs, generator=generator)
+    weight[3] = 0.0
+    weight[4] *= 1e-6
+    rounded = scheme.rounded(weight).dequantized()
+    assert (rounded - weight).norm() < most * weight.norm()
+    assert rounded[3].count_nonzero() == 0
+    assert (rounded[4] - weight[4]).norm() < 2 * most * weight[4].norm()
 
 
-def test_an_engine_in_int8_says_nearly_the_same(checkpoint: Callable[[str], Path]) -> None:
-    directory, prompt = checkpoint("llama"), list(range(20, 40))
-    with loaded_engine(directory, quantization="int8") as engine:
+@pytest.mark.parametrize("scheme", [Int8(), Int4(), Fp8()], ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_an_engine_in_few_bits_says_what_the_rounded_floats_say(
+    family: str, scheme: OnlineScheme, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    directory, twin, prompt = checkpoint(family), tmp_path / "twin", list(range(20, 40))
+    shutil.copytree(directory, twin)
+    tensors = load_file(directory / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.dim() == 2:
+            rounded = in_8_bits(tensor.float()) if "embed_tokens" in name else scheme.rounded(tensor.float())
+            tensors[name] = rounded.dequantized()
+    save_file(tensors, twin / "model.safetensors", metadata={"format": "pt"})
+    with loaded_engine(directory, quantization=scheme.name) as engine:
         tokens, logprobs = generate(engine, [prompt], 8)[0]
-    exact = reference_logprobs(directory, prompt + tokens)[len(prompt) - 1 : -1]
+    exact = reference_logprobs(twin, prompt + tokens)[len(prompt) - 1 : -1]
     assert logprobs == pytest.approx([float(row[token]) for row, token in zip(exact, tokens, strict=True)], abs=0.3)
 
 
 @pytest.mark.parametrize(
     ("asked", "stored", "message"),
     [
-        ("int3", None, "quantization 'int3' is not supported; on plain weights there is: int8"),
+        ("int3", None, "quantization 'int3' is not supported; on plain weights there is: int8, int4, fp8"),
         (None, "hqq", "quantization 'hqq' is not supported"),
         ("int8", "awq", "'int8' was asked for, but the checkpoint's weights are 'awq'"),
     ],

@@ -26,6 +26,8 @@ from support.tiny_checkpoints import reference_tokens, write_checkpoint
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
+pytestmark = pytest.mark.usefixtures("rows_in_floats")
+
 UP = "model.layers.0.mlp.up_proj"
 # The gemm layout: nibble i of a word is output _OUTPUTS[i] of its eight.
 _OUTPUTS = [0, 2, 4, 6, 1, 3, 5, 7]

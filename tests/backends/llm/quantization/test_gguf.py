@@ -24,6 +24,8 @@ from support.tiny_checkpoints import write_checkpoint
 
 from modelserver.errors import UnsupportedError
 
+pytestmark = pytest.mark.usefixtures("rows_in_floats")
+
 BLOCKS = [kind for kind in TENSOR_TYPES.values() if kind.is_quantized]
 # Where each type has its scales in float16.
 SCALES = {

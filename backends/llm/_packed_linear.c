@@ -1,0 +1,610 @@
+/* Products with weights in few bits, straight from their packed form, on a CPU.
+ *
+ * packed.py packs weights, checks every shape, and says what the forms mean; quantized_weight.py is what they are
+ * exactly. Functions take addresses of tensors. Only the stable ABI is used: one build serves Python 3.11 and later.
+ *
+ * Outputs lie in blocks of LANES, which the chosen set of instructions decides: byte by byte for the inputs in turn,
+ * so that a 32-bit lane of a vector belongs to one output. Integer forms multiply rows in 8 bits, with a step and a sum
+ * for each 32 inputs; the others multiply floats. The order of summation along the inputs does not depend on rows or
+ * threads, so a row's results are the same bits whatever is multiplied with it.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __x86_64__
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+#include "_kernels_threads.h"
+
+/* Inputs whose sums are added up before they are added to those before; rows and outputs of a part that are computed
+ * together. */
+#define SEGMENT 2048
+#define FLOAT_SEGMENT 256
+#define MOST_ROWS 64
+#define SUMS_PER_ROW 64
+
+enum Form { CODES4, TABLE4, CODES8, BF16, F16, FLOAT8, F32, NUM_FORMS };
+enum Kind { NONE, FLOAT32, FLOAT16, BFLOAT16, UINT8, INT8, NUM_KINDS };
+
+/* [blocks][groups][LANES] */
+typedef struct {
+    int64_t kind;
+    const void *data;
+} Values;
+
+/* `struct.pack` in packed.py. `width` inputs, padded, in units of `unit` that have one scale in the kernels; `group`
+ * inputs have one in the weight. A scale factor serves `scale_each` groups. */
+typedef struct {
+    int64_t form, lanes, num_outputs, num_inputs, width, unit, group, num_groups;
+    int64_t num_scale_factors, scale_each, num_min_factors, min_each;
+    Values scales, zeros, mins, scale_factors, min_factors;
+    const uint8_t *codes, *table;
+    const int64_t *order;
+} Matrix;
+
+/* Rows in 8 bits: codes [rows][width], steps [rows][width / 32], sums of the codes [rows][width / unit], alone and
+ * times their steps. */
+typedef struct {
+    int8_t *codes;
+    float *steps, *sums;
+    int32_t *code_sums;
+} Quantized;
+
+static inline float half_to_float(uint16_t half)
+{
+    const uint32_t magnitude = (uint32_t)(half & 0x7FFF) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+    const uint32_t bits = magnitude >= 0x0F800000 ? magnitude | 0x70000000 : magnitude;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    if (magnitude < 0x0F800000)
+        value *= 5.192296858534828e33f; /* 2^112: also of what is too small to have an exponent of its own */
+    uint32_t signed_bits;
+    memcpy(&signed_bits, &value, sizeof signed_bits);
+    signed_bits |= sign;
+    memcpy(&value, &signed_bits, sizeof value);
+    return value;
+}
+
+/* ---- The kernels, for each set of instructions --------------------------------------------------------------------- */
+
+#define GENERIC 0
+#define AVX2 1
+#define AVXVNNI 2
+#define AVX512 3
+#define AVX512VNNI 4
+
+#define ISA GENERIC
+#define TARGET
+#define LANES 4
+#define CODE_ROWS 4
+#define FLOAT_ROWS 4
+#define NAME(name) name##_generic
+#include "_packed_vector.h"
+#undef ISA
+#undef TARGET
+#undef LANES
+#undef FLOAT_ROWS
+#undef NAME
+
+#ifdef __x86_64__
+#define LANES 8
+#define FLOAT_ROWS 6
+
+#define ISA AVX2
+#define TARGET __attribute__((target("avx2,fma,f16c")))
+#define NAME(name) name##_avx2
+#include "_packed_vector.h"
+#undef ISA
+#undef TARGET
+#undef NAME
+
+#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
+#define HAS_AVXVNNI
+#define ISA AVXVNNI
+#define TARGET __attribute__((target("avx2,fma,f16c,avxvnni")))
+#define NAME(name) name##_avxvnni
+#include "_packed_vector.h"
+#undef ISA
+#undef TARGET
+#undef NAME
+#endif
+
+#undef LANES
+#undef CODE_ROWS
+#define LANES 16
+#define CODE_ROWS 8
+
+#define ISA AVX512
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#define NAME(name) name##_avx512
+#include "_packed_vector.h"
+#undef ISA
+#undef TARGET
+#undef NAME
+
+#define ISA AVX512VNNI
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")))
+#define NAME(name) name##_avx512vnni
+#include "_packed_vector.h"
+#undef ISA
+#undef TARGET
+#undef NAME
+#endif
+
+typedef struct {
+    const char *name;
+    int isa, lanes, float_rows;
+    void (*multiply_codes)(const Matrix *, const Quantized *, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
+    void (*multiply_floats)(const Matrix *, const float *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
+    void (*quantize)(const float *, int8_t *, float *, float *, int32_t *, int);
+} Kernels;
+
+#define KERNELS(name, isa, lanes, float_rows) \
+    {#name, isa, lanes, float_rows, multiply_codes_##name, multiply_floats_##name, quantize_##name}
+
+/* The fastest first; `chosen` is the first of them that this processor has. */
+static const Kernels all_kernels[] = {
+#ifdef __x86_64__
+    KERNELS(avx512vnni, AVX512VNNI, 16, 6),
+#ifdef HAS_AVXVNNI
+    KERNELS(avxvnni, AVXVNNI, 8, 6),
+#endif
+    KERNELS(avx512, AVX512, 16, 6),
+    KERNELS(avx2, AVX2, 8, 6),
+#endif
+    KERNELS(generic, GENERIC, 4, 4),
+};
+#define NUM_KERNELS ((int)(sizeof all_kernels / sizeof all_kernels[0]))
+static const Kernels *chosen;
+
+static int can_run(const Kernels *kernels)
+{
+    if (kernels->isa == GENERIC)
+        return 1;
+#ifdef __x86_64__
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const int has_halves = __get_cpuid(1, &a, &b, &c, &d) && (c & 1u << 29);
+    /* These ask the operating system, too, whether it keeps the registers. */
+    if (!has_halves || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return 0;
+    const int has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    switch (kernels->isa) {
+    case AVX2:
+        return 1;
+    case AVXVNNI:
+        return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+    case AVX512:
+        return has_avx512;
+    default:
+        return has_avx512 && __builtin_cpu_supports("avx512vnni");
+    }
+#else
+    return 0;
+#endif
+}
+
+/* ---- One product --------------------------------------------------------------------------------------------------- */
+
+/* `rows` and `output` have no gaps. `added`: the output is added to. Rows of floats are read with `stride`: the
+ * caller's own, or copies that are padded. */
+typedef struct {
+    Work work;
+    const Matrix *weight;
+    const Kernels *kernels;
+    const float *rows, *bias;
+    float *output, *copies;
+    Quantized quantized;
+    int64_t num_rows, stride, blocks_per_part;
+    int is_added;
+} Product;
+
+static inline int is_float(const Matrix *w)
+{
+    return w->form >= BF16;
+}
+
+/* A row as kernels read it: in the order of the codes, and quantized or padded. */
+static void prepare_row(const Work *shared, int64_t row)
+{
+    const Product *product = (const Product *)shared;
+    const Matrix *w = product->weight;
+    const float *given = product->rows + row * w->num_inputs;
+    if (is_float(w)) {
+        float *copy = product->copies + row * product->stride;
+        memcpy(copy, given, (size_t)w->num_inputs * sizeof *copy);
+        memset(copy + w->num_inputs, 0, (size_t)(w->width - w->num_inputs) * sizeof *copy);
+        return;
+    }
+    const Quantized *x = &product->quantized;
+    for (int64_t first = 0; first < w->width; first += 32) {
+        float values[32];
+        const float *read = values;
+        const int64_t count = w->num_inputs - first < 32 ? w->num_inputs - first : 32;
+        if (w->order == NULL && count == 32)
+            read = given + first;
+        else
+            for (int64_t at = 0; at < 32; at++)
+                values[at] = at >= count ? 0.0f : given[w->order == NULL ? first + at : w->order[first + at]];
+        const int64_t unit = (row * w->width + first) / w->unit;
+        product->kernels->quantize(read, x->codes + row * w->width + first, x->steps + (row * w->width + first) / 32,
+                                   x->sums + unit, x->code_sums + unit, (int)w->unit);
+    }
+}
+
+/* Of blocks [block, stop) and a segment of inputs, for rows [row, row + num_rows): adds to `sums`. */
+static void multiply_segment(const Product *product, int64_t block, int64_t stop, int64_t first, int64_t count,
+                             int64_t row, int64_t num_rows, float *sums)
+{
+    const Matrix *w = product->weight;
+    const Kernels *kernels = product->kernels;
+    if (is_float(w)) {
+        const float *rows = product->copies == NULL ? product->rows : product->copies;
+        kernels->multiply_floats(w, rows + row * product->stride + first, product->stride, block, stop - block, first,
+                                 count, num_rows, sums);
+        return;
+    }
+    for (int64_t at = block; at < stop; at++)
+        kernels->multiply_codes(w, &product->quantized, at, first, count, row, num_rows,
+                                sums + (at - block) * kernels->lanes);
+}
+
+static void finish(const Product *product, int64_t output, int64_t stop, int64_t row, int64_t num_rows, const float *sums)
+{
+    const Matrix *w = product->weight;
+    for (int64_t at = 0; at < num_rows; at++) {
+        float *written = product->output + (row + at) * w->num_outputs;
+        for (int64_t o = output; o < stop; o++) {
+            float value = sums[at * SUMS_PER_ROW + o - output];
+            if (product->bias != NULL)
+                value += product->bias[o];
+            written[o] = product->is_added ? written[o] + value : value;
+        }
+    }
+}
+
+/* Some blocks, for all rows. Few rows take a block's inputs to their end, as memory has them; many take one segment of
+ * all blocks after the other, so that the rows' part of it stays near. */
+static void multiply_part(const Work *shared, int64_t part)
+{
+    const Product *product = (const Product *)shared;
+    const Matrix *w = product->weight;
+    const int64_t lanes = product->kernels->lanes, num_blocks = (w->num_outputs + lanes - 1) / lanes;
+    const int64_t block = part * product->blocks_per_part, most = block + product->blocks_per_part;
+    const int64_t stop = most < num_blocks ? most : num_blocks, together = is_float(w) ? 4 : 1;
+    const int64_t last = stop * lanes < w->num_outputs ? stop * lanes : w->num_outputs;
+    int64_t segment = is_float(w) ? FLOAT_SEGMENT : SEGMENT;
+    if (is_float(w) && w->num_groups > 1)
+        segment = w->group;
+    float sums[MOST_ROWS * SUMS_PER_ROW];
+    for (int64_t row = 0; row < product->num_rows; row += MOST_ROWS) {
+        const int64_t num_rows = product->num_rows - row < MOST_ROWS ? product->num_rows - row : MOST_ROWS;
+        const int64_t stride = num_rows > 8 ? stop - block : together;
+        memset(sums, 0, (size_t)num_rows * SUMS_PER_ROW * sizeof *sums);
+        for (int64_t outer = block; outer < stop; outer += stride)
+            for (int64_t first = 0; first < w->width; first += segment)
+                for (int64_t inner = outer; inner < outer + stride && inner < stop; inner += together) {
+                    const int64_t end = inner + together < stop ? inner + together : stop;
+                    const int64_t count = w->width - first < segment ? w->width - first : segment;
+                    multiply_segment(product, inner, end, first, count, row, num_rows, sums + (inner - block) * lanes);
+                }
+        finish(product, block * lanes, last, row, num_rows, sums);
+    }
+}
+
+/* Memory for the rows as kernels read them; 0 if there is none. */
+static int prepare(Product *product)
+{
+    const Matrix *w = product->weight;
+    const int64_t num_rows = product->num_rows;
+    product->stride = w->num_inputs;
+    if (is_float(w)) {
+        if (num_rows <= product->kernels->float_rows && w->num_inputs == w->width)
+            return 1;
+        product->stride = w->width + 16; /* rows of a tile are not all in the same place of a cache */
+        product->copies = malloc((size_t)(num_rows * product->stride) * sizeof(float));
+        return product->copies != NULL;
+    }
+    const int64_t num_units = w->width / w->unit, num_steps = w->width / 32;
+    char *memory = malloc((size_t)num_rows * (size_t)(w->width + 4 * num_steps + 8 * num_units));
+    if (memory == NULL)
+        return 0;
+    product->quantized = (Quantized){
+        .codes = (int8_t *)memory,
+        .steps = (float *)(memory + num_rows * w->width),
+        .sums = (float *)(memory + num_rows * (w->width + 4 * num_steps)),
+        .code_sums = (int32_t *)(memory + num_rows * (w->width + 4 * num_steps + 4 * num_units)),
+    };
+    return 1;
+}
+
+static int multiply_all(Product *product)
+{
+    const Matrix *w = product->weight;
+    const int64_t lanes = product->kernels->lanes, num_blocks = (w->num_outputs + lanes - 1) / lanes;
+    if (!prepare(product))
+        return 0;
+    if (!is_float(w) || product->copies != NULL) {
+        product->work.compute = prepare_row;
+        product->work.num_parts = product->num_rows;
+        share(&product->work, product->num_rows * w->width);
+    }
+    /* At least four parts for each thread, of at most SUMS_PER_ROW outputs. */
+    int64_t per_part = num_blocks / (4 * (product->work.num_threads < 1 ? 1 : product->work.num_threads));
+    per_part = per_part < 4 ? 4 : per_part;
+    product->blocks_per_part = per_part * lanes < SUMS_PER_ROW ? per_part : SUMS_PER_ROW / lanes;
+    product->work.compute = multiply_part;
+    product->work.num_parts = (num_blocks + product->blocks_per_part - 1) / product->blocks_per_part;
+    share(&product->work, w->width * w->num_outputs);
+    free(product->copies);
+    free(product->quantized.codes);
+    return 1;
+}
+
+/* ---- Rows of a matrix in floats ------------------------------------------------------------------------------------ */
+
+static float value_at(const Values *values, int64_t at)
+{
+    float found;
+    uint32_t bits;
+    switch (values->kind) {
+    case FLOAT32:
+        return ((const float *)values->data)[at];
+    case FLOAT16:
+        return half_to_float(((const uint16_t *)values->data)[at]);
+    case BFLOAT16:
+        bits = (uint32_t)((const uint16_t *)values->data)[at] << 16;
+        memcpy(&found, &bits, sizeof found);
+        return found;
+    case UINT8:
+        return ((const uint8_t *)values->data)[at];
+    default:
+        return ((const int8_t *)values->data)[at];
+    }
+}
+
+/* A code as packed.py has put it there. */
+static float code_at(const Matrix *w, int64_t output, int64_t input)
+{
+    const int64_t lanes = w->lanes, lane = output % lanes;
+    const uint8_t *block = w->codes;
+    switch (w->form) {
+    case CODES8:
+        block += output / lanes * w->width * lanes + input / 4 * 4 * lanes;
+        return (int8_t)block[4 * lane + input % 4];
+    case BF16:
+    case F16: {
+        const uint16_t *halves = (const uint16_t *)w->codes + output / lanes * w->width * lanes;
+        const Values values = {w->form == F16 ? FLOAT16 : BFLOAT16, halves};
+        return value_at(&values, w->form == F16 ? input * lanes + lane : (input / 2 * lanes + lane) * 2 + input % 2);
+    }
+    case F32:
+        return ((const float *)w->codes)[(output / lanes * w->width + input) * lanes + lane];
+    case FLOAT8: {
+        const uint8_t small = block[(output / lanes * w->width + input) * lanes + lane];
+        return half_to_float((uint16_t)((small & 0x80) << 8 | (small & 0x7F) << 7)) * 256.0f;
+    }
+    default: {
+        block += output / lanes * w->width * lanes / 2 + input / 8 * 4 * lanes;
+        const uint8_t both = block[4 * lane + input % 4], code = input % 8 < 4 ? both & 15 : both >> 4;
+        return w->form == TABLE4 ? (float)(int8_t)w->table[code] : (float)code;
+    }
+    }
+}
+
+typedef struct {
+    Work work;
+    const Matrix *weight;
+    const int64_t *outputs;
+    float *rows;
+} Expansion;
+
+static void expand_row(const Work *shared, int64_t row)
+{
+    const Expansion *expansion = (const Expansion *)shared;
+    const Matrix *w = expansion->weight;
+    const int64_t output = expansion->outputs[row], block = output / w->lanes, lane = output % w->lanes;
+    float *values = expansion->rows + row * w->num_inputs, scale = 1.0f, zero = 0.0f, least = 0.0f;
+    for (int64_t input = 0; input < w->num_inputs; input++) {
+        if (w->scales.kind != NONE && input % w->group == 0) {
+            const int64_t group = input / w->group, at = (block * w->num_groups + group) * w->lanes + lane;
+            scale = value_at(&w->scales, at);
+            if (w->scale_factors.kind != NONE)
+                scale *= value_at(&w->scale_factors,
+                                  (block * w->num_scale_factors + group / w->scale_each) * w->lanes + lane);
+            zero = w->zeros.kind == NONE ? 0.0f : value_at(&w->zeros, at);
+            least = w->mins.kind == NONE ? 0.0f : value_at(&w->mins, at);
+            if (w->min_factors.kind != NONE)
+                least *= value_at(&w->min_factors, (block * w->num_min_factors + group / w->min_each) * w->lanes + lane);
+        }
+        values[w->order == NULL ? input : w->order[input]] = (code_at(w, output, input) - zero) * scale - least;
+    }
+}
+
+/* ---- The module ---------------------------------------------------------------------------------------------------- */
+
+static int read_integers(PyObject *const *args, Py_ssize_t num_args, Py_ssize_t expected, int64_t *values)
+{
+    if (num_args != expected) {
+        PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, num_args);
+        return 0;
+    }
+    for (Py_ssize_t at = 0; at < expected; at++) {
+        values[at] = PyLong_AsLongLong(args[at]);
+        if (values[at] == -1 && PyErr_Occurred())
+            return 0;
+    }
+    return 1;
+}
+
+static int is_right(const Matrix *w)
+{
+    const int64_t most = (int64_t)1 << 31;
+    const Values *all[] = {&w->scales, &w->zeros, &w->mins, &w->scale_factors, &w->min_factors};
+    for (int at = 0; at < 5; at++)
+        if (all[at]->kind < NONE || all[at]->kind >= NUM_KINDS || (all[at]->kind != NONE && all[at]->data == NULL))
+            return 0;
+    if (w->form < 0 || w->form >= NUM_FORMS || w->num_outputs < 1 || w->num_outputs > most || w->num_inputs < 1 ||
+        w->width < w->num_inputs || w->width > most || w->codes == NULL || w->group < 1 || w->num_groups < 1 ||
+        w->scale_each < 1 || w->min_each < 1 || (w->form == TABLE4 && w->table == NULL))
+        return 0;
+    if (is_float(w))
+        return w->width % 2 == 0 && (w->num_groups == 1 || (w->group <= FLOAT_SEGMENT && w->group % 2 == 0));
+    return w->width % 32 == 0 && (w->unit == 16 || w->unit == 32) && w->scales.kind != NONE &&
+           (w->num_groups == 1 || w->group % w->unit == 0);
+}
+
+static const Matrix *read_matrix(PyObject *packed)
+{
+    char *bytes;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(packed, &bytes, &size) < 0)
+        return NULL;
+    const Matrix *w = (const Matrix *)bytes;
+    if (size != sizeof *w || !is_right(w)) {
+        PyErr_SetString(PyExc_ValueError, "that is no packed matrix");
+        return NULL;
+    }
+    return w;
+}
+
+/* multiply(matrix, rows, num_rows, output, bias, is_added, num_threads) */
+static PyObject *multiply(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    int64_t n[6];
+    int is_done;
+    (void)module;
+    if (!read_integers(args + 1, num_args - 1, 6, n))
+        return NULL;
+    const Matrix *w = read_matrix(args[0]);
+    if (w == NULL)
+        return NULL;
+    if (w->lanes != chosen->lanes) {
+        PyErr_SetString(PyExc_ValueError, "the matrix was packed for other instructions");
+        return NULL;
+    }
+    Product product = {
+        .work = {.num_threads = n[5]},
+        .weight = w,
+        .kernels = chosen,
+        .rows = (const float *)(intptr_t)n[0],
+        .num_rows = n[1],
+        .output = (float *)(intptr_t)n[2],
+        .bias = (const float *)(intptr_t)n[3],
+        .is_added = n[4] != 0,
+    };
+    Py_BEGIN_ALLOW_THREADS
+    is_done = multiply_all(&product);
+    Py_END_ALLOW_THREADS
+    if (!is_done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+/* expand(matrix, outputs, num_outputs, rows, num_threads) */
+static PyObject *expand(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    int64_t n[4];
+    (void)module;
+    if (!read_integers(args + 1, num_args - 1, 4, n))
+        return NULL;
+    const Matrix *w = read_matrix(args[0]);
+    if (w == NULL)
+        return NULL;
+    const int64_t *outputs = (const int64_t *)(intptr_t)n[0];
+    for (int64_t row = 0; row < n[1]; row++)
+        if (outputs[row] < 0 || outputs[row] >= w->num_outputs) {
+            PyErr_SetString(PyExc_IndexError, "the matrix has fewer outputs");
+            return NULL;
+        }
+    Expansion expansion = {
+        .work = {.compute = expand_row, .num_parts = n[1], .num_threads = n[3]},
+        .weight = w,
+        .outputs = outputs,
+        .rows = (float *)(intptr_t)n[2],
+    };
+    Py_BEGIN_ALLOW_THREADS
+    share(&expansion.work, n[1] * w->num_inputs);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* use(name): this set of instructions from now on; matrices are packed for its `lanes`. */
+static PyObject *use(PyObject *module, PyObject *wanted)
+{
+    (void)module;
+    PyObject *encoded = PyUnicode_AsUTF8String(wanted);
+    if (encoded == NULL)
+        return NULL;
+    const char *name = PyBytes_AsString(encoded);
+    for (int index = 0; index < NUM_KERNELS; index++)
+        if (strcmp(all_kernels[index].name, name) == 0 && can_run(&all_kernels[index])) {
+            chosen = &all_kernels[index];
+            Py_DECREF(encoded);
+            Py_RETURN_NONE;
+        }
+    PyErr_Format(PyExc_ValueError, "no kernels for %s run here", name);
+    Py_DECREF(encoded);
+    return NULL;
+}
+
+/* instructions(): the sets that run here, the fastest first. */
+static PyObject *instructions(PyObject *module, PyObject *nothing)
+{
+    PyObject *found = PyList_New(0);
+    (void)module, (void)nothing;
+    for (int index = 0; found != NULL && index < NUM_KERNELS; index++)
+        if (can_run(&all_kernels[index])) {
+            PyObject *name = PyUnicode_FromString(all_kernels[index].name);
+            if (name == NULL || PyList_Append(found, name) < 0)
+                Py_CLEAR(found);
+            Py_XDECREF(name);
+        }
+    return found;
+}
+
+static PyObject *lanes(PyObject *module, PyObject *nothing)
+{
+    (void)module, (void)nothing;
+    return PyLong_FromLong(chosen->lanes);
+}
+
+#define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+
+static PyMethodDef methods[] = {
+    FAST(multiply),
+    FAST(expand),
+    {"use", use, METH_O, NULL},
+    {"instructions", instructions, METH_NOARGS, NULL},
+    {"lanes", lanes, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_packed_linear", "See packed.py.", -1, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__packed_linear(void)
+{
+#ifdef __x86_64__
+    __builtin_cpu_init();
+#endif
+    chosen = all_kernels;
+    while (!can_run(chosen))
+        chosen++;
+    find_threads();
+    PyObject *module = PyModule_Create(&definition);
+#ifdef SOURCE_DIGEST
+    if (module != NULL && PyModule_AddStringConstant(module, "SOURCE_DIGEST", SOURCE_DIGEST) < 0)
+        Py_CLEAR(module);
+#endif
+    return module;
+}

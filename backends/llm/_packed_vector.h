@@ -1,0 +1,593 @@
+/* Products of packed matrices for one set of instructions: _packed_linear.c includes this once for each.
+ *
+ * It defines ISA, TARGET (the attribute that allows its instructions), LANES (outputs in a block) and NAME, which tells
+ * the functions apart. A 32-bit lane of a vector belongs to one output, so nothing is ever summed across lanes: a row's
+ * results are the same whatever rows are multiplied with it.
+ */
+
+#define INLINE static inline __attribute__((always_inline)) TARGET
+#define fvec NAME(fvec)
+#define ivec NAME(ivec)
+#define bytes NAME(bytes)
+#define halves NAME(halves)
+#define UNROLL _Pragma("GCC unroll 16")
+/* Compilers would add up what follows in another order, and keep all of it in memory until then. */
+#define IN_THIS_ORDER(vector) __asm__("" : "+v"(vector))
+
+typedef float fvec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef uint8_t bytes __attribute__((vector_size(4 * LANES)));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
+
+INLINE fvec NAME(load)(const float *values)
+{
+    fvec loaded;
+    memcpy(&loaded, values, sizeof loaded);
+    return loaded;
+}
+
+INLINE void NAME(store)(float *values, fvec stored)
+{
+    memcpy(values, &stored, sizeof stored);
+}
+
+INLINE bytes NAME(load_bytes)(const uint8_t *values)
+{
+    bytes loaded;
+    memcpy(&loaded, values, sizeof loaded);
+    return loaded;
+}
+
+INLINE fvec NAME(all)(float value)
+{
+    return value - (fvec){0};
+}
+
+INLINE ivec NAME(all_integers)(int32_t value)
+{
+    return value - (ivec){0};
+}
+
+INLINE ivec NAME(as_integers)(fvec values)
+{
+    ivec bits;
+    memcpy(&bits, &values, sizeof bits);
+    return bits;
+}
+
+INLINE fvec NAME(as_floats)(ivec bits)
+{
+    fvec values;
+    memcpy(&values, &bits, sizeof bits);
+    return values;
+}
+
+/* ---- What differs between the sets of instructions ----------------------------------------------------------------- */
+
+#if ISA == AVX2 || ISA == AVXVNNI
+#define BYTES(x) ((__m256i)(x))
+#define IS_VNNI (ISA == AVXVNNI)
+#define MADDUBS(a, b) _mm256_maddubs_epi16(a, b)
+#define MADD(a, b) _mm256_madd_epi16(a, b)
+#define ADD16(a, b) _mm256_add_epi16(a, b)
+#define ONES _mm256_set1_epi16(1)
+#define DPBUSD(sums, a, b) _mm256_dpbusd_avx_epi32(sums, a, b)
+#define SHUFFLE_BYTES(table, index) _mm256_shuffle_epi8(table, index)
+#define ABSOLUTE(codes) _mm256_abs_epi8(codes)
+#define SIGNED_BY(x, codes) _mm256_sign_epi8(x, codes)
+#define FMA(a, b, c) ((fvec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
+#define FROM_HALVES(h) ((fvec)_mm256_cvtph_ps((__m128i)(h)))
+#elif ISA == AVX512 || ISA == AVX512VNNI
+#define BYTES(x) ((__m512i)(x))
+#define IS_VNNI (ISA == AVX512VNNI)
+#define MADDUBS(a, b) _mm512_maddubs_epi16(a, b)
+#define MADD(a, b) _mm512_madd_epi16(a, b)
+#define ADD16(a, b) _mm512_add_epi16(a, b)
+#define ONES _mm512_set1_epi16(1)
+#define DPBUSD(sums, a, b) _mm512_dpbusd_epi32(sums, a, b)
+#define SHUFFLE_BYTES(table, index) _mm512_shuffle_epi8(table, index)
+#define ABSOLUTE(codes) _mm512_abs_epi8(codes)
+#define SIGNED_BY(x, codes) _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), x)
+#define FMA(a, b, c) ((fvec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#define FROM_HALVES(h) ((fvec)_mm512_cvtph_ps((__m256i)(h)))
+#else
+#define IS_VNNI 0
+#define FMA(a, b, c) ((a) * (b) + (c))
+#define FROM_HALVES(h) NAME(from_halves)(h)
+
+INLINE fvec NAME(from_halves)(halves h)
+{
+    fvec values;
+    for (int lane = 0; lane < LANES; lane++)
+        values[lane] = half_to_float(h[lane]);
+    return values;
+}
+#endif
+
+/* The sixteen values of a table, in each part of a vector that instructions look up in. */
+INLINE bytes NAME(load_table)(const uint8_t *table)
+{
+    uint8_t copies[4 * LANES];
+    for (int at = 0; at < 4 * LANES; at += 16)
+        memcpy(copies + at, table, 16);
+    bytes loaded = NAME(load_bytes)(copies);
+    return IS_VNNI ? loaded ^ 0x80 : loaded;
+}
+
+INLINE bytes NAME(look_up)(bytes table, bytes codes)
+{
+#if ISA == GENERIC
+    for (int at = 0; at < 4 * LANES; at++)
+        codes[at] = table[codes[at]];
+    return codes;
+#else
+    return (bytes)SHUFFLE_BYTES(BYTES(table), BYTES(codes));
+#endif
+}
+
+/* What `dot` wants of signed codes. Tables of values above have it for VNNI already. */
+INLINE bytes NAME(signed_codes)(bytes codes, int is_looked_up)
+{
+    return IS_VNNI && !is_looked_up ? codes ^ 0x80 : codes;
+}
+
+/* What sums begin with: VNNI multiplies codes that are 128 too high. */
+INLINE ivec NAME(begin)(int is_small, int32_t sum)
+{
+    return IS_VNNI && !is_small ? NAME(all_integers)(-128 * sum) : (ivec){0};
+}
+
+/* To each lane, the products of its four codes with four of a row. `is_small`: codes from 0 to 15; eight products of
+ * these with values up to 127 fit into 16 bits, so that sums of pairs are made 32 bits wide in `end` alone. */
+INLINE ivec NAME(dot)(ivec sums, bytes codes, int32_t row, int is_small)
+{
+#if ISA == GENERIC
+    ivec words;
+    (void)is_small;
+    memcpy(&words, &codes, sizeof words);
+    const int32_t shift = 24;
+    UNROLL for (int at = 0; at < 4; at++)
+        sums += ((ivec)((words << (24 - 8 * at))) >> shift) * (int32_t)(int8_t)(row >> (8 * at));
+    return sums;
+#else
+    const bytes x = (bytes)NAME(all_integers)(row);
+#if IS_VNNI
+    (void)is_small;
+    return (ivec)DPBUSD(BYTES(sums), BYTES(codes), BYTES(x));
+#else
+    if (is_small)
+        sums = (ivec)ADD16(BYTES(sums), MADDUBS(BYTES(codes), BYTES(x)));
+    else
+        sums += (ivec)MADD(MADDUBS(ABSOLUTE(BYTES(codes)), SIGNED_BY(BYTES(x), BYTES(codes))), ONES);
+    IN_THIS_ORDER(sums);
+    return sums;
+#endif
+#endif
+}
+
+INLINE fvec NAME(end)(ivec sums, int is_small)
+{
+#if ISA != GENERIC && !IS_VNNI
+    if (is_small)
+        sums = (ivec)MADD(BYTES(sums), ONES);
+#else
+    (void)is_small;
+#endif
+    return __builtin_convertvector(sums, fvec);
+}
+
+/* ---- Numbers that belong to groups --------------------------------------------------------------------------------- */
+
+/* LANES values of a kind, beginning with number `at`. */
+INLINE fvec NAME(read)(const void *data, int64_t at, const int64_t kind)
+{
+    if (kind == FLOAT32)
+        return NAME(load)((const float *)data + at);
+    if (kind == FLOAT16 || kind == BFLOAT16) {
+        halves h;
+        memcpy(&h, (const uint16_t *)data + at, sizeof h);
+        return kind == FLOAT16 ? FROM_HALVES(h) : NAME(as_floats)(__builtin_convertvector(h, ivec) << 16);
+    }
+    uint8_t small __attribute__((vector_size(LANES)));
+    memcpy(&small, (const uint8_t *)data + at, sizeof small);
+    ivec wide = __builtin_convertvector(small, ivec);
+    if (kind == INT8)
+        wide = (wide << 24) >> 24;
+    return __builtin_convertvector(wide, fvec);
+}
+
+/* The scale and the offset (zero and minimum together) of each unit of a block, from input `first` on. The kinds are
+ * those of the matrix; where they are constants, what is read has no branches. */
+INLINE void NAME(read_kinds)(const Matrix *w, int64_t block, int64_t first, int64_t num_units, float *scales,
+                             float *offsets, const int64_t scale_kind, const int64_t zero_kind, const int64_t min_kind,
+                             const int64_t scale_factor_kind, const int64_t min_factor_kind)
+{
+    int64_t group = w->num_groups == 1 ? 0 : first / w->group, left = w->num_groups == 1 ? w->width : w->group;
+    int64_t scale_at = group / w->scale_each, scale_left = w->scale_each - group % w->scale_each;
+    int64_t min_at = group / w->min_each, min_left = w->min_each - group % w->min_each;
+    left -= w->num_groups == 1 ? 0 : first % w->group;
+    const int64_t block_at = block * w->num_groups;
+    fvec scale_factor = {0}, min_factor = {0};
+    if (scale_factor_kind != NONE)
+        scale_factor = NAME(read)(w->scale_factors.data, (block * w->num_scale_factors + scale_at) * LANES, scale_factor_kind);
+    if (min_factor_kind != NONE)
+        min_factor = NAME(read)(w->min_factors.data, (block * w->num_min_factors + min_at) * LANES, min_factor_kind);
+    for (int64_t unit = 0; unit < num_units;) {
+        const int64_t at = (block_at + group) * LANES;
+        fvec scale = NAME(read)(w->scales.data, at, scale_kind), offset = {0};
+        if (scale_factor_kind != NONE)
+            scale *= scale_factor;
+        if (zero_kind != NONE)
+            offset = scale * NAME(read)(w->zeros.data, at, zero_kind);
+        if (min_kind != NONE) {
+            fvec least = NAME(read)(w->mins.data, at, min_kind);
+            offset += min_factor_kind != NONE ? least * min_factor : least;
+        }
+        for (; left > 0 && unit < num_units; unit++, left -= w->unit) {
+            NAME(store)(scales + unit * LANES, scale);
+            NAME(store)(offsets + unit * LANES, offset);
+        }
+        if (unit == num_units)
+            return;
+        group++;
+        left = w->group;
+        if (scale_factor_kind != NONE && --scale_left == 0) {
+            scale_left = w->scale_each;
+            scale_factor =
+                NAME(read)(w->scale_factors.data, (block * w->num_scale_factors + ++scale_at) * LANES, scale_factor_kind);
+        }
+        if (min_factor_kind != NONE && --min_left == 0) {
+            min_left = w->min_each;
+            min_factor =
+                NAME(read)(w->min_factors.data, (block * w->num_min_factors + ++min_at) * LANES, min_factor_kind);
+        }
+    }
+}
+
+/* The kinds that most weights have, and then whatever others there are. */
+static TARGET void NAME(read_groups)(const Matrix *w, int64_t block, int64_t first, int64_t num_units, float *scales,
+                                     float *offsets)
+{
+    const int64_t scale = w->scales.kind, zero = w->zeros.kind, min = w->mins.kind;
+    const int64_t scale_factor = w->scale_factors.kind, min_factor = w->min_factors.kind;
+    if (scale_factor == NONE && min == NONE && scale == FLOAT16 && zero == UINT8)
+        NAME(read_kinds)(w, block, first, num_units, scales, offsets, FLOAT16, UINT8, NONE, NONE, NONE);
+    else if (scale_factor == NONE && min == NONE && scale == FLOAT16 && zero == NONE)
+        NAME(read_kinds)(w, block, first, num_units, scales, offsets, FLOAT16, NONE, NONE, NONE, NONE);
+    else if (scale_factor == FLOAT16 && min_factor == FLOAT16 && scale == UINT8 && min == UINT8 && zero == NONE)
+        NAME(read_kinds)(w, block, first, num_units, scales, offsets, UINT8, NONE, UINT8, FLOAT16, FLOAT16);
+    else if (scale_factor == FLOAT16 && min == NONE && scale == INT8 && zero == NONE)
+        NAME(read_kinds)(w, block, first, num_units, scales, offsets, INT8, NONE, NONE, FLOAT16, NONE);
+    else
+        NAME(read_kinds)(w, block, first, num_units, scales, offsets, scale, zero, min, scale_factor, min_factor);
+}
+
+/* ---- Codes by rows in 8 bits --------------------------------------------------------------------------------------- */
+
+/* What a tile multiplies: `num_units` of a block's codes, and rows from their first of these on. */
+typedef struct {
+    const uint8_t *codes, *table;
+    const float *scales, *offsets;
+    int64_t num_units;
+    const int8_t *rows;
+    const float *steps, *sums;
+    const int32_t *code_sums;
+    int64_t row_bytes, row_steps, row_units;
+} NAME(Tile);
+
+INLINE int32_t NAME(four)(const int8_t *row)
+{
+    int32_t value;
+    memcpy(&value, row, sizeof value);
+    return value;
+}
+
+INLINE void NAME(add_offsets)(const NAME(Tile) *t, int64_t unit, fvec *least, const int num_rows)
+{
+    const fvec offset = NAME(load)(t->offsets + unit * LANES);
+    UNROLL for (int m = 0; m < num_rows; m++)
+        least[m] = FMA(offset, NAME(all)(t->sums[m * t->row_units + unit]), least[m]);
+}
+
+/* Adds to `output` [num_rows][SUMS_PER_ROW]. */
+INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int num_rows, const int form, const int unit)
+{
+    const int is_small = form == CODES4, num_vectors = form == CODES8 ? unit / 4 : unit / 8;
+    const bytes table = form == TABLE4 ? NAME(load_table)(t->table) : (bytes){0};
+    fvec products[8], least[8];
+    UNROLL for (int m = 0; m < num_rows; m++)
+        products[m] = least[m] = (fvec){0};
+    const uint8_t *codes = t->codes;
+    const int8_t *row = t->rows;
+    for (int64_t at = 0; at < t->num_units; at++, row += unit) {
+        ivec sums[8];
+        UNROLL for (int m = 0; m < num_rows; m++)
+            sums[m] = NAME(begin)(is_small, t->code_sums[m * t->row_units + at]);
+        UNROLL for (int vector = 0; vector < num_vectors; vector++, codes += 4 * LANES) {
+            const bytes both = NAME(load_bytes)(codes);
+            if (form == CODES8) {
+                const bytes wanted = NAME(signed_codes)(both, 0);
+                UNROLL for (int m = 0; m < num_rows; m++)
+                    sums[m] = NAME(dot)(sums[m], wanted, NAME(four)(row + m * t->row_bytes + 4 * vector), 0);
+                continue;
+            }
+            bytes low = both & 15, high = both >> 4;
+            if (form == TABLE4) {
+                low = NAME(signed_codes)(NAME(look_up)(table, low), 1);
+                high = NAME(signed_codes)(NAME(look_up)(table, high), 1);
+            }
+            UNROLL for (int m = 0; m < num_rows; m++) {
+                const int8_t *eight = row + m * t->row_bytes + 8 * vector;
+                sums[m] = NAME(dot)(sums[m], low, NAME(four)(eight), is_small);
+                sums[m] = NAME(dot)(sums[m], high, NAME(four)(eight + 4), is_small);
+            }
+        }
+        const fvec scale = NAME(load)(t->scales + at * LANES);
+        UNROLL for (int m = 0; m < num_rows; m++) {
+            const fvec scaled = NAME(end)(sums[m], is_small) * scale;
+            products[m] = FMA(scaled, NAME(all)(t->steps[m * t->row_steps + at * unit / 32]), products[m]);
+        }
+        /* Beside the products for few rows; for more, registers are short. */
+        if (num_rows < 4)
+            NAME(add_offsets)(t, at, least, num_rows);
+    }
+    for (int64_t at = 0; num_rows >= 4 && at < t->num_units; at++)
+        NAME(add_offsets)(t, at, least, num_rows);
+    UNROLL for (int m = 0; m < num_rows; m++)
+        NAME(store)(output + m * SUMS_PER_ROW, NAME(load)(output + m * SUMS_PER_ROW) + (products[m] - least[m]));
+}
+
+INLINE void NAME(advance)(NAME(Tile) *t, int64_t num_rows)
+{
+    t->rows += num_rows * t->row_bytes;
+    t->steps += num_rows * t->row_steps;
+    t->sums += num_rows * t->row_units;
+    t->code_sums += num_rows * t->row_units;
+}
+
+INLINE void NAME(multiply_tiles)(NAME(Tile) *t, float *output, int64_t num_rows, const int form, const int unit)
+{
+    for (int64_t taken; num_rows > 0; num_rows -= taken, output += taken * SUMS_PER_ROW) {
+        taken = num_rows >= CODE_ROWS ? CODE_ROWS : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
+        if (taken == 8)
+            NAME(multiply_tile)(t, output, 8, form, unit);
+        else if (taken == 4)
+            NAME(multiply_tile)(t, output, 4, form, unit);
+        else if (taken == 2)
+            NAME(multiply_tile)(t, output, 2, form, unit);
+        else
+            NAME(multiply_tile)(t, output, 1, form, unit);
+        NAME(advance)(t, taken);
+    }
+}
+
+/* Rows [row, row + num_rows) times inputs [first, first + count) of a block; adds to `output` [num_rows][SUMS_PER_ROW]. */
+static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int64_t block, int64_t first, int64_t count,
+                                        int64_t row, int64_t num_rows, float *output)
+{
+    float scales[SEGMENT / 16 * LANES], offsets[SEGMENT / 16 * LANES];
+    const int64_t num_units = count / w->unit, bits = w->form == CODES8 ? 8 : 4;
+    NAME(read_groups)(w, block, first, num_units, scales, offsets);
+    NAME(Tile) t = {
+        .codes = w->codes + (block * w->width + first) * LANES * bits / 8,
+        .table = w->table,
+        .scales = scales,
+        .offsets = offsets,
+        .num_units = num_units,
+        .rows = x->codes + row * w->width + first,
+        .steps = x->steps + (row * w->width + first) / 32,
+        .sums = x->sums + (row * w->width + first) / w->unit,
+        .code_sums = x->code_sums + (row * w->width + first) / w->unit,
+        .row_bytes = w->width,
+        .row_steps = w->width / 32,
+        .row_units = w->width / w->unit,
+    };
+    if (w->form == CODES4 && w->unit == 32)
+        NAME(multiply_tiles)(&t, output, num_rows, CODES4, 32);
+    else if (w->form == CODES4)
+        NAME(multiply_tiles)(&t, output, num_rows, CODES4, 16);
+    else if (w->form == TABLE4 && w->unit == 32)
+        NAME(multiply_tiles)(&t, output, num_rows, TABLE4, 32);
+    else if (w->form == TABLE4)
+        NAME(multiply_tiles)(&t, output, num_rows, TABLE4, 16);
+    else if (w->unit == 32)
+        NAME(multiply_tiles)(&t, output, num_rows, CODES8, 32);
+    else
+        NAME(multiply_tiles)(&t, output, num_rows, CODES8, 16);
+}
+
+/* 32 of a row in steps of 1 / 127 of the largest; what is beyond is as it was, by a step that is no number. */
+static TARGET void NAME(quantize)(const float *row, int8_t *codes, float *step, float *sums, int32_t *code_sums, int unit)
+{
+    const float round = 12582912.0f; /* 1.5 * 2^23: the sum's last bit is 1 */
+    ivec greatest = {0};
+    UNROLL for (int at = 0; at < 32; at += LANES) {
+        const ivec bits = NAME(as_integers)(NAME(load)(row + at)) & 0x7FFFFFFF, is_greater = bits > greatest;
+        greatest = (bits & is_greater) | (greatest & ~is_greater);
+    }
+    int32_t most = 0;
+    UNROLL for (int lane = 0; lane < LANES; lane++)
+        most = greatest[lane] > most ? greatest[lane] : most;
+    float largest;
+    memcpy(&largest, &most, sizeof largest);
+    const int is_finite = most < 0x7F800000, is_zero = largest < 1e-30f;
+    const float factor = is_finite && !is_zero ? 127.0f / largest : 0.0f;
+    *step = !is_finite ? largest - largest : is_zero ? 0.0f : largest / 127.0f;
+    int32_t values[32];
+    UNROLL for (int at = 0; at < 32; at += LANES) {
+        ivec whole = NAME(as_integers)(NAME(load)(row + at) * factor + round) - NAME(as_integers)(NAME(all)(round));
+        whole = is_finite ? whole : (ivec){0};
+        memcpy(values + at, &whole, sizeof whole);
+    }
+    for (int at = 0; at < 32; at++)
+        codes[at] = (int8_t)values[at];
+    for (int part = 0; part < 32 / unit; part++) {
+        int32_t sum = 0;
+        for (int at = 0; at < unit; at++)
+            sum += values[part * unit + at];
+        code_sums[part] = sum;
+        sums[part] = *step * (float)sum;
+    }
+}
+
+/* ---- Weights in 8 and 16 bits of a float by rows of floats --------------------------------------------------------- */
+
+/* Of two inputs of a block, the first or the second. bfloat16: both are in one lane, the second in its upper half. */
+INLINE fvec NAME(widen)(const uint8_t *weights, const int is_second, const int form)
+{
+    if (form == F32)
+        return NAME(load)((const float *)weights + is_second * LANES);
+    if (form == BF16) {
+        ivec both;
+        memcpy(&both, weights, sizeof both);
+        return NAME(as_floats)(is_second ? both & (int32_t)0xFFFF0000 : both << 16);
+    }
+    halves h;
+    if (form == F16)
+        memcpy(&h, weights + 2 * is_second * LANES, sizeof h);
+    else {
+        uint8_t small __attribute__((vector_size(LANES)));
+        memcpy(&small, weights + is_second * LANES, sizeof small);
+        h = __builtin_convertvector(small, halves);
+        h = (h & 0x80) << 8 | (h & 0x7F) << 7; /* 2^-8 of its value */
+    }
+    return FROM_HALVES(h);
+}
+
+INLINE int64_t NAME(pair_bytes)(const int form)
+{
+    return LANES * (form == F32 ? 8 : form == FLOAT8 ? 2 : 4);
+}
+
+/* `num_blocks` blocks, `block_bytes` from each other; adds to `output` [num_rows][SUMS_PER_ROW]. */
+INLINE void NAME(float_tile)(const uint8_t *weights, int64_t block_bytes, int64_t count, const float *x, int64_t stride,
+                             const float *scales, float *output, const int num_rows, const int num_blocks,
+                             const int form)
+{
+    fvec sums[8][4];
+    UNROLL for (int m = 0; m < num_rows; m++)
+        UNROLL for (int b = 0; b < num_blocks; b++)
+            sums[m][b] = (fvec){0};
+    for (int64_t k = 0; k < count; k += 2) {
+        UNROLL for (int is_second = 0; is_second < 2; is_second++) {
+            fvec w[4];
+            UNROLL for (int b = 0; b < num_blocks; b++)
+                w[b] = NAME(widen)(weights + b * block_bytes, is_second, form);
+            UNROLL for (int m = 0; m < num_rows; m++) {
+                const fvec value = NAME(all)(x[m * stride + k + is_second]);
+                UNROLL for (int b = 0; b < num_blocks; b++)
+                    sums[m][b] = FMA(w[b], value, sums[m][b]);
+            }
+        }
+        weights += NAME(pair_bytes)(form);
+    }
+    UNROLL for (int m = 0; m < num_rows; m++)
+        UNROLL for (int b = 0; b < num_blocks; b++) {
+            float *sum = output + m * SUMS_PER_ROW + b * LANES;
+            NAME(store)(sum, NAME(load)(sum) + sums[m][b] * NAME(load)(scales + b * LANES));
+        }
+}
+
+/* The same for any number of rows, and of blocks up to four. */
+INLINE void NAME(float_tiles)(const uint8_t *weights, int64_t block_bytes, int64_t num_blocks, int64_t count,
+                              const float *x, int64_t stride, const float *scales, float *output, int64_t num_rows,
+                              const int form)
+{
+    for (int64_t taken; num_rows > 0; num_rows -= taken, x += taken * stride, output += taken * SUMS_PER_ROW) {
+        taken = num_rows >= FLOAT_ROWS ? FLOAT_ROWS : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
+        int64_t b = 0;
+        if (taken == 1 && num_blocks == 4) {
+            NAME(float_tile)(weights, block_bytes, count, x, stride, scales, output, 1, 4, form);
+            continue;
+        }
+        for (; b + 2 <= num_blocks; b += 2) {
+            const uint8_t *at = weights + b * block_bytes;
+            const float *scale = scales + b * LANES;
+            float *sums = output + b * LANES;
+            if (taken == FLOAT_ROWS)
+                NAME(float_tile)(at, block_bytes, count, x, stride, scale, sums, FLOAT_ROWS, 2, form);
+            else if (taken == 4)
+                NAME(float_tile)(at, block_bytes, count, x, stride, scale, sums, 4, 2, form);
+            else if (taken == 2)
+                NAME(float_tile)(at, block_bytes, count, x, stride, scale, sums, 2, 2, form);
+            else
+                NAME(float_tile)(at, block_bytes, count, x, stride, scale, sums, 1, 2, form);
+        }
+        for (int64_t m = 0; b < num_blocks && m < taken; m++)
+            NAME(float_tile)(weights + b * block_bytes, block_bytes, count, x + m * stride, stride, scales + b * LANES,
+                             output + m * SUMS_PER_ROW + b * LANES, 1, 1, form);
+    }
+}
+
+/* For many rows the blocks are widened once. `num_blocks` is at most two. */
+INLINE void NAME(widened_tiles)(const uint8_t *weights, int64_t block_bytes, int64_t num_blocks, int64_t count,
+                                const float *x, int64_t stride, const float *scales, float *output, int64_t num_rows,
+                                const int form)
+{
+    float wide[2 * FLOAT_SEGMENT * LANES];
+    for (int64_t b = 0; b < num_blocks; b++)
+        for (int64_t k = 0; k < count; k += 2) {
+            const uint8_t *pair = weights + b * block_bytes + k / 2 * NAME(pair_bytes)(form);
+            NAME(store)(wide + (b * count + k) * LANES, NAME(widen)(pair, 0, form));
+            NAME(store)(wide + (b * count + k + 1) * LANES, NAME(widen)(pair, 1, form));
+        }
+    NAME(float_tiles)((const uint8_t *)wide, count * LANES * (int64_t)sizeof *wide, num_blocks, count, x, stride, scales,
+                      output, num_rows, F32);
+}
+
+INLINE void NAME(few_or_many)(const uint8_t *weights, int64_t block_bytes, int64_t num_blocks, int64_t count,
+                              const float *x, int64_t stride, const float *scales, float *output, int64_t num_rows,
+                              const int form)
+{
+    if (num_rows <= 2 * FLOAT_ROWS)
+        NAME(float_tiles)(weights, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, form);
+    else
+        for (int64_t b = 0; b < num_blocks; b += 2)
+            NAME(widened_tiles)(weights + b * block_bytes, block_bytes, num_blocks - b < 2 ? 1 : 2, count, x, stride,
+                                scales + b * LANES, output + b * LANES, num_rows, form);
+}
+
+/* Rows x [num_rows][stride], from input `first` on, times blocks [block, block + num_blocks) of at most four. */
+static TARGET void NAME(multiply_floats)(const Matrix *w, const float *x, int64_t stride, int64_t block,
+                                         int64_t num_blocks, int64_t first, int64_t count, int64_t num_rows,
+                                         float *output)
+{
+    const int64_t input_bytes = NAME(pair_bytes)((int)w->form) / 2, block_bytes = w->width * input_bytes;
+    const uint8_t *weights = w->codes + block * block_bytes + first * input_bytes;
+    float scales[4 * LANES], unused[LANES];
+    for (int64_t b = 0; b < num_blocks; b++) {
+        NAME(store)(scales + b * LANES, NAME(all)(1.0f));
+        if (w->scales.kind != NONE)
+            NAME(read_groups)(w, block + b, first, 1, scales + b * LANES, unused);
+        if (w->form == FLOAT8)
+            NAME(store)(scales + b * LANES, NAME(load)(scales + b * LANES) * 256.0f);
+    }
+    if (w->form == F32)
+        NAME(float_tiles)(weights, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, F32);
+    else if (w->form == BF16)
+        NAME(few_or_many)(weights, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, BF16);
+    else if (w->form == F16)
+        NAME(few_or_many)(weights, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, F16);
+    else
+        NAME(few_or_many)(weights, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, FLOAT8);
+}
+
+#undef INLINE
+#undef fvec
+#undef ivec
+#undef bytes
+#undef halves
+#undef UNROLL
+#undef IN_THIS_ORDER
+#undef BYTES
+#undef IS_VNNI
+#undef MADDUBS
+#undef MADD
+#undef ADD16
+#undef ONES
+#undef DPBUSD
+#undef SHUFFLE_BYTES
+#undef ABSOLUTE
+#undef SIGNED_BY
+#undef FMA
+#undef FROM_HALVES

@@ -1,0 +1,181 @@
+"""Weights in few bits as the kernels in C multiply them (`_packed_linear.c`), and the layers over them."""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+
+from ..step_context import StepContext
+
+
+class Form(enum.IntEnum):
+    """What `codes` of a matrix hold. The numbers are those of `enum Form` in C."""
+
+    CODES4 = 0  # 0 to 15
+    TABLE4 = 1  # 0 to 15, for which a table has values in int8
+    CODES8 = 2  # int8
+    BF16 = 3
+    F16 = 4
+    FLOAT8 = 5  # float8_e4m3fn
+    F32 = 6
+
+    @property
+    def is_float(self) -> bool:
+        """Whether rows are multiplied in float32; those of the others are quantized to 8 bits."""
+        return self >= Form.BF16
+
+
+_KINDS = {None: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.uint8: 4, torch.int8: 5}
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_FLOAT_FORMS = {torch.bfloat16: Form.BF16, torch.float16: Form.F16, torch.float32: Form.F32}
+# Rows in floats come by two.
+_FLOAT_STEP = 2
+_CODE_STEP = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedMatrix:
+    """A matrix [outputs, inputs] in blocks of `lanes` outputs, for the instructions that `kernels` have chosen.
+
+    `codes` as `pack_codes` makes them, with inputs padded to `width`. `scales`, `zeros` and `mins`
+    [blocks, groups, lanes] and factors of these [blocks, n, lanes] mean what they do in QuantizedWeight; all may be
+    float32, float16, bfloat16, uint8 or int8. `order` [inputs] too.
+    """
+
+    kernels: ModuleType
+    form: Form
+    num_outputs: int
+    num_inputs: int
+    width: int
+    codes: torch.Tensor
+    group: int = 1
+    scales: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None
+    mins: torch.Tensor | None = None
+    scale_factors: torch.Tensor | None = None
+    min_factors: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+    order: torch.Tensor | None = None
+    _description: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        num_groups = 1 if self.scales is None else self.scales.shape[1]
+        num_factors = [1 if each is None else each.shape[1] for each in (self.scale_factors, self.min_factors)]
+        unit = _CODE_STEP if num_groups == 1 or self.group % _CODE_STEP == 0 else _CODE_STEP // 2
+        numbers = [self.form, self.kernels.lanes(), self.num_outputs, self.num_inputs, self.width]
+        numbers += [unit, self.group, num_groups]
+        for count in num_factors:
+            numbers += [count, -(-num_groups // count)]
+        for values in (self.scales, self.zeros, self.mins, self.scale_factors, self.min_factors):
+            numbers += [_KINDS[None if values is None else values.dtype], _address(values)]
+        numbers += [_address(self.codes), _address(self.table), _address(self.order)]
+        object.__setattr__(self, "_description", struct.pack(f"{len(numbers)}q", *numbers))
+
+    @property
+    def num_bytes(self) -> int:
+        values = (self.scales, self.zeros, self.mins, self.scale_factors, self.min_factors, self.order)
+        return int(self.codes.nbytes) + sum(int(each.nbytes) for each in values if each is not None)
+
+    def multiply(self, rows: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
+        """float32 rows [rows, inputs] -> [rows, outputs]; in place of the residual, if there is one to add to."""
+        rows = rows.contiguous()
+        output = rows.new_empty(rows.shape[0], self.num_outputs) if residual is None else residual
+        if not rows.shape[0]:
+            return output
+        self.kernels.multiply(
+            self._description,
+            rows.data_ptr(),
+            rows.shape[0],
+            output.data_ptr(),
+            _address(bias),
+            residual is not None,
+            torch.get_num_threads(),
+        )
+        return output
+
+    def expanded(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Some outputs' weights, exactly, in float32 [count, inputs]."""
+        outputs = outputs.to(torch.int64).contiguous()
+        rows = torch.empty(outputs.shape[0], self.num_inputs)
+        self.kernels.expand(
+            self._description, outputs.data_ptr(), outputs.shape[0], rows.data_ptr(), torch.get_num_threads()
+        )
+        return rows
+
+
+def pack_codes(codes: torch.Tensor, form: Form, lanes: int) -> torch.Tensor:
+    """[outputs, inputs] -> what lies in memory, [blocks, ...], uint8.
+
+    Each output of a block has four bytes of a step: two inputs of bfloat16, four codes of 8 bits, or eight of 4 bits,
+    of which the first four are the low halves. The other floats have all outputs of one input, then of the next.
+    """
+    width = padded_width(codes.shape[1], form)
+    codes = F.pad(codes.view(_SAME_SIZE[codes.dtype.itemsize]), (0, width - codes.shape[1]))
+    blocked = F.pad(codes, (0, 0, 0, -codes.shape[0] % lanes)).unflatten(0, (-1, lanes))
+    if form in (Form.F16, Form.FLOAT8, Form.F32):
+        ordered = blocked.transpose(1, 2)
+    elif form is Form.BF16:
+        ordered = blocked.unflatten(2, (-1, 2)).transpose(1, 2)
+    elif form is Form.CODES8:
+        ordered = blocked.unflatten(2, (-1, 4)).transpose(1, 2)
+    else:
+        halves = blocked.unflatten(2, (-1, 2, 4))
+        ordered = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).transpose(1, 2)
+    return ordered.contiguous().view(torch.uint8)
+
+
+def padded_width(num_inputs: int, form: Form) -> int:
+    step = _FLOAT_STEP if form.is_float else _CODE_STEP
+    return -(-num_inputs // step) * step
+
+
+def pack_floats(weight: torch.Tensor, kernels: ModuleType) -> PackedMatrix:
+    """Of a weight [outputs, inputs] in bfloat16, float16 or float32, as it is."""
+    form = _FLOAT_FORMS[weight.dtype]
+    num_outputs, num_inputs = weight.shape
+    return PackedMatrix(
+        kernels=kernels,
+        form=form,
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+        width=padded_width(num_inputs, form),
+        codes=pack_codes(weight, form, kernels.lanes()),
+    )
+
+
+class PackedMatrixLinear:
+    """On a CPU. Rows are of any float datatype, and the result of the same; a row's does not depend on the others."""
+
+    def __init__(self, matrix: PackedMatrix, bias: torch.Tensor | None) -> None:
+        self.matrix = matrix
+        self.form = matrix.form.name
+        self.num_bytes = matrix.num_bytes
+        self._bias = None if bias is None else bias.float().contiguous()
+
+    def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
+        return self.matrix.multiply(rows.float(), self._bias, None).to(rows.dtype)
+
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        if residual.dtype is torch.float32 and residual.is_contiguous():
+            return self.matrix.multiply(rows.float(), self._bias, residual)
+        return residual.add_(self(rows, step))
+
+
+class PackedMatrixEmbedding:
+    """The rows of the tokens that are asked for, of a matrix that the head may multiply by as well."""
+
+    def __init__(self, matrix: PackedMatrix, dtype: torch.dtype) -> None:
+        self.matrix = matrix
+        self._dtype = dtype
+
+    def __call__(self, token_ids: torch.Tensor, /) -> torch.Tensor:
+        return self.matrix.expanded(token_ids).to(self._dtype)
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -1,0 +1,112 @@
+"""Weights that are stored in floats, made into fewer bits when a model is loaded: rounded to the nearest."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+
+from modelserver.backend import UnsupportedError
+
+from ..models.linear import Linear
+from ..models.linear_tensors import LinearTensors
+from ..models.packed_matrix import PackedMatrixEmbedding, PackedMatrixLinear
+from ..models.token_embedding import TokenEmbedding
+from .quantized_linear import quantized_embedding, quantized_linear
+from .quantized_weight import QuantizedWeight
+from .scheme import Scheme
+
+# Inputs that share a scale; of layers whose inputs are not whole groups, those of a row do.
+_GROUP_OF_8 = 128
+_GROUP_OF_4 = 32
+_LARGEST_FLOAT8 = 448.0
+# Below this float16 has fewer bits.
+_SMALLEST_NORMAL = 2.0**-14
+
+
+class OnlineScheme(Scheme):
+    """The embedding is in 8 bits, and the head of a network without one of its own uses the same memory."""
+
+    is_online = True
+    name: ClassVar[str]
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | None) -> Self:
+        if config is not None:
+            raise UnsupportedError(f"quantization {cls.name!r} is not supported in checkpoints: it is made from floats")
+        return cls()
+
+    @abstractmethod
+    def rounded(self, weight: torch.Tensor) -> QuantizedWeight:
+        """Of float32 [outputs, inputs]."""
+
+    def linear(self, tensors: LinearTensors) -> Linear:
+        return quantized_linear(self.rounded(tensors.weight().float()), tensors.bias())
+
+    def embedding(self, tensors: LinearTensors) -> TokenEmbedding:
+        return quantized_embedding(in_8_bits(tensors.weight().float()), tensors.dtype)
+
+    def tied_head(self, tensors: LinearTensors, embedding: TokenEmbedding) -> Linear:
+        if isinstance(embedding, PackedMatrixEmbedding):
+            return PackedMatrixLinear(embedding.matrix, None)
+        return quantized_linear(in_8_bits(tensors.weight().float()), None)
+
+
+class Int8(OnlineScheme):
+    name = "int8"
+
+    def rounded(self, weight: torch.Tensor) -> QuantizedWeight:
+        return in_8_bits(weight)
+
+
+class Int4(OnlineScheme):
+    """Codes from 0 to 15 between the least and the greatest weight of 32, with a code that stands for zero."""
+
+    name = "int4"
+
+    def rounded(self, weight: torch.Tensor) -> QuantizedWeight:
+        grouped = _grouped(weight, _GROUP_OF_4)
+        least, most = grouped.amin(dim=2).clamp_(max=0.0), grouped.amax(dim=2).clamp_(min=0.0)
+        scales = _stored_scales((most - least) / 15)
+        steps = scales.float()
+        zeros = (-least / steps).round_().clamp_(0, 15)
+        codes = (grouped / steps[:, :, None]).round_().add_(zeros[:, :, None]).clamp_(0, 15)
+        return QuantizedWeight(
+            codes=codes.to(torch.uint8).flatten(1),
+            scales=scales,
+            zeros=zeros.to(torch.uint8),
+            group=grouped.shape[2],
+            bits=4,
+        )
+
+
+class Fp8(OnlineScheme):
+    """float8_e4m3fn with a scale for each output; rows stay in floats."""
+
+    name = "fp8"
+
+    def rounded(self, weight: torch.Tensor) -> QuantizedWeight:
+        scales = weight.abs().amax(dim=1, keepdim=True).clamp_(min=1e-12) / _LARGEST_FLOAT8
+        codes = (weight / scales).clamp_(-_LARGEST_FLOAT8, _LARGEST_FLOAT8).to(torch.float8_e4m3fn)
+        return QuantizedWeight(codes=codes, scales=scales, group=weight.shape[1], bits=8)
+
+
+def in_8_bits(weight: torch.Tensor) -> QuantizedWeight:
+    """Of float32 [outputs, inputs]: 255 steps of the largest of each group."""
+    grouped = _grouped(weight, _GROUP_OF_8)
+    scales = _stored_scales(grouped.abs().amax(dim=2) / 127)
+    codes = (grouped / scales.float()[:, :, None]).round_().clamp_(-127, 127)
+    return QuantizedWeight(codes=codes.to(torch.int8).flatten(1), scales=scales, group=grouped.shape[2], bits=8)
+
+
+def _grouped(weight: torch.Tensor, group: int) -> torch.Tensor:
+    """[outputs, groups, inputs of each]"""
+    return weight.unflatten(1, (-1, group if weight.shape[1] % group == 0 else weight.shape[1]))
+
+
+def _stored_scales(scales: torch.Tensor) -> torch.Tensor:
+    """float16 where that has all of its bits; what is nothing but zeros has a scale, too."""
+    scales = scales.clamp(min=1e-12)
+    return scales.half() if scales.min() >= _SMALLEST_NORMAL else scales

@@ -1,0 +1,105 @@
+"""From the neutral description of a weight to what the kernels in C multiply; nothing is rounded on the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+
+import torch
+import torch.nn.functional as F
+
+from ..models.packed_matrix import Form, PackedMatrix, pack_codes, padded_width
+from .quantized_weight import QuantizedWeight
+
+# The kernels add up so many inputs of floats before they scale the sum.
+_LARGEST_FLOAT_GROUP = 256
+_SMALLEST_CODE_GROUP = 16
+# Of integers above 127 in 8 bits: the kernels multiply signed ones.
+_MIDDLE = 128
+
+
+def pack(weight: QuantizedWeight, kernels: ModuleType) -> PackedMatrix | None:
+    """None for a weight in a manner that the kernels do not know."""
+    form = _form(weight)
+    if form is None or weight.num_outputs == 0 or weight.num_inputs == 0:
+        return None
+    if weight.codes.dtype is torch.int8 and form is Form.CODES4:
+        weight = _moved(weight, 8)
+    elif weight.codes.dtype is torch.uint8 and form is Form.CODES8 and weight.bits == 8:
+        weight = _moved(weight, -_MIDDLE)
+    lanes = kernels.lanes()
+    num_groups, width = weight.scales.shape[1], padded_width(weight.num_inputs, form)
+    # Inputs that are padded may begin another group, of which all is zero.
+    num_padded = num_groups if num_groups == 1 else -(-width // weight.group)
+
+    def grouped(values: torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else _blocked(_narrowed(values), num_padded, lanes)
+
+    def factors(values: torch.Tensor | None) -> torch.Tensor | None:
+        if values is None:
+            return None
+        each = num_groups // values.shape[1]
+        return _blocked(_narrowed(values), -(-num_padded // each), lanes)
+
+    return PackedMatrix(
+        kernels=kernels,
+        form=form,
+        num_outputs=weight.num_outputs,
+        num_inputs=weight.num_inputs,
+        width=width,
+        codes=pack_codes(weight.codes, form, lanes),
+        group=weight.group,
+        scales=grouped(weight.scales),
+        zeros=grouped(weight.zeros),
+        mins=grouped(weight.mins),
+        scale_factors=factors(weight.scale_factors),
+        min_factors=factors(weight.min_factors),
+        table=None if weight.table is None else weight.table.contiguous(),
+        order=None if weight.order is None else weight.order.to(torch.int64).contiguous(),
+    )
+
+
+def _form(weight: QuantizedWeight) -> Form | None:
+    has_one_group = weight.scales.shape[1] == 1
+    if weight.codes.dtype is torch.float8_e4m3fn:
+        is_known = weight.zeros is None and weight.mins is None and weight.order is None
+        is_known &= has_one_group or (weight.group % 2 == 0 and weight.group <= _LARGEST_FLOAT_GROUP)
+        return Form.FLOAT8 if is_known and not weight.codes.float().isnan().any() else None
+    if not has_one_group and weight.group % _SMALLEST_CODE_GROUP:
+        return None
+    if weight.table is not None:
+        return Form.TABLE4
+    if weight.codes.dtype is torch.int8:
+        return Form.CODES4 if weight.bits <= 4 and weight.codes.min() >= -8 and weight.codes.max() <= 7 else Form.CODES8
+    return Form.CODES4 if weight.bits <= 4 else Form.CODES8
+
+
+def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight:
+    """The same with codes that are higher by `step`, and zeros too."""
+    zeros = torch.zeros(weight.scales.shape, dtype=torch.int32) if weight.zeros is None else weight.zeros.int()
+    codes = (weight.codes.to(torch.int16) + step).to(torch.uint8 if step > 0 else torch.int8)
+    return replace(weight, codes=codes, zeros=zeros + step)
+
+
+def _narrowed(values: torch.Tensor) -> torch.Tensor:
+    """In the fewest bits that hold all values exactly."""
+    is_integer = not values.dtype.is_floating_point
+    candidates = (torch.uint8, torch.int8) if is_integer else (torch.float16, torch.bfloat16)
+    if values.dtype in candidates:
+        return values
+    exact = values.float()
+    for dtype in candidates:
+        if is_integer:
+            limits = torch.iinfo(dtype)
+            is_same = bool(exact.min() >= limits.min and exact.max() <= limits.max)
+        else:
+            is_same = torch.equal(values.to(dtype).float(), exact)
+        if is_same:
+            return values.to(dtype)
+    return exact
+
+
+def _blocked(values: torch.Tensor, num_groups: int, lanes: int) -> torch.Tensor:
+    """[outputs, groups] -> [blocks, groups, lanes]"""
+    padded = F.pad(values, (0, num_groups - values.shape[1], 0, -values.shape[0] % lanes))
+    return padded.unflatten(0, (-1, lanes)).transpose(1, 2).contiguous()

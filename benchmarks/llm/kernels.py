@@ -1,0 +1,167 @@
+"""`python -m benchmarks.llm.kernels`: linear layers in every form on one thread, beside torch's and the memory's speed.
+
+Times are of the thread's CPU, in turns, and the median of several. So many copies of a weight are multiplied in turn
+that none of them is in a cache, as in a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as functional
+from modelserver_backends.llm.kernels import PACKED_KERNELS
+from modelserver_backends.llm.models.linear import PackedLinear
+from modelserver_backends.llm.models.packed_matrix import PackedMatrixLinear, pack_floats
+from modelserver_backends.llm.quantization.packing import pack
+from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
+
+Product = Callable[[torch.Tensor], object]
+SHAPES = [(4096, 4096), (1024, 3072)]
+ROWS = [1, 4, 8, 32, 256]
+_COLD_BYTES = 100 << 20
+_TABLE = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8)
+
+
+def _grid(outputs: int, inputs: int, group: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return (torch.rand(outputs, inputs // group) * 0.01 + 0.001).to(dtype)
+
+
+def _codes(outputs: int, inputs: int, most: int) -> torch.Tensor:
+    return torch.randint(0, most + 1, (outputs, inputs), dtype=torch.uint8)
+
+
+def quantized(form: str, outputs: int, inputs: int) -> QuantizedWeight:
+    codes, grid = partial(_codes, outputs, inputs), partial(_grid, outputs, inputs)
+    match form:
+        case "W4 g32":
+            zeros = torch.full((outputs, inputs // 32), 8, dtype=torch.uint8)
+            return QuantizedWeight(codes=codes(15), scales=grid(32), zeros=zeros, group=32, bits=4)
+        case "W4 g128":
+            zeros = torch.randint(0, 16, (outputs, inputs // 128), dtype=torch.uint8)
+            return QuantizedWeight(codes=codes(15), scales=grid(128), zeros=zeros, group=128, bits=4)
+        case "W4K":
+            least = torch.randint(0, 64, (outputs, inputs // 32), dtype=torch.uint8)
+            return QuantizedWeight(
+                codes=codes(15),
+                scales=least,
+                mins=least,
+                scale_factors=grid(256),
+                min_factors=grid(256),
+                group=32,
+                bits=4,
+            )
+        case "W4L":
+            return QuantizedWeight(codes=codes(15), scales=grid(32), table=_TABLE, group=32, bits=4)
+        case "W8 row":
+            signed = (codes(254).int() - 127).to(torch.int8)
+            return QuantizedWeight(codes=signed, scales=grid(inputs, torch.float32), group=inputs, bits=8)
+        case "W8 g32":
+            signed = (codes(254).int() - 127).to(torch.int8)
+            return QuantizedWeight(codes=signed, scales=grid(32), group=32, bits=8)
+        case _:
+            floats = torch.randn(outputs, inputs).to(torch.float8_e4m3fn)
+            return QuantizedWeight(codes=floats, scales=grid(128, torch.float32), group=128, bits=8)
+
+
+def ours(form: str, outputs: int, inputs: int) -> tuple[Product, int]:
+    """A product, and the bytes of its weight."""
+    assert PACKED_KERNELS is not None, "the part in C is needed"
+    if form in ("W16 bf16", "W16 f16"):
+        weight = torch.randn(outputs, inputs) * 0.02
+        matrix = pack_floats(weight.to(torch.bfloat16 if form == "W16 bf16" else torch.float16), PACKED_KERNELS)
+    else:
+        packed = pack(quantized(form, outputs, inputs), PACKED_KERNELS)
+        assert packed is not None, form
+        matrix = packed
+    linear = PackedMatrixLinear(matrix, None)
+    return lambda rows: linear(rows, None), matrix.num_bytes
+
+
+def torchs(form: str, outputs: int, inputs: int) -> tuple[Product, int]:
+    weight = torch.randn(outputs, inputs) * 0.02
+    match form:
+        case "torch f32 BLAS":
+            return lambda rows: functional.linear(rows, weight), weight.nbytes
+        case "torch f32 oneDNN":
+            linear = PackedLinear(weight, None)
+            return lambda rows: linear(rows, None), weight.nbytes
+        case "torch int8 bf16":
+            codes, scales = (
+                torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8),
+                torch.ones(outputs).bfloat16(),
+            )
+            return lambda rows: torch._weight_int8pack_mm(rows.bfloat16(), codes, scales), codes.nbytes
+        case _:
+            codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(_codes(outputs, inputs, 15).int(), 2)
+            scales = torch.ones(inputs // 32, outputs, 2).bfloat16()
+            return (
+                lambda rows: torch._weight_int4pack_mm_for_cpu(rows.bfloat16(), codes, 32, scales),
+                codes.nbytes + scales.nbytes,
+            )
+
+
+OURS = ["W16 bf16", "W16 f16", "F8 g128", "W8 row", "W8 g32", "W4 g32", "W4 g128", "W4K", "W4L"]
+TORCHS = ["torch f32 BLAS", "torch f32 oneDNN", "torch int8 bf16", "torch int4 bf16"]
+
+
+def measure(products: Sequence[Product], rows: torch.Tensor, rounds: int) -> float:
+    """The median seconds of a product. Of each copy of the weight, once; then again."""
+    times = []
+    for _ in range(rounds):
+        start = time.thread_time()
+        for product in products:
+            product(rows)
+        times.append((time.thread_time() - start) / len(products))
+    return statistics.median(times)
+
+
+def stream_gb_per_s() -> float:
+    """How fast one thread reads memory."""
+    values = torch.ones(64 << 20)
+    return values.nbytes / measure([lambda _: values.sum()], values, 7) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.llm.kernels", description=__doc__)
+    parser.add_argument("--only", nargs="*", help="forms, beginning with these words")
+    parser.add_argument("--shape", type=int, choices=range(len(SHAPES)), help="one of the shapes alone")
+    parser.add_argument("--instructions", help="another set of instructions than the fastest")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    assert PACKED_KERNELS is not None, "the part in C is needed"
+    if arguments.instructions is not None:
+        PACKED_KERNELS.use(arguments.instructions)
+    print(
+        f"{arguments.instructions or PACKED_KERNELS.instructions()[0]}; reads {stream_gb_per_s():.1f} GB/s of memory\n"
+    )
+    for outputs, inputs in SHAPES if arguments.shape is None else [SHAPES[arguments.shape]]:
+        print(f"{outputs} x {inputs}: ms (GMAC/s) for rows of each number, and what one row reads of the weight")
+        print("| form | MB | " + " | ".join(map(str, ROWS)) + " | GB/s |\n" + "|---" * (len(ROWS) + 3) + "|")
+        for form in OURS + TORCHS:
+            if arguments.only and not any(form.startswith(word) for word in arguments.only):
+                continue
+            make = partial(ours if form in OURS else torchs, form, outputs, inputs)
+            made = [make()]
+            num_bytes = made[0][1]
+            made += [make() for _ in range(min(31, _COLD_BYTES // num_bytes))]
+            products = [product for product, _ in made]
+            cells, speed = [], 0.0
+            with torch.inference_mode():
+                for count in ROWS:
+                    rows = torch.randn(count, inputs)
+                    few = products[: max(1, len(products) // max(1, count // 16))]
+                    seconds = measure(few, rows, 3 if count > 100 else 7)
+                    cells.append(f"{seconds * 1e3:.2f} ({count * outputs * inputs / seconds / 1e9:.0f})")
+                    speed = speed or num_bytes / seconds / 1e9
+            print(f"| {form} | {num_bytes / 1e6:.1f} | " + " | ".join(cells) + f" | {speed:.1f} |", flush=True)
+        print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The kernels of packed weights, on every set of instructions that this processor has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from modelserver_backends.llm.kernels import PACKED_KERNELS
+from modelserver_backends.llm.models.packed_matrix import PackedMatrixEmbedding, PackedMatrixLinear, pack_floats
+from modelserver_backends.llm.quantization.packing import pack
+from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
+
+from .test_quantized_weight import KINDS, made
+
+CODE_KINDS = [kind for kind in KINDS if kind != "float 8"]
+FLOATS = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def quantized_rows(rows: torch.Tensor) -> torch.Tensor:
+    """What the kernels make of rows before they multiply them by codes: 8 bits, with a scale for each 32, as floats."""
+    width = rows.shape[1]
+    parts = functional.pad(rows, (0, -width % 32)).unflatten(1, (-1, 32))
+    largest = parts.abs().amax(dim=2, keepdim=True)
+    codes = (parts * torch.where(largest > 0, 127 / largest, 0.0)).round()
+    return (codes.double() * (largest / 127).double()).flatten(1)[:, :width]
+
+
+def linear_of(weight: QuantizedWeight | torch.Tensor, bias: torch.Tensor | None = None) -> PackedMatrixLinear:
+    assert PACKED_KERNELS is not None
+    floats = isinstance(weight, torch.Tensor)
+    matrix = pack_floats(weight, PACKED_KERNELS) if floats else pack(weight, PACKED_KERNELS)
+    assert matrix is not None
+    return PackedMatrixLinear(matrix, bias)
+
+
+def ordered(rows: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    """Rows that are quantized in the order of the codes, in their own again."""
+    if weight.order is None:
+        return quantized_rows(rows)
+    back = torch.empty_like(rows, dtype=torch.float64)
+    back[:, weight.order] = quantized_rows(rows[:, weight.order])
+    return back
+
+
+if PACKED_KERNELS is not None:
+    INSTRUCTIONS = PACKED_KERNELS.instructions()
+
+    @pytest.fixture(params=INSTRUCTIONS)
+    def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+        PACKED_KERNELS.use(request.param)
+        yield request.param
+        PACKED_KERNELS.use(INSTRUCTIONS[0])
+
+    @pytest.mark.parametrize("kind", CODE_KINDS)
+    @pytest.mark.parametrize(("outputs", "inputs"), [(1, 256), (13, 512), (70, 4352)])
+    def test_products_of_codes(instructions: str, kind: str, outputs: int, inputs: int) -> None:
+        """In float64 of the same quantized rows; of the floats themselves within one in a hundred."""
+        generator = torch.Generator().manual_seed(0)
+        weight = made(kind, outputs, inputs)
+        bias, rows = torch.randn(outputs, generator=generator), torch.randn(71, inputs, generator=generator)
+        linear, twin = linear_of(weight, bias), weight.dequantized().double()
+        exact = ordered(rows, weight) @ twin.T + bias
+        terms = ordered(rows, weight).abs() @ twin.abs().T + bias.abs()
+        for count in (1, 2, 3, 7, 71):
+            found = linear(rows[:count], None)
+            assert ((found - exact[:count]).abs() <= 1e-5 * terms[:count]).all()
+            added = linear.add_to(rows.new_ones(count, outputs), rows[:count], None)
+            torch.testing.assert_close(added, found + 1)
+        if outputs > 1:
+            floats = rows.double() @ twin.T + bias
+            assert (linear(rows, None) - floats).norm() < 0.01 * floats.norm()
+
+    @pytest.mark.parametrize("kind", [*CODE_KINDS, "float 8"])
+    def test_a_row_is_the_same_whatever_is_multiplied_with_it(instructions: str, kind: str) -> None:
+        linear, rows = linear_of(made(kind, 100, 2560)), torch.randn(80, 2560)
+        alone = torch.cat([linear(row[None], None) for row in rows])
+        threads = torch.get_num_threads()
+        try:
+            for num_threads in (1, 2, 3):
+                torch.set_num_threads(num_threads)
+                for count in (2, 5, 9, 80):
+                    assert torch.equal(linear(rows[:count], None), alone[:count])
+        finally:
+            torch.set_num_threads(threads)
+
+    @pytest.mark.parametrize("dtype", FLOATS)
+    @pytest.mark.parametrize(("outputs", "inputs"), [(1, 2), (13, 77), (70, 2050)])
+    def test_products_of_floats(instructions: str, dtype: torch.dtype, outputs: int, inputs: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
+        rows = torch.randn(71, inputs, generator=generator)
+        linear, exact = linear_of(weight), rows.double() @ weight.double().T
+        alone = torch.cat([linear(row[None], None) for row in rows])
+        assert ((alone - exact).abs() <= 1e-5 * (rows.double().abs() @ weight.double().abs().T)).all()
+        for count in (2, 6, 13, 71):
+            assert torch.equal(linear(rows[:count], None), alone[:count])
+
+    def test_float_8(instructions: str) -> None:
+        weight, rows = made("float 8", 30, 1024), torch.randn(20, 1024)
+        twin = weight.dequantized().double()
+        found = linear_of(weight)(rows, None)
+        assert ((found - rows.double() @ twin.T).abs() <= 1e-5 * (rows.double().abs() @ twin.abs().T)).all()
+
+    @pytest.mark.parametrize("form", ["codes 4", "table 4", "codes 8"])
+    @pytest.mark.parametrize("group", [16, 32])
+    def test_integers_are_exact(instructions: str, form: str, group: int) -> None:
+        """Values whose scales are powers of two leave nothing to round: the greatest codes and rows of all signs."""
+        generator = torch.Generator().manual_seed(0)
+        outputs, inputs = 24, 96
+        scales = 2.0 ** torch.randint(-3, 1, (outputs, inputs // group), generator=generator)
+        table = torch.tensor([-128, 127, *range(14)], dtype=torch.int8)
+        codes = torch.randint(0, 16, (outputs, inputs), generator=generator, dtype=torch.uint8)
+        if form == "codes 8":
+            signed = torch.randint(-128, 128, (outputs, inputs), generator=generator).to(torch.int8)
+            signed[0], signed[1] = -128, 127
+            weight = QuantizedWeight(codes=signed, scales=scales, group=group, bits=8)
+        elif form == "table 4":
+            codes[0], codes[1] = 0, 1
+            weight = QuantizedWeight(codes=codes, scales=scales, table=table, group=group, bits=4)
+        else:
+            codes[0] = 15
+            zeros = torch.randint(0, 16, (outputs, inputs // group), generator=generator, dtype=torch.uint8)
+            weight = QuantizedWeight(codes=codes, scales=scales, zeros=zeros, group=group, bits=4)
+        rows = torch.randint(-127, 128, (9, inputs), generator=generator).float()
+        rows[:, ::32] = 127.0  # so that a row's scale is 1
+        rows[0], rows[1] = 127.0, -127.0
+        assert torch.equal(linear_of(weight)(rows, None).double(), rows.double() @ weight.dequantized().double().T)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_an_embedding_is_exact(instructions: str, kind: str) -> None:
+        weight = made(kind, 21, 512)
+        matrix, token_ids = linear_of(weight).matrix, torch.tensor([20, 0, 7, 7])
+        found = PackedMatrixEmbedding(matrix, torch.float32)(token_ids)
+        assert torch.equal(found, weight.dequantized()[token_ids])
+        with pytest.raises(IndexError):
+            PackedMatrixEmbedding(matrix, torch.float32)(torch.tensor([21]))
+
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_an_embedding_of_floats_is_exact(instructions: str, dtype: torch.dtype) -> None:
+        weight = (torch.randn(19, 33) * 10.0 ** torch.arange(-9, 10)[:, None].float().clamp(-9, 4)).to(dtype)
+        found = PackedMatrixEmbedding(linear_of(weight).matrix, torch.float32)(torch.arange(19))
+        assert torch.equal(found, weight.float())
+
+    @pytest.mark.parametrize("inputs", [1, 16, 48, 100])
+    def test_inputs_that_are_not_whole_blocks(instructions: str, inputs: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        group = 16 if inputs % 16 == 0 else inputs
+        codes = torch.randint(0, 16, (5, inputs), generator=generator, dtype=torch.uint8)
+        scales = torch.rand(5, inputs // group, generator=generator)
+        weight = QuantizedWeight(codes=codes, scales=scales, mins=scales, group=group, bits=4)
+        rows = torch.randn(3, inputs, generator=generator)
+        exact = quantized_rows(rows) @ weight.dequantized().double().T
+        torch.testing.assert_close(linear_of(weight)(rows, None).double(), exact, atol=1e-4, rtol=1e-5)
+
+    def test_what_is_no_number_stays_none(instructions: str) -> None:
+        rows = torch.ones(4, 64)
+        rows[1, 3], rows[2, 40] = float("nan"), float("inf")
+        rows[3] = 0.0
+        for weight in (made("signed 8", 9, 256), torch.ones(9, 256).bfloat16()):
+            found = linear_of(weight)(functional.pad(rows, (0, 192)), None)
+            assert found[0].isfinite().all()
+            assert found[1].isnan().all()
+            assert not found[2].isfinite().any()
+            assert found[3].count_nonzero() == 0
+
+    def test_weights_of_other_instructions_are_refused() -> None:
+        if len(INSTRUCTIONS) < 2:
+            return
+        linear = linear_of(made("mins 5"))
+        PACKED_KERNELS.use("generic")
+        try:
+            with pytest.raises(ValueError, match="packed for other instructions"):
+                linear(torch.zeros(1, 512), None)
+        finally:
+            PACKED_KERNELS.use(INSTRUCTIONS[0])
+
+    @pytest.mark.parametrize(
+        ("name", "arguments", "error"),
+        [
+            ("multiply", (), TypeError),
+            ("multiply", (b"",) + (0,) * 6, ValueError),
+            ("multiply", (bytes(200),) + (0,) * 6, ValueError),
+            ("expand", ("text",) + (0,) * 4, TypeError),
+            ("use", ("abacus",), ValueError),
+        ],
+    )
+    def test_arguments_of_other_kinds_are_refused(
+        name: str, arguments: tuple[object, ...], error: type[Exception]
+    ) -> None:
+        with pytest.raises(error):
+            getattr(PACKED_KERNELS, name)(*arguments)
