@@ -189,6 +189,7 @@ class ServerFrontends:
             *self._planes,
             self._limits,
             model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),
+            inference_type=os.environ.get("SAGEMAKER_TRITON_INFERENCE_TYPE") or "infer",
             port=self._options.sagemaker_port,
         )
 

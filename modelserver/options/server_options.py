@@ -418,6 +418,10 @@ def _check_ports(options: ServerOptions) -> None:
         )
 
 
+# What Triton calls the servers of ports.
+_SERVICES = {"http": "HTTP", "grpc": "GRPC"}
+
+
 def _check_clouds(options: ServerOptions) -> None:
     text = options.sagemaker_safe_port_range
     if not text:
@@ -428,7 +432,10 @@ def _check_clouds(options: ServerOptions) -> None:
     for name in ("http", "grpc", "metrics"):
         port = getattr(options, f"{name}_port")
         if options.allow_sagemaker and getattr(options, f"allow_{name}") and not int(low) <= port <= int(high):
-            raise InvalidArgumentError(f"--{name}-port={port} is not within --sagemaker-safe-port-range={text}")
+            raise InvalidArgumentError(
+                f"The server cannot listen to {_SERVICES.get(name, name)} requests at port {port}, allowed port range is "
+                f"[{low}, {high}]: --{name}-port={port} is not within --sagemaker-safe-port-range={text}"
+            )
 
 
 def _check_tls(options: ServerOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,32 @@ def test_without_a_name_the_only_model_is_asked(tmp_path: Path, names: tuple[str
         assert "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME" in answer.json()["error"]
 
 
+@pytest.mark.parametrize("inference_type", ["generate", "generate_stream"])
+def test_sagemaker_s_calls_may_be_generate_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inference_type: str
+) -> None:
+    monkeypatch.setenv("SAGEMAKER_TRITON_INFERENCE_TYPE", inference_type)
+    write_identity(tmp_path, "echo")
+    with running_server(tmp_path, allow_sagemaker=True, sagemaker_port=0) as running:
+        url = f"http://127.0.0.1:{running.server.port_of(SAGEMAKER)}/invocations"
+        answer = httpx.post(url, json={"INPUT0": [1, 2.5]})
+    assert answer.status_code == 200
+    is_stream = inference_type == "generate_stream"
+    assert answer.headers["content-type"].partition(";")[0] == (
+        "text/event-stream" if is_stream else "application/json"
+    )
+    assert json.loads(answer.text.removeprefix("data: "))["OUTPUT0"] == [1, 2.5]
+
+
+def test_an_unknown_type_of_sagemaker_s_calls_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAGEMAKER_TRITON_INFERENCE_TYPE", "predict")
+    with (
+        pytest.raises(InvalidArgumentError, match="must be one of infer, generate, generate_stream, got 'predict'"),
+        running_server(tmp_path, allow_sagemaker=True, sagemaker_port=0),
+    ):
+        pass
+
+
 def test_vertex_ai_needs_its_paths(tmp_path: Path) -> None:
     with (
         pytest.raises(InvalidArgumentError, match="AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE"),
@@ -133,6 +160,7 @@ def test_a_port_range_that_is_none_is_refused(text: str) -> None:
 
 
 def test_ports_must_be_within_the_safe_range() -> None:
-    with pytest.raises(InvalidArgumentError, match="--http-port=8000 is not within"):
+    told = r"The server cannot listen to HTTP requests at port 8000, allowed port range is \[9000, 9999\].*--http-port"
+    with pytest.raises(InvalidArgumentError, match=told):
         ServerOptions(allow_sagemaker=True, sagemaker_safe_port_range="9000-9999")
     ServerOptions(allow_sagemaker=True, sagemaker_safe_port_range="8000-8002")

@@ -23,6 +23,8 @@ SAGEMAKER_TYPE = BinaryType("application/vnd.sagemaker-triton.binary+json", is_a
 VERTEX_AI_TYPE = BinaryType("application/vnd.vertex-ai-triton.binary+json", is_answered=False)
 _REDIRECT = "x-vertex-ai-triton-redirect"
 _READY = "/v2/health/ready"
+# The calls of a model that SageMaker's /invocations can stand for; the first one is the default.
+INFERENCE_TYPES = ("infer", "generate", "generate_stream")
 # Methods that only read.
 _READS = re.compile(r"/v2(/models(/[^/]+(/versions/[^/]+)?)?)?|.*/(ready|live|config|stats|status)")
 
@@ -48,9 +50,13 @@ class Cloud:
         model: str,
         model_source: str,
         binary_type: BinaryType,
+        verb: str = INFERENCE_TYPES[0],
         has_redirect: bool = False,
     ) -> None:
-        """`model_source` tells operators how to name it. With `has_redirect` a header may name another v2 path."""
+        """`model_source` tells operators how to name it, `verb` is the model's path that predictions go to.
+
+        With `has_redirect` a header may name another v2 path.
+        """
         self._http = http
         self._dataplane = dataplane
         self.routes = (
@@ -60,6 +66,7 @@ class Cloud:
         self._model = model
         self._model_source = model_source
         self._binary_type = binary_type
+        self._verb = verb
         self._has_redirect = has_redirect
 
     def _health(self, exchange: HttpExchange) -> None:
@@ -68,7 +75,7 @@ class Cloud:
     def _predict(self, exchange: HttpExchange) -> None:
         target = exchange.head.headers.get(_REDIRECT) if self._has_redirect else None
         if target is None:
-            self.invoke(exchange, self._only_model())
+            self._ask(exchange, self._only_model(), self._verb)
             return
         target = "/" + target.lstrip("/")
         if target != "/v2" and not target.startswith("/v2/"):
@@ -82,7 +89,10 @@ class Cloud:
 
     def invoke(self, exchange: HttpExchange, model: str) -> None:
         """Have `model` answer."""
-        self._forward(exchange, "POST", f"/v2/models/{quote(model, safe='')}/infer")
+        self._ask(exchange, model, "infer")
+
+    def _ask(self, exchange: HttpExchange, model: str, verb: str) -> None:
+        self._forward(exchange, "POST", f"/v2/models/{quote(model, safe='')}/{verb}")
 
     def _only_model(self) -> str:
         if self._model:
@@ -110,9 +120,17 @@ def sagemaker_api(
     limits: HttpLimits,
     *,
     model: str,
+    inference_type: str,
     port: int,
 ) -> Api:
-    """`/ping` and `/invocations`, and `/models` for endpoints of several models."""
+    """`/ping` and `/invocations`, and `/models` for endpoints of several models.
+
+    `inference_type` is the v2 call that `/invocations` stands for. Raises InvalidArgumentError for an unknown one.
+    """
+    if inference_type not in INFERENCE_TYPES:
+        raise InvalidArgumentError(
+            f"SAGEMAKER_TRITON_INFERENCE_TYPE must be one of {', '.join(INFERENCE_TYPES)}, got '{inference_type:.40}'"
+        )
     cloud = Cloud(
         http,
         dataplane,
@@ -121,6 +139,7 @@ def sagemaker_api(
         model=model,
         model_source="the environment variable SAGEMAKER_TRITON_DEFAULT_MODEL_NAME",
         binary_type=SAGEMAKER_TYPE,
+        verb=inference_type,
     )
     return Api("SageMaker", (*cloud.routes, *MultiModel(controlplane, limits, cloud.invoke).routes()), port=port)
 
