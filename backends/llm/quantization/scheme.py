@@ -54,10 +54,16 @@ class Scheme(ABC):
         return ListedLinears([self.linear(tensors) for tensors in experts])
 
     def embedding(self, tensors: LinearTensors) -> TokenEmbedding:
-        return DenseEmbedding(tensors.weight())
+        """Of floats, unless a scheme has them in another form."""
+        weight = tensors.stored_weight()
+        if weight.dtype is tensors.dtype or not has_fast_packed_kernels(weight.device):
+            return DenseEmbedding(weight.to(tensors.dtype))
+        return PackedMatrixEmbedding(_packed(weight), tensors.dtype)
 
-    def tied_head(self, tensors: LinearTensors, embedding: TokenEmbedding) -> Linear:  # noqa: ARG002 - may be shared
-        """The head of a network that uses its embedding for it; a scheme may let both use the same memory."""
+    def tied_head(self, tensors: LinearTensors, embedding: TokenEmbedding) -> Linear:
+        """The head of a network that uses its embedding for it: of the same memory, if that is packed."""
+        if isinstance(embedding, PackedMatrixEmbedding):
+            return PackedMatrixLinear(embedding.matrix, None)
         return self.make_linear(tensors)
 
     def transformers_options(self) -> dict[str, Any]:
@@ -92,17 +98,6 @@ class FloatScheme(Scheme):
 
     def linear(self, tensors: LinearTensors) -> Linear:
         return stored_float_linear(tensors)
-
-    def embedding(self, tensors: LinearTensors) -> TokenEmbedding:
-        weight = tensors.stored_weight()
-        if weight.dtype is tensors.dtype or not has_fast_packed_kernels(weight.device):
-            return DenseEmbedding(weight.to(tensors.dtype))
-        return PackedMatrixEmbedding(_packed(weight), tensors.dtype)
-
-    def tied_head(self, tensors: LinearTensors, embedding: TokenEmbedding) -> Linear:
-        if isinstance(embedding, PackedMatrixEmbedding):
-            return PackedMatrixLinear(embedding.matrix, None)
-        return super().tied_head(tensors, embedding)
 
 
 def stored_float_linear(tensors: LinearTensors) -> Linear:
