@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from modelserver.backend import Array, InferRequest, InvalidArgumentError, UnsupportedError
+from modelserver.backend import Array, InferRequest, InvalidArgumentError, UnsupportedError, parse_long_json
 
 from .contract import COMPANIONS, OUTPUTS, RETURNS, Operation
 from .json_fields import integer, quote, string
@@ -18,6 +18,12 @@ from .structured_outputs import ALIASES
 
 _KNOWN_PARAMETERS = CONVERTERS.keys() | ALIASES
 _MAX_INT32 = 2**31 - 1
+# A longer text stays bytes until the tokenizer reads it in pieces: making one string of it would stop all threads.
+_MAX_DECODED_BYTES = 1 << 20
+# JSON that is parsed in one call, which stops all threads; and the bounds of longer JSON, as for calls of OpenAI's API.
+_MAX_PARSED_BYTES = 16 * 1024
+_MAX_JSON_DEPTH = 100
+_MAX_JSON_VALUES = 1 << 19
 _CHAT_FIELDS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
 )
@@ -39,11 +45,13 @@ class Chat:
 class Call:
     """One of `text`, `chat` and `token_ids` is there. `wants` are the outputs that were asked for.
 
+    A long `text` is UTF-8, and was not checked.
+
     `has_special_tokens` None: as usual for what was given. `dimensions` and `truncation` are of embeddings.
     """
 
     operation: Operation
-    text: str | None
+    text: str | bytes | None
     chat: Chat | None
     token_ids: Array | None  # of any length: the lists that models take are made of those that fit
     is_streamed: bool
@@ -126,7 +134,7 @@ def _operation(request: InferRequest, usual: Operation) -> Operation:
         raise InvalidArgumentError(f"input 'operation': expected one of {known}, got {quote(name)}") from None
 
 
-def _prompt(request: InferRequest, operation: Operation) -> tuple[str | None, Chat | None, Array | None]:
+def _prompt(request: InferRequest, operation: Operation) -> tuple[str | bytes | None, Chat | None, Array | None]:
     given = [name for name in ("text_input", "messages", "input_ids") if name in request.inputs]
     takes: tuple[str, ...] = ("text_input", "messages", "input_ids")
     if operation is Operation.DETOKENIZE:
@@ -140,7 +148,9 @@ def _prompt(request: InferRequest, operation: Operation) -> tuple[str | None, Ch
     if given[0] == "input_ids":
         return None, None, request.inputs["input_ids"].data.ravel()
     if given[0] == "text_input":
-        return _text(request, "text_input"), None, None
+        element = request.inputs["text_input"].data.item()
+        is_long = isinstance(element, bytes) and len(element) > _MAX_DECODED_BYTES
+        return element if is_long else _text(request, "text_input"), None, None
     return None, _chat(request), None
 
 
@@ -243,11 +253,17 @@ def _text(request: InferRequest, name: str) -> str | None:
 
 def _object(request: InferRequest, name: str) -> dict[str, Any]:
     """A JSON object in an input; empty text is an empty one."""
-    text = _text(request, name)
+    tensor = request.inputs.get(name)
+    element = b"" if tensor is None else tensor.data.item()
+    text = element.encode(errors="replace") if isinstance(element, str) else element
     try:
-        value = orjson.loads(text) if text else {}
-    except orjson.JSONDecodeError as error:
-        raise InvalidArgumentError(f"input '{name}' must be a JSON object, got {quote(text)}: {error}") from None
+        if len(text) > _MAX_PARSED_BYTES:
+            value = parse_long_json(text, max_depth=_MAX_JSON_DEPTH, max_values=_MAX_JSON_VALUES)
+        else:
+            value = orjson.loads(text) if text else {}
+    except (orjson.JSONDecodeError, InvalidArgumentError) as error:
+        shown = quote(text[:200].decode(errors="replace"))
+        raise InvalidArgumentError(f"input '{name}' must be a JSON object, got {shown}: {error}") from None
     if not isinstance(value, dict):
         raise InvalidArgumentError(f"input '{name}' must be a JSON object, got {quote(value)}")
     return value

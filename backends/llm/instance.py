@@ -224,7 +224,8 @@ class LlmInstance(StepInstance):
             check(len(token_ids), True)
             return token_ids.tolist(), None
         text, has_special_tokens = self._text(call)
-        return self._tokenizer.encode(text, has_special_tokens, longest=longest, check_length=check), text
+        encoded = self._tokenizer.encode(text, has_special_tokens, longest=longest, check_length=check)
+        return encoded, text if isinstance(text, str) else str(text, "utf-8", "replace")
 
     def _empty_prompt(self, call: Call) -> list[int]:
         """What an empty text becomes: the tokens that are added to every text, or else that of its beginning."""
@@ -232,7 +233,7 @@ class LlmInstance(StepInstance):
         begin = [] if bos_token_id is None else [bos_token_id]
         return self._tokenizer.encode("", call.has_special_tokens is not False) or begin
 
-    def _text(self, call: Call) -> tuple[str, bool]:
+    def _text(self, call: Call) -> tuple[str | bytes, bool]:
         """The text of a call without tokens, and whether the tokenizer adds its special ones."""
         chat = call.chat
         if chat is None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from modelserver.backend import InvalidArgumentError
+from modelserver.backend import InvalidArgumentError, shortened
 
 LONGEST_QUOTE = 80
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,1000}\s*")
@@ -18,7 +18,7 @@ _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,1000}\s*")
 def quote(value: Any) -> str:
     """A value as it is shown in an error: as JSON, cut where it is long."""
     try:
-        text = json.dumps(value, ensure_ascii=False, default=repr)
+        text = json.dumps(shortened(value, 2 * LONGEST_QUOTE), ensure_ascii=False, default=repr)
     except (ValueError, RecursionError):
         text = f"a {type(value).__name__}"
     return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 # How long an instance that has nothing else to do waits for a text, before it looks for other requests again.
 _IDLE_S = 0.01
-# More at once would only want the cores that the model computes on.
-_NUM_THREADS = 2
+# More at once would only want the cores that the model and the event loop compute on.
+_NUM_THREADS = max(1, min(2, len(os.sched_getaffinity(0)) // 2)) if hasattr(os, "sched_getaffinity") else 1
 
 
 @dataclass(frozen=True, slots=True)

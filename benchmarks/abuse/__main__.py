@@ -3,7 +3,8 @@
 Clients with a key send small requests over HTTP and gRPC, bodies of 2 MiB, and ask for the server's health, each at a
 steady rate; a latency counts from when its request was due, so that a stop of the server is seen by all that it delays.
 First they are alone, then beside each attack of attacks.py in turn. The table has one row per attack: the 99th
-percentiles, their ratio to those without an attack, the requests that failed, and the server's resident memory.
+percentiles, their ratio to those without an attack, the requests that failed, and the server's resident memory at its
+peak. The last line is the server's memory before the attacks, at the peak, and 5, 30 and 60 seconds after the attacks.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class TritonPythonModel:
 RATES = {"HTTP": 100.0, "gRPC": 100.0, "2 MiB": 5.0, "health": 20.0}
 ALONE = "alone"
 ALONE_AGAIN = "alone again"
+# When memory is looked at after the attacks, in seconds after their end.
+AFTER_S = (5, 30, 60)
 # The server closes a connection that has long been idle; it is not used again.
 MAX_IDLE_S = 10.0
 
@@ -65,6 +68,7 @@ class Seen:
     latencies_s: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in RATES})
     failures: Counter[str] = field(default_factory=Counter)
     attacker: str = ""
+    # The most while the clients ran.
     memory_mib: int = 0
 
     def p99_ms(self, name: str) -> float:
@@ -119,9 +123,10 @@ def main() -> None:
         )
         with modelserver(Path(directory) / "models", *flags) as server:
             attacks = options.attacks or list(ATTACKS)
-            seen = asyncio.run(_measure(server, keys, attacks, options.seconds, Path(directory)))
+            seen, memory = asyncio.run(_measure(server, keys, attacks, options.seconds, Path(directory)))
     if options.json is not None:
-        options.json.write_text(json.dumps({name: each.figures() for name, each in seen.items()}, indent=2) + "\n")
+        rows = {name: each.figures() for name, each in seen.items()}
+        options.json.write_text(json.dumps({"rows": rows, "memory_mib": memory}, indent=2) + "\n")
 
 
 def _prepare(directory: Path) -> dict[str, str]:
@@ -154,8 +159,8 @@ def _prepare(directory: Path) -> dict[str, str]:
 
 async def _measure(
     server: ServerProcess, keys: dict[str, str], attacks: list[str], seconds: float, directory: Path
-) -> dict[str, Seen]:
-    """By attack, in order, between `ALONE` and `ALONE_AGAIN`."""
+) -> tuple[dict[str, Seen], dict[str, int]]:
+    """By attack, in order, between `ALONE` and `ALONE_AGAIN`; and the server's memory by moment, in MiB."""
     target = directory / "target.json"
     target.write_text(json.dumps({"http": server.ports["http"], "grpc": server.ports["grpc"], "keys": keys}))
     clients = Clients(server, keys["good"])
@@ -164,6 +169,7 @@ async def _measure(
     _print_head(alone)
     _print(ALONE, alone, alone)
     rows = {ALONE: alone}
+    memory = {"before": _memory_mib(server)}
     for name in attacks:
         command = [sys.executable, "-m", "benchmarks.abuse.attacks", name, str(target), str(seconds)]
         attacker = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
@@ -177,11 +183,28 @@ async def _measure(
             seen.attacker = "still waiting for an answer"
         _print(name, seen, alone)
         rows[name] = seen
-    await asyncio.sleep(5.0)
-    rows[ALONE_AGAIN] = await clients.run(min(seconds, 10.0))
-    _print(ALONE_AGAIN, rows[ALONE_AGAIN], alone)
+    memory["peak"] = max(seen.memory_mib for seen in rows.values())
+    end_s = time.perf_counter()
+    for after_s in AFTER_S:
+        await asyncio.sleep(max(0.0, end_s + after_s - time.perf_counter()))
+        memory[f"{after_s} s after"] = _memory_mib(server)
+        if ALONE_AGAIN not in rows:
+            rows[ALONE_AGAIN] = await clients.run(min(seconds, 10.0))
+            _print(ALONE_AGAIN, rows[ALONE_AGAIN], alone)
     await clients.close()
-    return rows
+    print("memory: " + ", ".join(f"{moment} {mib} MiB" for moment, mib in memory.items()))
+    return rows, memory
+
+
+def _memory_mib(server: ServerProcess) -> int:
+    """The server's resident memory."""
+    return int(psutil.Process(server.process.pid).memory_info().rss) // MIB
+
+
+async def _watch_memory(server: ServerProcess, seen: Seen) -> None:
+    while True:
+        seen.memory_mib = max(seen.memory_mib, _memory_mib(server))
+        await asyncio.sleep(0.1)
 
 
 def _print_head(alone: Seen) -> None:
@@ -245,9 +268,9 @@ class Clients:
             "2 MiB": lambda: self._ask(self._large),
             "health": lambda: self._ask(self._health),
         }
+        watching = asyncio.create_task(_watch_memory(self._server, seen))
         await asyncio.gather(*(self._offer(name, sends[name], seconds, seen) for name in RATES))
-        process = psutil.Process(self._server.process.pid)
-        seen.memory_mib = process.memory_info().rss // MIB
+        watching.cancel()
         return seen
 
     async def _offer(self, name: str, send: Callable[[], Awaitable[str]], seconds: float, seen: Seen) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -73,7 +72,7 @@ class Call:
         if encoding is None:
             return body
         work = partial(decompress, body, encoding, self._limits.max_body_bytes)
-        return await asyncio.get_running_loop().run_in_executor(None, work)
+        return await long_work().compute(work)
 
     async def json(self) -> dict[str, Any]:
         """The body as a JSON object, empty where there is no body. A long one is parsed beside the event loop.

@@ -35,8 +35,9 @@ from modelserver.config.schema import (
     ModelTransactionPolicy,
 )
 from modelserver.core.datatype import Datatype
-from modelserver.core.documents import parse_json
+from modelserver.core.documents import parse_json, shortened
 from modelserver.core.extension import load_extension
+from modelserver.core.json_pieces import parse_pieces as parse_long_json
 from modelserver.core.numerals import parse_float
 from modelserver.core.request import InferRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
@@ -111,6 +112,8 @@ __all__ = [
     "model_outputs",
     "parse_float",
     "parse_json",
+    "parse_long_json",
+    "shortened",
     "visible_gpus",
 ]
 

@@ -981,36 +981,41 @@ static Py_ssize_t flatten(const unsigned char *text, Py_ssize_t size, unsigned c
 
 static PyObject *flat_array(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
-    Py_buffer text;
+    Py_buffer text, flat;
     (void)module;
-    if (num_args != 2) {
-        PyErr_SetString(PyExc_TypeError, "flat_array takes a text and the size of a piece");
+    if (num_args != 3) {
+        PyErr_SetString(PyExc_TypeError, "flat_array takes a text, the size of a piece, and memory");
         return NULL;
     }
     Py_ssize_t piece_bytes = PyLong_AsSsize_t(args[1]);
     if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &text, PyBUF_SIMPLE) < 0)
         return NULL;
+    if (PyObject_GetBuffer(args[2], &flat, PyBUF_WRITABLE) < 0) {
+        PyBuffer_Release(&text);
+        return NULL;
+    }
     int64_t dims[MAX_DIMS + 1];
     Numbers pieces = {NULL, 0, 0};
     int num_dims = 0, is_out_of_memory = 0;
     Py_ssize_t wrong_at = 0;
-    PyObject *found = NULL, *flat = PyBytes_FromStringAndSize(NULL, text.len);
-    if (flat == NULL)
+    PyObject *found = NULL;
+    if (flat.len < text.len) {
+        PyErr_SetString(PyExc_ValueError, "the memory is smaller than the text");
         goto done;
-    unsigned char *out = (unsigned char *)PyBytes_AsString(flat);
+    }
     Py_BEGIN_ALLOW_THREADS
-    wrong_at = flatten(text.buf, text.len, out, piece_bytes, dims, &num_dims, &pieces, &is_out_of_memory);
+    wrong_at = flatten(text.buf, text.len, flat.buf, piece_bytes, dims, &num_dims, &pieces, &is_out_of_memory);
     Py_END_ALLOW_THREADS
     if (is_out_of_memory)
         PyErr_NoMemory();
     else if (wrong_at >= 0)
         found = PyLong_FromSsize_t(wrong_at);
     else
-        found = Py_BuildValue("(Oy#y#)", flat, dims + 1, (Py_ssize_t)(num_dims * sizeof *dims), pieces.items,
+        found = Py_BuildValue("(y#y#)", dims + 1, (Py_ssize_t)(num_dims * sizeof *dims), pieces.items,
                               pieces.count * (Py_ssize_t)sizeof *pieces.items);
 done:
     free(pieces.items);
-    Py_XDECREF(flat);
+    PyBuffer_Release(&flat);
     PyBuffer_Release(&text);
     return found;
 }

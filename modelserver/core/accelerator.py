@@ -44,10 +44,10 @@ MeasureJson = Callable[[object, int], tuple[int, int]]
 # Of an infer request's text, the most levels, the most values and the most bytes that may be left of it: a state, the
 # text with "[0]", "[1]" and so on in place of the inputs' `data`, and where these are: pairs of int64.
 CutData = Callable[[object, int, int, int], tuple[int, bytes, bytes]]
-# Of an array and the size of a piece: the array with a space for each bracket, its sizes as int64 (one, of all its
-# elements, when its rows differ), and the pieces' ends, as pairs of a place and the number of elements before it; or
-# the place where the text stops being an array.
-FlatArray = Callable[[object, int], tuple[bytes, bytes, bytes] | int]
+# Of an array, the size of a piece, and memory of the array's size, which gets the array with a space for each bracket:
+# the array's sizes as int64 (one, of all its elements, when its rows differ), and the pieces' ends, as pairs of a place
+# and the number of elements before it; or the place where the text stops being an array.
+FlatArray = Callable[[object, int, memoryview], tuple[bytes, bytes] | int]
 # Of an array or object and the size of a piece: where members end, as int64; None for an incomplete one.
 CutMembers = Callable[[object, int], bytes | None]
 # Of data and two offsets: the end of the first protobuf field from the first offset on that ends at or after the second

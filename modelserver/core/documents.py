@@ -128,3 +128,38 @@ def _parts(text: str) -> Iterator[tuple[str, int]]:
             line += 1
         else:
             yield part, line
+
+
+def shortened(value: Any, room: int) -> Any:
+    """A JSON value with at most `room` values and keys in it, and strings of at most `room` characters.
+
+    The first `room` characters of its text are those of the whole value: all of a long one would take long to write.
+    """
+    return _shortened(value, room, [room])
+
+
+def _shortened(value: Any, longest: int, left: list[int]) -> Any:
+    left[0] -= 1
+    if isinstance(value, str | bytes):
+        return value[:longest]
+    if isinstance(value, list | tuple):
+        items = []
+        for item in value:
+            if left[0] <= 0:
+                break
+            items.append(_shortened(item, longest, left))
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
+        members = {}
+        for key, item in value.items():
+            if left[0] <= 0:
+                break
+            left[0] -= 1
+            members[key[:longest] if isinstance(key, str) else key] = _shortened(item, longest, left)
+        return members
+    return value
+
+
+def beginning(value: Any, room: int) -> str:
+    """The first `room` characters of a JSON value as Python writes it."""
+    return repr(shortened(value, room))[:room]

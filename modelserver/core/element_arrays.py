@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from modelserver.core.large_buffers import scratch
+
 # Elements that are handled before other threads get a turn.
 SLICE_ELEMENTS: Final = 16384
 # NumPy's own arrays are quicker to make, and up to this size quick enough to fill and to free.
@@ -36,7 +38,9 @@ def empty_elements(count: int) -> Elements:
 
 def empty_array(count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """A flat array of that size; its content is undefined unless it holds objects."""
-    return empty_elements(count) if dtype.hasobject else np.empty(count, dtype)
+    if dtype.hasobject:
+        return empty_elements(count)
+    return np.ndarray((count,), dtype, scratch(count * dtype.itemsize))
 
 
 def concatenate(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:

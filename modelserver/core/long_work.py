@@ -4,16 +4,21 @@ Most of this work holds the interpreter's lock. A thread that computes without a
 every 5 ms, and several such threads take turns. So all long work of a loop shares one thread, which changes between the
 pieces of work about every millisecond and pauses briefly so that the loop can run. A slice should not take longer than
 that.
+
+Work that computes without the interpreter's lock, such as compression, has threads of its own, at most half as many at
+a time as there are processors: otherwise the loop would wait for a processor.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -56,6 +61,11 @@ def long_work() -> LongWork:
     return found
 
 
+def num_computing_threads() -> int:
+    """How many threads may compute beside an event loop: half as many as there are processors, and at least one."""
+    return max(1, len(os.sched_getaffinity(0)) // 2) if hasattr(os, "sched_getaffinity") else 1
+
+
 class _Job:
     __slots__ = ("context", "error", "is_given_up", "result", "slices", "then")
 
@@ -84,6 +94,17 @@ class LongWork:
     def __init__(self) -> None:
         self._jobs: deque[_Job] = deque()
         self._is_running = False
+        self._last_s: float | None = None
+        # Work without the interpreter's lock that waits for a thread.
+        self._computations: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._num_computing = 0
+
+    def has_rested(self, seconds: float) -> bool:
+        """Whether there was work, and none for that long: True once. Then memory of the work can be given back."""
+        if self._last_s is None or self._jobs or time.monotonic() - self._last_s < seconds:
+            return False
+        self._last_s = None
+        return True
 
     def start(self, slices: Slices[T], then: Callable[[Result[T]], None]) -> Callable[[], None]:
         """Do the work, then call `then` on the event loop, with the current context variables.
@@ -92,6 +113,7 @@ class LongWork:
         """
         job = _Job(slices, then, copy_context())
         self._jobs.append(job)
+        self._last_s = time.monotonic()
         self._ensure_running()
 
         def give_up() -> None:
@@ -118,6 +140,32 @@ class LongWork:
             give_up()
             raise
 
+    def compute(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Call a function that computes without the interpreter's lock, in another thread, when there is one for it."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._computations.append((function, future))
+        self._compute_next()
+        return future
+
+    def _compute_next(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._computations and self._num_computing < num_computing_threads():
+            function, future = self._computations.popleft()
+            if not future.done():
+                self._num_computing += 1
+                loop.run_in_executor(None, function).add_done_callback(partial(self._end_computation, future))
+
+    def _end_computation(self, future: asyncio.Future[Any], done: asyncio.Future[Any]) -> None:
+        self._num_computing -= 1
+        self._last_s = time.monotonic()
+        if future.done() or done.cancelled():
+            future.cancel()
+        elif (error := done.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(done.result())
+        self._compute_next()
+
     def _ensure_running(self) -> None:
         if self._jobs and not self._is_running:
             self._is_running = True
@@ -126,6 +174,7 @@ class LongWork:
 
     def _rest(self, _: asyncio.Future[None]) -> None:
         self._is_running = False
+        self._last_s = time.monotonic()
         self._ensure_running()  # a piece may have been added while the thread ended
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
 from modelserver.core.element_arrays import SLICE_ELEMENTS, empty_elements
+from modelserver.core.large_buffers import joined
 from modelserver.core.long_work import Slices, finish
 from modelserver.errors import InvalidArgumentError
 
@@ -70,7 +71,7 @@ def tensor_from_bytes(name: str, datatype: Datatype, shape: tuple[int, ...], raw
 def tensor_to_bytes(tensor: Tensor) -> Buffer:
     """The tensor's wire bytes; a view of its memory where the layout allows it."""
     if tensor.datatype is Datatype.BYTES:
-        return encode_bytes_elements(tensor.data.ravel())
+        return joined(list(_encoded_parts(tensor.data.ravel())))
     data = tensor.data
     if not data.flags.c_contiguous:
         data = np.ascontiguousarray(data)
@@ -168,18 +169,15 @@ def _split_elements(
 
 def encode_bytes_elements(elements: Iterable[Any]) -> bytes:
     """The wire form of BYTES elements; str elements are encoded as UTF-8."""
-    return finish(encoding_slices(elements))
+    return b"".join(_encoded_parts(elements))
 
 
-def encoding_slices(elements: Iterable[Any]) -> Slices[bytes]:
-    """As `encode_bytes_elements`, in slices of about a millisecond."""
-    parts: list[bytes] = []
+def _encoded_parts(elements: Iterable[Any]) -> Iterator[bytes]:
+    """The wire form of BYTES elements in parts, each of which takes about a millisecond."""
     join = accelerator.join_elements
     for part in _element_lists(elements):
-        joined = None if join is None else join(part)
-        parts.append(_join_elements(part) if joined is None else joined)
-        yield
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        encoded = None if join is None else join(part)
+        yield _join_elements(part) if encoded is None else encoded
 
 
 def _element_lists(elements: Iterable[Any]) -> Iterator[list[Any]]:

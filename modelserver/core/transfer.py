@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modelserver.core.datatype import Datatype
@@ -37,3 +37,8 @@ class Transfer:
     inputs: tuple[RegionInput, ...] = ()
     placed: Mapping[str, RegionSlice] = field(default_factory=dict)
     class_counts: Mapping[str, int] = field(default_factory=dict)
+
+    def without(self, items: Sequence[RegionInput]) -> Transfer | None:
+        """What is left when these inputs were read; None if nothing is."""
+        rest = Transfer(tuple(item for item in self.inputs if item not in items), self.placed, self.class_counts)
+        return rest if rest.inputs or rest.placed or rest.class_counts else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,17 +11,28 @@ from typing import Protocol
 
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
+from modelserver.core.long_work import Result, long_work
 from modelserver.core.request import InFlightRequest
+from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
-from modelserver.core.tensor import placeholder
-from modelserver.errors import InvalidArgumentError, LoadOnDemandError, ServerError, UnavailableError, UnloadedError
+from modelserver.core.tensor import Tensor, placeholder
+from modelserver.core.transfer import RegionInput, Transfer
+from modelserver.errors import (
+    CancelledError,
+    InternalError,
+    InvalidArgumentError,
+    LoadOnDemandError,
+    ServerError,
+    UnavailableError,
+    UnloadedError,
+)
 from modelserver.execution.model import Model
 from modelserver.execution.process.model_calls import CalledRequest
 from modelserver.planes.on_demand import WaitingRequests
 from modelserver.planes.quotas import Callers, OverloadStream, tell_overload
 from modelserver.planes.shadow import Shadows
 from modelserver.planes.shared_memory import CudaSharedMemory, Region, SharedMemory
-from modelserver.planes.shared_memory_io import TransferStream, resolve
+from modelserver.planes.shared_memory_io import TransferStream, long_inputs, region_slices, resolve
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
 from modelserver.telemetry.access_log import note_request
@@ -31,6 +43,8 @@ from modelserver.telemetry.request_log import LoggedStream, log_refusal
 from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 from modelserver.telemetry.trace_settings import Changes
 from modelserver.telemetry.tracer import TracedStream, Tracer
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +143,20 @@ class AnyDataPlane(InferPlane, Protocol):
     def update_trace_settings(self, changes: Changes, model_name: str = "") -> Mapping[str, str | list[str]]: ...
 
 
+def _check_shapes(model: Model, request: InFlightRequest) -> None:
+    """Compare a request with its model before inputs in shared memory are read. Raises InvalidArgumentError."""
+    elsewhere = () if request.transfer is None else request.transfer.inputs
+    shapes = {item.name: placeholder(item.name, item.datatype, item.shape) for item in elsewhere}
+    model.signature.check(
+        InFlightRequest(
+            model_name=request.model_name,
+            version=request.version,
+            inputs=request.inputs | shapes,
+            outputs=request.outputs,
+        )
+    )
+
+
 class DataPlane:
     """What a frontend calls to answer a client. Every method is called from the event loop thread."""
 
@@ -191,6 +219,8 @@ class DataPlane:
             if model.is_decoupled:
                 request.is_decoupled = True
             transfer = request.transfer
+            if transfer is not None and (items := long_inputs(transfer)):
+                return self._read_regions(model, request, transfer, items)
             regions = () if transfer is None else resolve(request, transfer, self.shared_memory)
             form = request.form
             if form is None:
@@ -203,14 +233,42 @@ class DataPlane:
         except LoadOnDemandError as unloaded:
             return self._waiting.wait(request, unloaded)
         except ServerError as error:
-            self.refusals.record(error.code)
-            if self._logs_requests:
-                log_refusal(request, error)
-            error.name_request("", request.id)
+            self._note_refusal(request, error)
             raise
         if transfer is None and not self._is_observed:
             return model.submit(request)
         return self._submit_observed(model, request, regions, is_split=is_split)
+
+    def _read_regions(
+        self, model: Model, request: InFlightRequest, transfer: Transfer, items: Sequence[RegionInput]
+    ) -> ResponseStream:
+        """As `infer`, for a request with inputs in shared memory that are decoded beside the event loop first."""
+        _check_shapes(model, request)
+        memory = self.shared_memory
+        regions = [memory.find(item.place.region) for item in items]
+        for item, region in zip(items, regions, strict=True):
+            region.check(item.place.offset, item.place.num_bytes)
+        memory.acquire(regions)
+
+        def take(result: Result[dict[str, Tensor]]) -> None:
+            memory.release(regions)
+            error: ServerError
+            try:
+                request.inputs = request.inputs | result()
+                request.transfer = transfer.without(items)
+                if request.is_cancelled:
+                    raise CancelledError(f"request to model '{request.model_name}' was cancelled")
+                self.infer(request)
+                return
+            except ServerError as fault:
+                error = fault
+            except Exception as fault:
+                _logger.exception("inputs in shared memory could not be read")
+                error = InternalError(f"internal error: {type(fault).__name__}; the server's log has the details")
+            request.stream.deliver(InferResponse(error=error))
+
+        long_work().start(region_slices(request.model_name, items, regions), take)
+        return request.stream
 
     def check_inputs(self, request: InFlightRequest) -> None:
         """Refuse a request before its elements, which take long to decode, are decoded; it has only their shapes.
@@ -221,22 +279,19 @@ class DataPlane:
         if request.sequence_id or (self._splits and version is None):
             return  # the version that answers may differ from the one served now
         try:
-            signature = self._repository.get(name, version).signature
-            elsewhere = () if request.transfer is None else request.transfer.inputs
-            shapes = {item.name: placeholder(item.name, item.datatype, item.shape) for item in elsewhere}
-            signature.check(
-                InFlightRequest(
-                    model_name=name, version=version, inputs=request.inputs | shapes, outputs=request.outputs
-                )
-            )
+            _check_shapes(self._repository.get(name, version), request)
         except LoadOnDemandError:
             return
         except ServerError as error:
-            self.refusals.record(error.code)
-            if self._logs_requests:
-                log_refusal(request, error)
-            error.name_request("", request.id)
+            self._note_refusal(request, error)
             raise
+
+    def _note_refusal(self, request: InFlightRequest, error: ServerError) -> None:
+        """Count a refusal, log it, and name the request in its error."""
+        self.refusals.record(error.code)
+        if self._logs_requests:
+            log_refusal(request, error)
+        error.name_request("", request.id)
 
     def _choose(self, request: InFlightRequest) -> int | None:
         """The version that answers where several share the requests; None: the highest."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from msgspec.structs import replace
 
+from modelserver.core.large_buffers import scratch
+from modelserver.core.long_work import Result, Slices, finish, long_work
 from modelserver.core.relay import RelayStream
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
-from modelserver.core.tensor import Tensor, tensor_from_bytes, tensor_to_bytes
+from modelserver.core.tensor import Buffer, Tensor, bytes_element_slices, tensor_from_bytes, tensor_to_bytes
 from modelserver.core.transfer import RegionInput, Transfer
 from modelserver.errors import InternalError, InvalidArgumentError, ServerError
 from modelserver.planes.classification import classify
@@ -23,6 +26,15 @@ if TYPE_CHECKING:
     from modelserver.execution.model import Model
 
 logger = logging.getLogger(__name__)
+
+# Bytes that are split, copied or written on the event loop.
+_MAX_BYTES_ON_LOOP: Final = 128 * 1024
+# Classes of an output that are found on the event loop.
+_MAX_CLASSES_ON_LOOP: Final = 1024
+# Bytes that are copied before other threads get a turn.
+_COPIED_BYTES: Final = 256 * 1024
+# Every datatype's elements may begin there.
+_BOUNDARY: Final = 8
 
 
 def resolve(request: InFlightRequest, transfer: Transfer, memory: SharedMemory) -> Sequence[Region]:
@@ -43,7 +55,45 @@ def resolve(request: InFlightRequest, transfer: Transfer, memory: SharedMemory) 
     return regions
 
 
-def _input(model_name: str, item: RegionInput, region: Region) -> Tensor:
+def long_inputs(transfer: Transfer) -> tuple[RegionInput, ...]:
+    """The inputs in regions that would block the event loop: BYTES to split, and numbers to copy to a boundary."""
+    return tuple(item for item in transfer.inputs if item.place.num_bytes > _MAX_BYTES_ON_LOOP and _is_copied(item))
+
+
+def _is_copied(item: RegionInput) -> bool:
+    """Whether the tensor is certainly or perhaps a copy of the region's memory, and not a view."""
+    itemsize = item.datatype.itemsize
+    return itemsize is None or item.place.offset % _BOUNDARY != 0
+
+
+def region_slices(
+    model_name: str, items: Sequence[RegionInput], regions: Sequence[Region]
+) -> Slices[dict[str, Tensor]]:
+    """The tensors of inputs in regions, in slices. Raises InvalidArgumentError as `resolve` does."""
+    inputs: dict[str, Tensor] = {}
+    for item, region in zip(items, regions, strict=True):
+        data = _read(model_name, item, region)
+        if item.datatype.itemsize is None:
+            elements = yield from bytes_element_slices(item.name, item.shape, data)
+            inputs[item.name] = Tensor(item.name, item.datatype, elements)
+        else:
+            copy = scratch(len(data))
+            yield from _copy(copy, data)
+            inputs[item.name] = tensor_from_bytes(item.name, item.datatype, item.shape, copy)
+        if not region.is_whole:
+            raise region.smaller()
+    return inputs
+
+
+def _copy(target: memoryview, data: Buffer) -> Slices[None]:
+    """Copy in slices. No thread stops the others while the kernel finds memory for a page."""
+    source = memoryview(data).cast("B")
+    for start in range(0, len(source), _COPIED_BYTES):
+        target[start : start + _COPIED_BYTES] = source[start : start + _COPIED_BYTES]
+        yield
+
+
+def _read(model_name: str, item: RegionInput, region: Region) -> memoryview:
     place = item.place
     itemsize = item.datatype.itemsize
     data = region.read(place.offset, place.num_bytes)
@@ -52,7 +102,11 @@ def _input(model_name: str, item: RegionInput, region: Region) -> Tensor:
             f"input byte size mismatch for input '{item.name}' for model '{model_name}'. "
             f"Expected {prod(item.shape) * itemsize}, got {place.num_bytes}"
         )
-    tensor = tensor_from_bytes(item.name, item.datatype, item.shape, data)
+    return data
+
+
+def _input(model_name: str, item: RegionInput, region: Region) -> Tensor:
+    tensor = tensor_from_bytes(item.name, item.datatype, item.shape, _read(model_name, item, region))
     if not tensor.data.flags.aligned:
         tensor.data = tensor.data.copy()
     return tensor
@@ -64,7 +118,7 @@ class TransferStream(RelayStream):
     Uses the regions from construction to the last response, or `release`.
     """
 
-    __slots__ = ("_memory", "_model", "_regions", "_transfer")
+    __slots__ = ("_memory", "_model", "_regions", "_transfer", "_waiting")
 
     def __init__(
         self,
@@ -79,13 +133,58 @@ class TransferStream(RelayStream):
         self._model = model
         self._regions = regions
         self._memory = memory
+        # While a response is written beside the event loop: the later ones.
+        self._waiting: deque[InferResponse] | None = None
         memory.acquire(regions)
 
+    def deliver(self, response: InferResponse) -> None:
+        """A response whose outputs take long is written beside the event loop; those behind it wait for it."""
+        if self.is_finished:
+            return
+        if self._waiting is None and not self._is_long(response):
+            super().deliver(response)
+            return
+        self.is_finished = response.is_final
+        if self._waiting is not None:
+            self._waiting.append(response)
+        else:
+            self._waiting = deque()
+            self._start(response)
+
+    def _start(self, response: InferResponse) -> None:
+        long_work().start(self._passing(response), self._take)
+
+    def _take(self, passed: Result[InferResponse]) -> None:
+        assert self._waiting is not None, "it is set while a response is written"
+        self._reader.deliver(self._ended(passed()))
+        if self._waiting:
+            self._start(self._waiting.popleft())
+        else:
+            self._waiting = None
+
+    def _is_long(self, response: InferResponse) -> bool:
+        transfer = self._transfer
+        for tensor in response.outputs or ():
+            is_moved = tensor.name in transfer.placed or tensor.name in transfer.class_counts
+            size = tensor.data.nbytes if tensor.datatype.itemsize is not None else _num_bytes(tensor)
+            if size > _MAX_BYTES_ON_LOOP and (is_moved or self._is_in_region(tensor)):
+                return True
+            if transfer.class_counts.get(tensor.name, 0) > _MAX_CLASSES_ON_LOOP:
+                return True
+        return False
+
     def pass_on(self, response: InferResponse) -> InferResponse:
+        return self._ended(finish(self._passing(response)))
+
+    def _passing(self, response: InferResponse) -> Slices[InferResponse]:
+        """As `pass_on`, in slices."""
         try:
             if response.error is None and response.outputs:
+                outputs = list(response.outputs)
+                for place, tensor in enumerate(response.outputs):
+                    outputs[place] = yield from self._delivered(tensor)
                 # A new response: others may share this one (a cache, requests that wait for the same answer).
-                response = replace(response, outputs=[self._delivered(tensor) for tensor in response.outputs])
+                response = replace(response, outputs=outputs)
             for region in self._regions:
                 region.check_whole()  # else the model may have read zeros
         except ServerError as error:
@@ -94,6 +193,10 @@ class TransferStream(RelayStream):
             logger.exception("outputs could not be delivered to a client")
             text = f"outputs could not be delivered: {type(error).__name__}; the server's log has the details"
             response = InferResponse(error=InternalError(text), is_final=response.is_final)
+        yield
+        return response
+
+    def _ended(self, response: InferResponse) -> InferResponse:
         if response.is_final:
             self.release()
         return response
@@ -103,27 +206,43 @@ class TransferStream(RelayStream):
         regions, self._regions = self._regions, ()
         self._memory.release(regions)
 
-    def _delivered(self, tensor: Tensor) -> Tensor:
+    def _delivered(self, tensor: Tensor) -> Slices[Tensor]:
         """The output as the message has it: itself, its placeholder, or its classes."""
         transfer, model = self._transfer, self._model
         place = transfer.placed.get(tensor.name)
         if place is not None:
-            data = tensor_to_bytes(tensor)
+            data = memoryview(tensor_to_bytes(tensor)).cast("B")
             if len(data) > place.num_bytes:
                 raise too_small(tensor.name, place.num_bytes, len(data))
-            self._region(place.region).write(place.offset, data)
+            region = self._region(place.region)
+            for start in range(0, len(data), _COPIED_BYTES):
+                region.write(place.offset + start, data[start : start + _COPIED_BYTES])
+                yield
             return placeholder(tensor)
         count = transfer.class_counts.get(tensor.name)
         if count is None:
-            if any(region.holds(tensor.data) for region in self._regions):
-                # The input itself: after this check its client must not be able to remove it.
-                return Tensor(tensor.name, tensor.datatype, tensor.data.copy())
-            return tensor
+            if not self._is_in_region(tensor):
+                return tensor
+            # The input itself: after this check its client must not be able to remove it.
+            source = np.ascontiguousarray(tensor.data)
+            copy = scratch(source.nbytes)
+            yield from _copy(copy, source.reshape(-1).view(np.uint8).data)
+            return Tensor(tensor.name, tensor.datatype, np.frombuffer(copy, source.dtype).reshape(source.shape))
         is_batched = model.config.max_batch_size > 0
         return classify(tensor, count, model.labels.get(tensor.name, ()), is_batched=is_batched)
 
+    def _is_in_region(self, tensor: Tensor) -> bool:
+        return any(region.holds(tensor.data) for region in self._regions)
+
     def _region(self, name: str) -> Region:
         return next(region for region in self._regions if region.status.name == name)
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    """About how many bytes the elements of a BYTES output have."""
+    if tensor.data.size > _MAX_BYTES_ON_LOOP // 4:
+        return 4 * int(tensor.data.size)
+    return sum(map(len, tensor.data.reshape(-1).tolist()))
 
 
 def placeholder(tensor: Tensor) -> Tensor:

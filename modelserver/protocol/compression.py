@@ -5,8 +5,7 @@ from __future__ import annotations
 import zlib
 from functools import lru_cache
 
-import numpy as np
-
+from modelserver.core.large_buffers import joined
 from modelserver.core.numerals import parse_float
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, UnsupportedError
@@ -115,7 +114,7 @@ def _inflate(body: Buffer, window: int, encoding: str, max_bytes: int) -> Buffer
         raise InvalidArgumentError(f"the request body is not valid {encoding}: {error}") from error
     if not inflater.eof:
         raise InvalidArgumentError(f"the {encoding} request body ends too early")
-    return _joined(parts)
+    return joined(parts)
 
 
 def _too_large(max_bytes: int) -> PayloadTooLargeError:
@@ -123,17 +122,3 @@ def _too_large(max_bytes: int) -> PayloadTooLargeError:
         f"Decompressed data size exceeds the maximum allowed value of {max_bytes} bytes. "
         "Use --http-max-input-size to increase the limit."
     )
-
-
-def _joined(parts: list[bytes]) -> Buffer:
-    """The parts as one buffer; empties `parts`. A single join of a large body would hold the interpreter's lock."""
-    size = sum(map(len, parts))
-    if size <= _CHUNK:
-        return b"".join(parts)
-    memory = np.empty(size, np.uint8)
-    end = size
-    while parts:
-        part = parts.pop()
-        memory[end - len(part) : end] = np.frombuffer(part, np.uint8)
-        end -= len(part)
-    return memory.data

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from modelserver.core.large_buffers import aligned_buffer
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError, UnavailableError
 from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
-from modelserver.wire.large_buffers import aligned_buffer
 
 # From this size on it pays to receive straight into the body's own buffer.
 MIN_DIRECT_BYTES = 32 * 1024

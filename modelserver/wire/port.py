@@ -7,13 +7,14 @@ import logging
 import resource
 import socket
 
+from modelserver.core.large_buffers import LARGE_BUFFERS
+from modelserver.core.long_work import long_work
 from modelserver.platform.tuning import give_back
 from modelserver.protocol.call import Frontend as GrpcFrontend
 from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.telemetry.wire import Violation, WireCounts
 from modelserver.wire.context import Connection, WireContext
 from modelserver.wire.entrance import Entrance, MakeConnection
-from modelserver.wire.large_buffers import LARGE_BUFFERS
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.outbox import Outbox
 from modelserver.wire.protocol_detector import ProtocolDetector
@@ -30,6 +31,8 @@ _SWEEP_S = 1.0
 _SWEEP_SLICE = 500
 # When abandoned answers add up to this size, their freed memory is returned to the system.
 _MUCH_GIVEN_UP_BYTES = 16 << 20
+# The heap keeps the memory of long requests for the next ones, until there were none for this long.
+_REST_S = 5.0
 # The share of the process's descriptors for connections: the rest is for models, files and child processes.
 _DESCRIPTOR_SHARE = 0.9
 # Connections beyond the limit that get an answer; further ones are cut without one.
@@ -183,7 +186,8 @@ class Port:
         self._sweeper = self.context.loop.call_later(_SWEEP_S, self._sweep)
         if self._tls is not None:
             self._tls.look()
-        if self.context.num_given_up_bytes >= _MUCH_GIVEN_UP_BYTES:
+        has_much = self.context.num_given_up_bytes >= _MUCH_GIVEN_UP_BYTES
+        if long_work().has_rested(_REST_S) or has_much:
             self.context.num_given_up_bytes = 0
             self.context.loop.run_in_executor(None, give_back, _MUCH_GIVEN_UP_BYTES)
         if LARGE_BUFFERS.is_due():

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from modelserver.core.documents import RepeatedFieldError, check_fields, parse_json, parse_yaml
+from modelserver.core.documents import (
+    RepeatedFieldError,
+    beginning,
+    check_fields,
+    parse_json,
+    parse_yaml,
+    shortened,
+)
 from modelserver.errors import InvalidArgumentError
 
 
@@ -136,3 +143,19 @@ def test_every_reader_refuses_a_field_that_is_there_twice(
     path.write_text(text)
     with pytest.raises(InvalidArgumentError, match="there twice"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a" * 500,
+        ["b"] * 500,
+        {f"key{number}": number for number in range(500)},
+        [[["c"]] * 300, "d"],
+        {"a": [1.5, None, {}]},
+        7,
+    ],
+)
+def test_the_beginning_of_a_value_is_that_of_its_text(value: object) -> None:
+    assert beginning(value, 60) == repr(value)[:60]
+    assert len(repr(shortened(value, 60))) < 2000

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import json
+import os
+import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from itertools import repeat
 
@@ -18,9 +22,11 @@ from support.serving import ADDRESS, RunningServer, running_server
 
 from modelserver.core import accelerator
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.planes.shared_memory import DIRECTORY
 
 MB = 1 << 20
 MOST_S = 0.05
+REGION = "/v2/systemsharedmemory/region/turns"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 Send = Callable[[RunningServer], object]
@@ -31,7 +37,7 @@ def server(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     root = tmp_path_factory.mktemp("turns")
     write_identity(root, "echo")
     write_identity(root, "text", data_type="TYPE_STRING")
-    with running_server(root) as running:
+    with running_server(root, allow_client_shm=True) as running:
         yield running
 
 
@@ -80,6 +86,49 @@ def _raw(elements: bytes, count: int, model: str) -> Send:
     return _grpc(request.SerializeToString())
 
 
+def _typed(num_elements: int, *, raw: bytes | None = None) -> Send:
+    tensor = pb.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="BYTES", shape=[1, num_elements])
+    tensor.contents.bytes_contents.extend([b""] * num_elements)
+    raws = [] if raw is None else [raw]
+    request = pb.ModelInferRequest(model_name="text", inputs=[tensor], raw_input_contents=raws)
+    return _grpc(request.SerializeToString())
+
+
+def _inputs_with_many_fields(num_inputs: int) -> Send:
+    tensor = b"\x0a\1x" + b"\x18\1" * 60
+    return _grpc(b"\x0a\4echo" + (b"\x2a" + bytes((len(tensor),)) + tensor) * num_inputs)
+
+
+def _from_region(datatype: str, count: int, *, offset: int = 0) -> Send:
+    """An input and an output in shared memory."""
+    num_bytes = 4 * count
+
+    def send(running: RunningServer) -> object:
+        path = DIRECTORY / f"modelserver-turns-{uuid.uuid4().hex}"
+        path.touch()
+        os.truncate(path, num_bytes + offset)
+        try:
+            document = {"key": f"/{path.name}", "offset": 0, "byte_size": num_bytes + offset}
+            assert _post(f"{REGION}/register", json.dumps(document).encode())(running) == 200
+            place = {"shared_memory_region": "turns", "shared_memory_byte_size": num_bytes}
+            place |= {"shared_memory_offset": offset} if offset else {}
+            tensor = {"name": "INPUT0", "datatype": datatype, "shape": [1, count], "parameters": place}
+            outputs = [{"name": "OUTPUT0", "parameters": place}]
+            body = json.dumps({"inputs": [tensor], "outputs": outputs}).encode()
+            model = "text" if datatype == "BYTES" else "echo"
+            return _post(f"/v2/models/{model}/infer", body)(running)
+        finally:
+            _post(f"{REGION}/unregister", b"")(running)
+            path.unlink()
+
+    return send
+
+
+def _classes(count: int) -> Send:
+    more = b',"outputs":[{"name":"OUTPUT0","parameters":{"classification":%d}}]' % count
+    return _infer(_joined(b"1", count), count, more=more)
+
+
 def _joined(item: bytes, count: int) -> bytes:
     return b"[" + b",".join(repeat(item, count)) + b"]"
 
@@ -95,6 +144,14 @@ CASES: dict[str, tuple[Send, set[object]]] = {
     "BYTES for no model": (_binary(bytes(2 * MB), MB // 2, "none"), {404}),
     "raw BYTES over gRPC": (_raw(bytes(2 * MB), MB // 2, "text"), OK),
     "raw BYTES for a model of numbers": (_raw(bytes(2 * MB), MB // 2, "echo"), REFUSED),
+    "typed BYTES over gRPC": (_typed(MB // 4), OK),
+    "typed BYTES beside raw ones": (_typed(2 * MB, raw=b""), REFUSED),
+    "inputs with many fields": (_inputs_with_many_fields(4000), REFUSED),
+    "an id": (_grpc(b"\x0a\4echo\x1a\x80\x80\x80\x08" + b"i" * (16 * MB)), REFUSED),
+    "BYTES in shared memory": (_from_region("BYTES", 4 * MB), OK),
+    "numbers in shared memory": (_from_region("FP32", 16 * MB), OK),
+    "numbers off their boundary": (_from_region("FP32", 16 * MB, offset=1), OK),
+    "classes": (_classes(200_000), OK),
     "fields of a message": (_grpc(b"\x3a\0" * (MB // 2)), REFUSED),
     "inputs of a message": (_grpc(b"\x2a\0" * (MB // 2)), REFUSED),
     "outputs of a message": (_grpc(b"\x32\0" * (MB // 2)), REFUSED),
@@ -109,6 +166,15 @@ CASES: dict[str, tuple[Send, set[object]]] = {
     "nesting": (_post("/v2/models/echo/infer", b'{"a":' * (MB // 5)), REFUSED),
     "generate": (_post("/v2/models/echo/generate", b'{"more":' + _joined(b"{}", MB // 4) + b"}"), REFUSED),
     "chat": (_post("/v1/chat/completions", b'{"model":"x","a":' + _joined(b"[]", MB // 8) + b"}"), {404}),
+    "a list for a word": (_post("/v1/chat/completions", b'{"model":' + _joined(b"[]", MB // 8) + b"}"), REFUSED),
+    "a body that unpacks to the limit": (
+        _post("/v2/models/echo/infer", zlib.compress(bytes(60 * MB), 9), Content_Encoding="deflate"),
+        REFUSED,
+    ),
+    "a long string": (
+        _post("/v1/chat/completions", b'{"model":"x","a":"' + b"a" * (30 * MB) + b'"}'),
+        {404},
+    ),
     "index": (_post("/v2/repository/index", b'{"a":' + _joined(b"[]", MB // 8) + b"}"), OK),
     "logging": (_post("/v2/logging", b'{"a":' + _joined(b"[]", MB // 4) + b"}"), REFUSED),
     "gzip of empty members": (

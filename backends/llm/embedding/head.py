@@ -82,8 +82,15 @@ class EmbeddingHead:
             vectors = dense(vectors)
         return vectors
 
-    def text(self, text: str) -> str:
-        """The text as the network is to read it."""
+    def text(self, text: str | bytes) -> str | bytes:
+        """The text as the network is to read it. Raises InvalidArgumentError for bytes that are not UTF-8."""
+        if isinstance(text, bytes):
+            if not self.is_lowercase:
+                return b"".join((self.prompt.encode(), text))  # which lets other threads run while it copies
+            try:
+                text = str(text, "utf-8")
+            except UnicodeDecodeError as error:
+                raise InvalidArgumentError(f"the text is not UTF-8: {error.reason}") from None
         text = self.prompt + text
         return text.lower() if self.is_lowercase else text
 

@@ -13,11 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from modelserver.backend import InvalidArgumentError
+
 from .token_bytes import BYTE_CHARACTERS
 
 # Characters before which a text may be cut, if the tokenizer allows it. All stand for themselves in every normal form.
 _IDEOGRAPHIC = "\u3001\u3002\uff08\uff0c\uff1a\uff1b"
 _SEPARATORS = ' \n,.;:"(' + _IDEOGRAPHIC
+# Characters that are searched before other threads get a turn.
+_SEARCHED_AT_ONCE = 1 << 16
 # What ByteLevel splits by where `use_regex` is set.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LOCAL_NORMALIZERS = frozenset(
@@ -60,24 +64,34 @@ class Cuts:
     separators: str
     drops_separator: bool = False
 
-    def split(self, text: str, size: int) -> Iterator[str]:
-        """The parts of a text in their order, of about `size` characters; longer where it cannot be cut."""
+    def split(self, text: str, size: int, longest: int) -> Iterator[str]:
+        """The parts of a text in their order, of about `size` characters; longer where it cannot be cut.
+
+        Raises InvalidArgumentError for a part of more than `longest` characters.
+        """
         begin = 0
         while len(text) - begin > size:
-            end = self._find(text, begin + size)
+            end = self._find(text, begin + size, begin + longest)
             if end is None:
+                if len(text) - begin > longest:
+                    raise InvalidArgumentError(
+                        f"the text has more than {longest} characters in which it cannot be cut: no space, line break "
+                        "or mark that follows a letter or digit"
+                    )
                 break
             yield text[begin:end]
             begin = end + self.drops_separator
         yield text[begin:]
 
-    def _find(self, text: str, start: int) -> int | None:
-        """The first place to cut at from `start` on."""
-        pattern = f"[{re.escape(self.separators)}]"
-        for match in re.compile(pattern).finditer(text, start, len(text) - 1):
-            at = match.start()
-            if text[at - 1].isalnum() and (not self.drops_separator or text[at + 1].isalpha()):
-                return at
+    def _find(self, text: str, start: int, stop: int) -> int | None:
+        """The first place to cut at between `start` and `stop`."""
+        pattern = re.compile(f"[{re.escape(self.separators)}]")
+        stop = min(stop, len(text) - 1)
+        for begin in range(start, stop, _SEARCHED_AT_ONCE):
+            for match in pattern.finditer(text, begin, min(begin + _SEARCHED_AT_ONCE, stop)):
+                at = match.start()
+                if text[at - 1].isalnum() and (not self.drops_separator or text[at + 1].isalpha()):
+                    return at
         return None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
@@ -26,6 +27,13 @@ LengthCheck = Callable[[int, bool], None]
 LONG_TEXT = 4096
 # Characters of the parts in which a long text is read: the library takes up to 250 bytes for each.
 _PART_SIZE = 16384
+# The longest part that is read where a text cannot be cut. The library's list of its tokens is made in one call.
+_MAX_PART_SIZE = 1 << 18
+# The longest text that is read as a whole, for a tokenizer whose texts cannot be cut.
+_MAX_WHOLE_SIZE = 1 << 20
+# Bytes of a long text that are decoded at a time, and token ids that are copied at a time.
+_DECODED_AT_ONCE = 1 << 16
+_IDS_AT_ONCE = 1 << 14
 
 
 def any_length(num_tokens: int, is_all: bool) -> None:
@@ -101,23 +109,24 @@ class Tokenizer:
 
     def encode(
         self,
-        text: str,
+        text: str | bytes,
         add_special_tokens: bool = True,
         *,
         longest: int | None = None,
         check_length: LengthCheck = any_length,
     ) -> list[int]:
-        """Token ids. Special tokens that are written out in the text are recognised.
+        """Token ids. Special tokens that are written out in the text are recognised. `bytes` are UTF-8.
 
         At most `longest` of them: then the end of the text is left out, and not what is added around it.
         `check_length` is called with a lower bound before a text is read, and again after each part of it.
-        InvalidArgumentError: the text has half of a surrogate pair, which is no character.
+        InvalidArgumentError: the text has half of a surrogate pair, is not UTF-8, or is too long without a place where
+        it can be cut.
         """
         return self.encode_array(text, add_special_tokens, longest=longest, check_length=check_length).tolist()
 
     def encode_array(
         self,
-        text: str,
+        text: str | bytes,
         add_special_tokens: bool = True,
         *,
         longest: int | None = None,
@@ -133,10 +142,13 @@ class Tokenizer:
             return array("i", [*before, *inner, *after][:longest])
         except TypeError:
             raise InvalidArgumentError("the text is not Unicode: it has half of a surrogate pair") from None
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(f"the text is not UTF-8: {error.reason}") from None
 
-    def _ids(self, text: str, add_special_tokens: bool, check_length: LengthCheck = any_length) -> array[int]:
+    def _ids(self, text: str | bytes, add_special_tokens: bool, check_length: LengthCheck = any_length) -> array[int]:
         if len(text) <= LONG_TEXT:
-            ids = array("i", self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            whole = text if isinstance(text, str) else str(text, "utf-8")
+            ids = array("i", self._tokenizer.encode(whole, add_special_tokens=add_special_tokens).ids)
             check_length(len(ids), True)
             return ids
         if self._max_token_bytes is not None:
@@ -144,16 +156,37 @@ class Tokenizer:
                 check_length(len(text) // self._max_token_bytes, False)
         before, after = self._added if add_special_tokens else ([], [])
         ids = array("i", before)
-        for part in (text,) if self._cuts is None else self._cuts.split(text, _PART_SIZE):
+        for part in self._parts(text):
             try:
                 check_length(len(ids), False)
             except _EnoughError:
                 return ids
             # Of a batch the library lets other threads run, which for one text wait as long as it takes.
-            ids.extend(self._tokenizer.encode_batch_fast([part], add_special_tokens=False)[0].ids)
+            found = self._tokenizer.encode_batch_fast([part], add_special_tokens=False)[0].ids
+            for start in range(0, len(found), _IDS_AT_ONCE):
+                ids.extend(found[start : start + _IDS_AT_ONCE])
         ids.extend(after)
         check_length(len(ids), True)
         return ids
+
+    def _parts(self, text: str | bytes) -> Iterator[str]:
+        """The text in parts whose tokens are those of the whole. InvalidArgumentError for a part that is too long."""
+        if self._cuts is None:
+            if len(text) > _MAX_WHOLE_SIZE:
+                raise InvalidArgumentError(
+                    f"the text is too long: texts for this model's tokenizer cannot be cut, and may have "
+                    f"{_MAX_WHOLE_SIZE} characters"
+                )
+            yield text if isinstance(text, str) else str(text, "utf-8")
+            return
+        rest = ""
+        for piece in (text,) if isinstance(text, str) else _decoded(text):
+            parts = self._cuts.split(rest + piece, _PART_SIZE, _MAX_PART_SIZE)
+            rest = next(parts)
+            for part in parts:
+                yield rest
+                rest = part
+        yield rest
 
     @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
@@ -224,6 +257,13 @@ class Tokenizer:
     def _lone_bytes(self) -> tuple[bytes, ...]:
         """Of a decoder that is no concatenation: each token decoded alone."""
         return tuple(self.decode([token_id], skip_special_tokens=False).encode() for token_id in range(self.vocab_size))
+
+
+def _decoded(text: bytes) -> Iterator[str]:
+    """UTF-8 in pieces. Raises UnicodeDecodeError."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(text), _DECODED_AT_ONCE):
+        yield decoder.decode(text[start : start + _DECODED_AT_ONCE], start + _DECODED_AT_ONCE >= len(text))
 
 
 class _EnoughError(Exception):

@@ -37,10 +37,12 @@ from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, GrpcLimits
 _REMEMBERED_BYTES = 1024
 # BYTES elements take up to 10 ms/MB.
 _MAX_ELEMENT_BYTES_ON_LOOP = 128 * 1024
-# Typed contents take up to 35 ms/MB.
-_MAX_CONTENTS_BYTES_ON_LOOP = 64 * 1024
-# The most bytes of a request with longer contents, besides these, that are parsed at once.
+# The most bytes of a long request, besides its tensors' data, that are parsed at once, and the most fields of all its
+# tensors.
 _MAX_HEAD_BYTES = 4 * 1024 * 1024
+_MAX_TENSOR_FIELDS = 1 << 15
+# An id goes into answers, logs and traces.
+_MAX_ID_BYTES = 64 * 1024
 _REGION = REGION.encode()
 _MALFORMED = "the message is not a serialized inference.ModelInferRequest"
 
@@ -51,6 +53,13 @@ _IS_NOT_FINAL = parameter_fields({"triton_final_response": False})
 
 # Called with a message, its head without the id, and the parsed head.
 Learn = Callable[[Buffer, bytes, RequestHead], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LongRequest:
+    """A request whose head alone takes long to decode. Nothing of it was parsed."""
+
+    split: envelope.SplitRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +76,26 @@ class Outline:
 def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> InFlightRequest:
     """The request in a serialized ModelInferRequest. Raises ServerError for every fault in it."""
     decoded = decode_on_loop(message, limits)
+    if isinstance(decoded, LongRequest):
+        decoded = finish(outline_slices(decoded, limits))
     return finish(element_slices(decoded)) if isinstance(decoded, Outline) else decoded
 
 
-def decode_on_loop(message: Buffer, limits: GrpcLimits, *, learn: Learn | None = None) -> InFlightRequest | Outline:
-    """As `decode_infer_request`; if the elements would block the event loop for long, the request's outline.
+def decode_on_loop(
+    message: Buffer, limits: GrpcLimits, *, learn: Learn | None = None
+) -> InFlightRequest | Outline | LongRequest:
+    """As `decode_infer_request`, as far as that does not block the event loop for long.
 
-    `element_slices` does the rest then. `learn` is called with a request that a client may repeat with other contents.
+    `outline_slices` and `element_slices` do the rest. `learn` is called with a request that a client may repeat with
+    other contents.
     """
     split = _split(message, limits)
+    if split.pieces:
+        return LongRequest(split)
     # A parameter of a tensor takes more than a byte of the head.
     if split.num_parameters or len(split.head) > limits.max_parameters:
         _check_parameters(split, limits)
     raws = split.raws
-    if not raws and len(split.head) > _MAX_CONTENTS_BYTES_ON_LOOP:
-        return _outline_of_contents(split, limits)
     # A head without raw contents is remembered if shared memory has them; else it has the contents itself.
     is_alike = raws or _REGION in split.head
     if limits.recognizes and is_alike and not split.num_parameters and len(split.head) <= _REMEMBERED_BYTES:
@@ -105,17 +119,25 @@ def decode_on_loop(message: Buffer, limits: GrpcLimits, *, learn: Learn | None =
     return Outline(request, head, raws) if is_long else request
 
 
-def _outline_of_contents(split: envelope.SplitRequest, limits: GrpcLimits) -> Outline:
-    """The outline of a request with long typed contents."""
+def outline_slices(long: LongRequest, limits: GrpcLimits) -> Slices[Outline]:
+    """The outline of a request with a long head, in slices. Raises as `decode_infer_request`."""
+    split = long.split
+    if split.num_parameters > limits.max_parameters:
+        raise InvalidArgumentError(f"the request has more than {limits.max_parameters} parameters")
     try:
-        serialized, contents = envelope.cut_contents(split.head)
+        yield from envelope.tensor_field_slices(split.pieces, limits.max_parameters, _MAX_TENSOR_FIELDS)
+        parts, contents = yield from envelope.cut_contents(split.pieces)
     except envelope.MalformedError:
         raise InvalidArgumentError(_MALFORMED) from None
-    if len(serialized) > _MAX_HEAD_BYTES:
+    except envelope.TooManyFieldsError as error:
+        raise _too_many_fields(error, limits) from None
+    num_bytes = sum(map(len, parts))
+    if num_bytes > _MAX_HEAD_BYTES:
         raise PayloadTooLargeError(
-            f"the request has {len(serialized)} bytes besides its tensors, at most {_MAX_HEAD_BYTES} are allowed"
+            f"the request has {num_bytes} bytes besides its tensors, at most {_MAX_HEAD_BYTES} are allowed"
         )
-    head = read_head(serialized)
+    head = read_head(b"".join(parts))
+    yield
     _check_tensors(head, limits)
     inputs = {item.name: placeholder(item.name, item.datatype, item.shape) for item in head.inputs}
     request = InFlightRequest(
@@ -124,7 +146,7 @@ def _outline_of_contents(split: envelope.SplitRequest, limits: GrpcLimits) -> Ou
     request.transfer = head.transfer
     if split.num_parameters:
         apply_parameters(request, head.parameters)
-    return Outline(request, head, (), [views for views in contents if views])
+    return Outline(request, head, split.raws, [views for views in contents if views])
 
 
 def _check_tensors(head: RequestHead, limits: GrpcLimits) -> None:
@@ -135,7 +157,7 @@ def _check_tensors(head: RequestHead, limits: GrpcLimits) -> None:
 def element_slices(outline: Outline) -> Slices[InFlightRequest]:
     """The whole request, in slices. Raises as `decode_infer_request`."""
     request, head, raws = outline.request, outline.head, outline.raws
-    if outline.contents:
+    if not raws:
         request.inputs = yield from _content_slices(outline)
         return request
     if head.has_contents or len(raws) != len(head.inputs):
@@ -174,7 +196,15 @@ def _num_element_bytes(head: RequestHead, raws: Sequence[Buffer]) -> int:
 def request_id(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> str:
     """The id of a request that could not be decoded, if it can be found."""
     try:
-        return _decode_id(_split(message, limits).id)
+        return known_id(_split(message, limits))
+    except ServerError:
+        return ""
+
+
+def known_id(split: envelope.SplitRequest) -> str:
+    """The id of a request, or nothing if it has none that can be read."""
+    try:
+        return _decode_id(split.id)
     except ServerError:
         return ""
 
@@ -185,7 +215,7 @@ def request_names(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> 
         split = _split(message, limits)
         is_small = len(split.head) <= _REMEMBERED_BYTES
         model_name = pb.ModelInferRequest.FromString(split.head).model_name if is_small else ""
-        return model_name, _decode_id(split.id)
+        return model_name, known_id(split)
     except (ServerError, DecodeError):
         return "", ""
 
@@ -230,11 +260,16 @@ def _check_parameters(split: envelope.SplitRequest, limits: GrpcLimits) -> None:
     except envelope.MalformedError:
         raise InvalidArgumentError(_MALFORMED) from None
     except envelope.TooManyFieldsError as error:
-        if error.num_parameters > limit:
-            raise InvalidArgumentError(f"an input or an output has more than {limit} parameters") from None
-        raise PayloadTooLargeError(
-            "an input or an output repeats its fields: it has one name, one datatype, one shape and one contents"
-        ) from None
+        raise _too_many_fields(error, limits) from None
+
+
+def _too_many_fields(error: envelope.TooManyFieldsError, limits: GrpcLimits) -> ServerError:
+    if error.num_parameters > limits.max_parameters:
+        return InvalidArgumentError(f"an input or an output has more than {limits.max_parameters} parameters")
+    return PayloadTooLargeError(
+        "an input or an output repeats its fields: it has one name, one datatype, one shape and one contents; all of "
+        f"them together have at most {_MAX_TENSOR_FIELDS} fields in a request of this size"
+    )
 
 
 def _split(message: Buffer, limits: GrpcLimits) -> envelope.SplitRequest:
@@ -251,9 +286,11 @@ def _split(message: Buffer, limits: GrpcLimits) -> envelope.SplitRequest:
         ) from None
 
 
-def _decode_id(encoded: bytes) -> str:
+def _decode_id(encoded: Buffer) -> str:
+    if len(encoded) > _MAX_ID_BYTES:
+        raise PayloadTooLargeError(f"the request's id has {len(encoded)} bytes, at most {_MAX_ID_BYTES} are allowed")
     try:
-        return encoded.decode()
+        return str(encoded, "utf-8")
     except UnicodeDecodeError:
         raise InvalidArgumentError("the request's id is not UTF-8") from None
 

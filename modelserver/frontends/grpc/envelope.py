@@ -6,12 +6,12 @@ the generated classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 
 from modelserver.core.datatype import Datatype
+from modelserver.core.long_work import Slices, finish
 from modelserver.core.tensor import Buffer
 from modelserver.pb import grpc_service_pb2 as pb
 
@@ -26,6 +26,10 @@ _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _MAX_OTHER_FIELDS = 64
 # Smaller data is copied: cheaper than a view, and aligned.
 _VIEW_BYTES = 4096
+# A longer head stays in pieces, which are views of the message: a copy of it would block the event loop.
+_MAX_JOINED_BYTES = 16 * 1024
+# Fields that are read before other threads get a turn: about a millisecond.
+_FIELDS_AT_ONCE = 1024
 
 
 class MalformedError(Exception):
@@ -44,13 +48,15 @@ class TooManyFieldsError(Exception):
 class SplitRequest:
     """A ModelInferRequest in pieces: `head` is a serialized one without the fields that the other attributes hold.
 
-    Large entries of `raws` are views of the message. `num_parameters` are those of the request itself.
+    A long head is in `pieces` of whole fields instead, and `head` is empty. Large entries of `raws` and `pieces` are
+    views of the message. `num_parameters` are those of the request itself.
     """
 
     head: bytes
-    id: bytes
+    id: Buffer
     raws: list[Buffer]
     num_parameters: int
+    pieces: Sequence[Buffer] = ()
 
 
 def split_request(message: Buffer, max_fields: int = 1 << 16) -> SplitRequest:
@@ -84,20 +90,23 @@ def split_request(message: Buffer, max_fields: int = 1 << 16) -> SplitRequest:
             if tag == _RAW_INPUT_CONTENTS:
                 raws.append(data[body:offset] if offset - body < _VIEW_BYTES else memoryview(data)[body:offset])
             elif tag == _ID:
-                request_id = data[body:offset]
+                request_id = data[body:offset] if offset - body < _VIEW_BYTES else memoryview(data)[body:offset]
             else:
                 num_parameters += tag == _PARAMETERS
                 continue
             if start > kept_from:
-                head.append(data[kept_from:start])
+                is_short = start - kept_from < _VIEW_BYTES
+                head.append(data[kept_from:start] if is_short else memoryview(data)[kept_from:start])
             kept_from = offset
     except IndexError:
         raise MalformedError from None
     if offset < end:
         raise TooManyFieldsError(num_parameters)
     if kept_from < end:
-        head.append(data[kept_from:end])
-    return SplitRequest(b"".join(head), bytes(request_id), raws, num_parameters)
+        head.append(data[kept_from:end] if end - kept_from < _VIEW_BYTES else memoryview(data)[kept_from:end])
+    if end > _MAX_JOINED_BYTES and sum(map(len, head)) > _MAX_JOINED_BYTES:
+        return SplitRequest(b"", request_id, raws, num_parameters, head)
+    return SplitRequest(b"".join(head), request_id, raws, num_parameters)
 
 
 def check_tensor_fields(head: bytes, max_parameters: int) -> None:
@@ -105,17 +114,33 @@ def check_tensor_fields(head: bytes, max_parameters: int) -> None:
 
     Raises MalformedError, and TooManyFieldsError for a tensor with more fields than it can need.
     """
+    finish(tensor_field_slices((head,), max_parameters, len(head)))
+
+
+def tensor_field_slices(pieces: Sequence[Buffer], max_parameters: int, max_fields: int) -> Slices[None]:
+    """As `check_tensor_fields`, in slices, for the `pieces` of a long head.
+
+    Raises TooManyFieldsError, too, if all inputs and outputs together have more than `max_fields`.
+    """
     most = max_parameters + _MAX_OTHER_FIELDS
-    for tag, body, end in _fields(head, 0, len(head)):
-        wanted = _PARAMETERS_OF.get(tag)
-        if wanted is not None:
-            tags = [tag for tag, _, _ in islice(_fields(head, body, end), most + 1)]
-            num_parameters = tags.count(wanted)
-            if len(tags) > most or num_parameters > max_parameters:
-                raise TooManyFieldsError(num_parameters)
+    num_fields = 0
+    for piece in pieces:
+        for tag, body, end in _fields(piece, 0, len(piece)):
+            wanted = _PARAMETERS_OF.get(tag)
+            if wanted is None:
+                continue
+            num_parameters = num_others = 0
+            for inner, _, _ in _fields(piece, body, end):
+                num_parameters += inner == wanted
+                num_others += inner != wanted
+                num_fields += 1
+                if num_parameters > max_parameters or num_parameters + num_others > most or num_fields > max_fields:
+                    raise TooManyFieldsError(num_parameters)
+                if num_fields % _FIELDS_AT_ONCE == 0:
+                    yield
 
 
-def _fields(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _fields(data: Buffer, offset: int, end: int) -> Iterator[tuple[int, int, int]]:
     """For each field between `offset` and `end`: its tag, and where its body begins and ends."""
     try:
         while offset < end:
@@ -127,34 +152,36 @@ def _fields(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int]
         raise MalformedError
 
 
-def cut_contents(head: bytes) -> tuple[bytes, list[list[memoryview]]]:
-    """A SplitRequest's `head` with empty `contents` in its inputs, and the serialized contents of each of these.
+def cut_contents(pieces: Sequence[Buffer]) -> Slices[tuple[list[Buffer], list[list[memoryview]]]]:
+    """The parts of a long head with empty `contents` in its inputs, and the serialized contents of each of these.
 
-    Raises MalformedError.
+    The fields of its tensors were counted before. Raises MalformedError.
     """
     kept: list[Buffer] = []
     contents: list[list[memoryview]] = []
-    view = memoryview(head)
-    start = 0
-    for tag, body, end in _fields(head, 0, len(head)):
-        if tag != _INPUTS:
-            kept.append(view[start:end])
+    for piece in pieces:
+        view = memoryview(piece)
+        start = 0
+        for tag, body, end in _fields(piece, 0, len(piece)):
+            if tag != _INPUTS:
+                kept.append(view[start:end])
+                start = end
+                continue
+            views: list[memoryview] = []
+            rest: list[Buffer] = []
+            at = body
+            for inner, inner_body, inner_end in _fields(piece, body, end):
+                if inner == _CONTENTS:
+                    views.append(view[inner_body:inner_end])
+                else:
+                    rest.append(view[at:inner_end])
+                at = inner_end
+            size = sum(map(len, rest)) + 2 * bool(views)
+            kept += (b"\x2a", varint(size), *rest, b"\x2a\0" * bool(views))
             start = end
-            continue
-        views: list[memoryview] = []
-        rest: list[Buffer] = []
-        at = body
-        for inner, inner_body, inner_end in _fields(head, body, end):
-            if inner == _CONTENTS:
-                views.append(view[inner_body:inner_end])
-            else:
-                rest.append(view[at:inner_end])
-            at = inner_end
-        fields = b"".join(rest) + b"\x2a\0" * bool(views)
-        kept += (b"\x2a", varint(len(fields)), fields)
-        start = end
-        contents.append(views)
-    return b"".join(kept), contents
+            contents.append(views)
+            yield
+    return kept, contents
 
 
 def read_field(data: Buffer, offset: int) -> tuple[int, int, int]:

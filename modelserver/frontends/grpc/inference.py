@@ -59,16 +59,31 @@ class Inference:
         reply = UnaryReply(call)
         try:
             decoded = self._decoder.decode_on_loop(call.message, reply)
+            if isinstance(decoded, codec.LongRequest):
+                outline = self._decoder.outline_slices(decoded, reply)
+                call.on_cancel = long_work().start(outline, partial(self._take_outline, call, reply))
+                return
             if isinstance(decoded, codec.Outline):
-                self._dataplane.check_inputs(decoded.request)
-                infer = partial(self._infer_decoded, call, reply)
-                call.on_cancel = long_work().start(self._decoder.element_slices(decoded), infer)
+                self._decode_elements(call, reply, decoded)
                 return
         except Exception as error:
             reply.release()
             fail(call, error)
         else:
             self._infer(call, reply, decoded)
+
+    def _take_outline(self, call: UnaryCall, reply: UnaryReply, result: Result[codec.Outline]) -> None:
+        try:
+            self._decode_elements(call, reply, result())
+        except Exception as error:
+            reply.release()
+            fail(call, error)
+
+    def _decode_elements(self, call: UnaryCall, reply: UnaryReply, outline: codec.Outline) -> None:
+        """Raises ServerError for a request that its model does not take."""
+        self._dataplane.check_inputs(outline.request)
+        infer = partial(self._infer_decoded, call, reply)
+        call.on_cancel = long_work().start(self._decoder.element_slices(outline), infer)
 
     def _infer_decoded(self, call: UnaryCall, reply: UnaryReply, result: Result[InFlightRequest]) -> None:
         try:

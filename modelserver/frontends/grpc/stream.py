@@ -63,6 +63,7 @@ class InferStream:
         self._call = call
         self._dataplane = dataplane
         self._decode = decoder.decode_on_loop
+        self._outline_slices = decoder.outline_slices
         self._element_slices = decoder.element_slices
         self._limits = limits
         self._headers = limits.access.forwarded(call.metadata)
@@ -123,6 +124,8 @@ class InferStream:
         self._open[slot] = None
         try:
             request = self._decode(message, slot)
+            if isinstance(request, codec.LongRequest):
+                request = await long_work().run(self._outline_slices(request, slot))
             if isinstance(request, codec.Outline):
                 self._dataplane.check_inputs(request.request)
                 request = await long_work().run(self._element_slices(request))

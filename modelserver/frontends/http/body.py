@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from modelserver.core.long_work import long_work
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError, UnsupportedError
 from modelserver.protocol.compression import (
@@ -44,7 +45,7 @@ def with_plain_body(exchange: HttpExchange, limits: HttpLimits, then: Callable[[
     if len(body) <= _MAX_INLINE_DECOMPRESS_BYTES:
         answer_errors(exchange, then, work)
         return
-    future = asyncio.get_running_loop().run_in_executor(None, work)
+    future = long_work().compute(work)
     future.add_done_callback(lambda done: answer_errors(exchange, then, done.result))
 
 
@@ -77,7 +78,7 @@ def respond_compressed(exchange: HttpExchange, response: HttpResponse, encoding:
         exchange.respond(response)
         return
 
-    future = asyncio.get_running_loop().run_in_executor(None, compress, response.body, encoding)
+    future = long_work().compute(partial(compress, response.body, encoding))
     future.add_done_callback(lambda done: _finish_response(exchange, response, done))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from modelserver.core.tensor import Buffer
 from modelserver.frontends.http.body import respond_compressed
 from modelserver.protocol.compression import choose_encoding
 from modelserver.protocol.exchange import HttpExchange
@@ -79,7 +80,7 @@ def respond_document(exchange: HttpExchange, document: object) -> None:
     respond_text(exchange, orjson.dumps(document))
 
 
-def respond_text(exchange: HttpExchange, text: bytes) -> None:
+def respond_text(exchange: HttpExchange, text: Buffer) -> None:
     """As `respond_document`, of a document that is JSON text already."""
     accepted = exchange.head.headers.get("accept-encoding")
     response = HttpResponse(200, JSON_HEADERS, (text,))

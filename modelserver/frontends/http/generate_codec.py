@@ -16,21 +16,16 @@ import orjson
 
 from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core import accelerator
+from modelserver.core.documents import beginning
 from modelserver.core.element_arrays import SLICE_ELEMENTS
+from modelserver.core.json_pieces import check_depth, key_of, parse_slices, stripped
 from modelserver.core.long_work import Slices, finish
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.http.json_tensor import flat_values, num_levels, tensor_from_json, tensor_to_json
-from modelserver.frontends.http.json_text import (
-    check_depth,
-    has_non_finite,
-    key_of,
-    parse_non_finite,
-    parse_slices,
-    stripped,
-)
+from modelserver.frontends.http.json_text import has_non_finite, parse_non_finite
 from modelserver.frontends.http.request_parameters import apply_parameters, scalar_parameter
 from modelserver.protocol.limits import HttpLimits
 
@@ -62,7 +57,8 @@ def generate_slices(
         return decode_generate(name, version, config, body, limits)
     document: Mapping[str, Any] = {}
     try:
-        document = _checked((yield from parse_slices(body, limits)), limits)
+        parsed = yield from parse_slices(body, max_depth=limits.max_json_depth, max_values=limits.max_json_values)
+        document = _checked(parsed, limits)
         yield from _repetition_slices(memoryview(body), {spec.name for spec in config.input})
         return (yield from _request_slices(name, version, config, document, limits))
     except ServerError as error:
@@ -92,7 +88,7 @@ def _request_slices(
         elif key == _ID:
             if not isinstance(value, str):
                 raise InvalidArgumentError(
-                    f"Unable to parse 'id': attempt to access JSON non-string as string: got {value!r:.40}"
+                    f"Unable to parse 'id': attempt to access JSON non-string as string: got {beginning(value, 40)}"
                 )
             request_id = value
         else:
@@ -192,7 +188,7 @@ def _entries(document: Mapping[str, Any], specs: Mapping[str, ModelInput]) -> li
             if not isinstance(value, dict):
                 raise InvalidArgumentError(
                     "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object: got "
-                    f"{value!r:.40}"
+                    f"{beginning(value, 40)}"
                 )
             _check_nested(value, specs)
             entries.extend(value.items())

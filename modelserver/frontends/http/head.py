@@ -15,6 +15,7 @@ import numpy as np
 
 from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
+from modelserver.core.json_pieces import check_depth, document_slices
 from modelserver.core.long_work import Slices
 from modelserver.core.recognition import Memory
 from modelserver.core.tensor import Buffer
@@ -22,8 +23,6 @@ from modelserver.core.transfer import RegionInput, RegionSlice, Transfer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
 from modelserver.frontends.http.json_text import (
     as_finite,
-    check_depth,
-    document_slices,
     has_more_members,
     has_non_finite,
     parse_non_finite,

@@ -9,11 +9,11 @@ from typing import Any, Final
 import orjson
 
 from modelserver.core.documents import check_fields
+from modelserver.core.json_pieces import check_depth, parse_slices, stripped
 from modelserver.core.long_work import Slices, finish, long_work
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.body import answer_errors, check_size, with_plain_body
-from modelserver.frontends.http.json_text import check_depth, parse_slices, stripped
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 
@@ -76,7 +76,7 @@ def object_slices(body: Buffer, limits: HttpLimits) -> Slices[dict[str, Any]]:
         return parse_object(body, limits)
     if not stripped(memoryview(body)):
         return {}
-    return _object((yield from parse_slices(body, limits)))
+    return _object((yield from parse_slices(body, max_depth=limits.max_json_depth, max_values=limits.max_json_values)))
 
 
 def _object(document: Any) -> dict[str, Any]:

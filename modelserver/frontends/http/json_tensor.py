@@ -15,6 +15,7 @@ import orjson
 from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
 from modelserver.core.element_arrays import SLICE_ELEMENTS, empty_array
+from modelserver.core.large_buffers import scratch
 from modelserver.core.long_work import Slices
 from modelserver.core.tensor import Tensor, element_count_error
 from modelserver.errors import InvalidArgumentError
@@ -66,7 +67,8 @@ def tensor_slices(name: str, datatype: Datatype, shape: Shape, count: int, data:
     if accelerator.flat_array is None:
         yield
         return tensor_from_json(name, datatype, shape, count, msgspec.Raw(data))
-    found = accelerator.flat_array(data, _PIECE_BYTES)
+    text = scratch(len(data))
+    found = accelerator.flat_array(data, _PIECE_BYTES, text)
     yield
     if isinstance(found, int):
         near = bytes(data[max(0, found - 20) : found + 20]).decode("utf-8", "replace")
@@ -74,12 +76,12 @@ def tensor_slices(name: str, datatype: Datatype, shape: Shape, count: int, data:
             f"{_unparsable(datatype)}: input '{name}': 'data' is not an array of {datatype.value}, near byte {found}: "
             f"'{near}'"
         )
-    text, sizes, ends = found
+    sizes, ends = found
     _check_count(name, datatype, shape, count, prod(np.frombuffer(sizes, np.int64).tolist()))
     array = empty_array(count, datatype.numpy)
     start = done = 0
     for end, total in np.frombuffer(ends, np.int64).reshape(-1, 2).tolist() if count else ():
-        piece = msgspec.Raw(b"[%b]" % text[start:end])
+        piece = msgspec.Raw(b"".join((b"[", text[start:end], b"]")))
         array[done:total] = tensor_from_json(name, datatype, (total - done,), total - done, piece).data
         start, done = end + 1, total
         yield

@@ -7,6 +7,7 @@ import binascii
 from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
+from modelserver.core.documents import beginning
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.json_body import with_object
 from modelserver.planes.shared_memory import CUDA_HANDLE_BYTES
@@ -115,4 +116,6 @@ def _handle(document: dict[str, Any]) -> bytes:
 def _missing(name: str, expected: str, got: object) -> InvalidArgumentError:
     if got is None:
         return InvalidArgumentError(f"Shared memory register request has no '{name}' field; it must be {expected}")
-    return InvalidArgumentError(f"shared memory register request: '{name}' must be {expected}, got {got!r:.40}")
+    return InvalidArgumentError(
+        f"shared memory register request: '{name}' must be {expected}, got {beginning(got, 40)}"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from modelserver.core.documents import beginning
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import ParameterValue
 from modelserver.errors import InvalidArgumentError
@@ -47,19 +48,21 @@ def size_parameter(owner: str, parameters: Mapping[str, Any], name: str) -> int 
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= _MAX_UINT64:
-        raise InvalidArgumentError(f"{owner}: parameter '{name}' must be an unsigned integer, got {value!r:.40}")
+        raise InvalidArgumentError(
+            f"{owner}: parameter '{name}' must be an unsigned integer, got {beginning(value, 40)}"
+        )
     return value
 
 
 def _boolean(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidArgumentError(f"parameter '{name}' must be a boolean, got {value!r:.40}")
+        raise InvalidArgumentError(f"parameter '{name}' must be a boolean, got {beginning(value, 40)}")
     return value
 
 
 def _unsigned(name: str, value: Any) -> int:
     if type(value) is not int or not 0 <= value <= _MAX_UINT64:
-        raise InvalidArgumentError(f"parameter '{name}' must be an unsigned 64-bit integer, got {value!r:.40}")
+        raise InvalidArgumentError(f"parameter '{name}' must be an unsigned 64-bit integer, got {beginning(value, 40)}")
     return value
 
 
@@ -73,7 +76,7 @@ def scalar_parameter(name: str, value: Any) -> ParameterValue:
     if not isinstance(value, bool | int | float | str):
         raise InvalidArgumentError(
             f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'. A 'float' may be, "
-            f"too, but not {value!r:.40}"
+            f"too, but not {beginning(value, 40)}"
         )
     if type(value) is int and not _MIN_INT64 <= value <= _MAX_UINT64:
         raise InvalidArgumentError(f"parameter '{name}' does not fit 64 bits")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from modelserver.core.documents import beginning
 from modelserver.core.transfer import RegionSlice
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.request_parameters import size_parameter
@@ -19,7 +20,7 @@ def region_slice(owner: str, parameters: Mapping[str, Any]) -> RegionSlice | Non
     if region is None:
         return None
     if not isinstance(region, str):
-        raise InvalidArgumentError(f"{owner}: parameter '{REGION}' must be a string, got {region!r:.40}")
+        raise InvalidArgumentError(f"{owner}: parameter '{REGION}' must be a string, got {beginning(region, 40)}")
     num_bytes = size_parameter(owner, parameters, "shared_memory_byte_size")
     if num_bytes is None:
         raise InvalidArgumentError(f"{owner}: parameter 'shared_memory_byte_size' must come with '{REGION}'")

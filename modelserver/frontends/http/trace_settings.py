@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
+from modelserver.core.documents import beginning
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.json_body import with_object
 from modelserver.protocol.api import Route
@@ -48,5 +49,5 @@ def _check(setting: str, value: Any) -> None:
     is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
     if value is not None and not isinstance(value, str) and not is_list:
         raise InvalidArgumentError(
-            f"trace setting '{setting:.100}' must be a string, an array of strings or null, got {value!r:.40}"
+            f"trace setting '{setting:.100}' must be a string, an array of strings or null, got {beginning(value, 40)}"
         )

@@ -92,7 +92,7 @@ async def prepare(dataplane: AnyDataPlane, model: LanguageModel, asked: Generate
     return Prepared(
         asked,
         model,
-        [call.adopt(model.request(needed | prompt, wanted)) for prompt in prompts],
+        [call.adopt(request) for request in await model.requests([needed | prompt for prompt in prompts], wanted)],
         [
             [
                 _choice(asked, prompt, prompt * asked.num_choices + number, tool_format, reasoning)

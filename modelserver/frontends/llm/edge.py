@@ -93,7 +93,7 @@ class Call:
         """Answer whole."""
         respond_document(self._exchange, document)
 
-    def answer_text(self, text: bytes) -> None:
+    def answer_text(self, text: Buffer) -> None:
         """Answer with a document that is JSON text already."""
         respond_text(self._exchange, text)
 
@@ -178,6 +178,7 @@ class CallEdge:
             logger.debug("the client of %s left", exchange.head.path)
         except Exception as error:
             await self._fail(call, exchange, error)
+            _forget_frames(error)
 
     async def _fail(self, call: Call | None, exchange: HttpExchange, error: Exception) -> None:
         if call is None:
@@ -199,6 +200,17 @@ def _check_media_type(exchange: HttpExchange) -> None:
         )
 
 
+def _forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error that was answered, and of those before it.
+
+    Their frames hold the request, and one of them a response with the error: a cycle that would keep long prompts in
+    memory until the garbage collector runs.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
+
+
 async def _document(body: Buffer, limits: HttpLimits) -> dict[str, Any]:
     """The JSON object of a call. A long one is parsed beside the event loop."""
     if len(body) <= MAX_BYTES_ON_LOOP:
@@ -215,6 +227,6 @@ async def _plain_body(exchange: HttpExchange, limits: HttpLimits) -> Buffer:
         return body
     work = partial(decompress, body, encoding, limits.max_body_bytes)
     try:
-        return await asyncio.get_running_loop().run_in_executor(None, work)
+        return await long_work().compute(work)
     except UnsupportedError as error:
         raise MediaTypeError(error.message) from error

@@ -36,7 +36,8 @@ async def embed(
     # A model that only makes embeddings need not be told to.
     common: dict[str, Any] = {"operation": "embed"} if model.generates or "operation" in model.inputs else {}
     wanted = {"return_num_input_tokens": True}
-    requests = [call.adopt(model.request(common | dict(each), wanted)) for each in inputs]
+    made = await model.requests([common | dict(each) for each in inputs], wanted)
+    requests = [call.adopt(request) for request in made]
     found = await responses_of(dataplane, requests)
     return Embeddings([_vector(model, response) for response in found], sum(map(_num_tokens, found)))
 

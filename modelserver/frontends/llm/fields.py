@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from modelserver.core.documents import beginning
 from modelserver.frontends.llm.errors import Fault, ParameterError
 
 MAX_INT64 = 2**63 - 1
@@ -157,4 +158,4 @@ class Fields:
     def wrong(self, name: str, expected: str, value: Any) -> ParameterError:
         """The error for a member that is not what it should be."""
         path = self.path(name)
-        return ParameterError(f"'{path}' must be {expected}, got {value!r:.60}", path, Fault.INVALID_VALUE)
+        return ParameterError(f"'{path}' must be {expected}, got {beginning(value, 60)}", path, Fault.INVALID_VALUE)

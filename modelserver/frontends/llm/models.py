@@ -5,7 +5,7 @@ A model need not have every tensor of the contract: what it lacks is left out, o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,8 @@ import orjson
 
 from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
+from modelserver.core.documents import beginning
+from modelserver.core.long_work import at_once, long_work
 from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError, LoadOnDemandError, NotFoundError, ServerError, UnloadedError
@@ -85,6 +87,8 @@ _SAMPLING = "sampling_parameters"
 _DEFAULT_MAX_TOKENS = 256
 # Of a long text, the characters that are encoded at a time.
 _PIECE_LEN = 1 << 18
+# Characters of prompts that become tensors on the event loop.
+_MAX_LEN_ON_LOOP = 16 * 1024
 _VERBS = {
     "generates": "generate text",
     "embeds": "make embeddings",
@@ -134,6 +138,16 @@ class LanguageModel:
     def max_model_len(self) -> int | None:
         text = self.parameters.get("max_model_len", "")
         return int(text) if text.isascii() and text.isdigit() else None
+
+    async def requests(self, prompts: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]) -> list[InFlightRequest]:
+        """As `request`, for each of `prompts`; beside the event loop if their texts are long."""
+
+        def make() -> list[InFlightRequest]:
+            return [self.request(needed, wanted) for needed in prompts]
+
+        if sum(map(_text_len, prompts)) <= _MAX_LEN_ON_LOOP:
+            return make()
+        return await long_work().run(at_once(make))
 
     def request(self, needed: Mapping[str, Any], wanted: Mapping[str, Any]) -> InFlightRequest:
         """A request with the inputs `needed`, and those of `wanted` that the model has.
@@ -210,9 +224,27 @@ class LanguageModel:
                 data = np.asarray(value if isinstance(value, list) else [value], datatype.numpy)
             except (OverflowError, TypeError, ValueError):
                 raise ParameterError(
-                    f"model '{self.name}': input '{name}' is {datatype.value}, which {value!r:.60} does not fit", name
+                    f"model '{self.name}': input '{name}' is {datatype.value}, which {beginning(value, 60)} does not "
+                    "fit",
+                    name,
                 ) from None
         return Tensor(name, datatype, data.reshape(1, -1) if self.is_batched else data)
+
+
+def _text_len(needed: Mapping[str, Any]) -> int:
+    """Characters of the texts among a request's inputs, those of messages included."""
+    total = 0
+    waiting = list(needed.values())
+    while waiting and total <= _MAX_LEN_ON_LOOP:
+        value = waiting.pop()
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple) and value and not isinstance(value[0], int):
+            total += len(value)
+            waiting += value
+    return total
 
 
 def _encoded(text: str) -> bytes:

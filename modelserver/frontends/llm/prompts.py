@@ -134,7 +134,8 @@ async def token_ids_of(
     common: dict[str, Any] = {"operation": "tokenize"}
     if adds_special_tokens is not None:
         common["add_special_tokens"] = adds_special_tokens
-    responses = await only_responses(dataplane, [model.request(common | prompt, {}) for prompt in prompts])
+    requests = await model.requests([common | prompt for prompt in prompts], {})
+    responses = await only_responses(dataplane, requests)
     return [numbers_of(model, response, "token_ids") for response in responses]
 
 

@@ -61,6 +61,9 @@ class Requests:
 
     def __exit__(self, *_: object) -> None:
         self._cancel()
+        # Each request has a line as its stream, and the line has this object: a cycle that would keep long prompts in
+        # memory until the garbage collector runs.
+        self._requests, self._lines, self._error = (), [], None
 
     async def run(self) -> None:
         """Let the listener hear everything, until every request has ended.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 
+from modelserver.core.accelerator import write_array
 from modelserver.core.element_arrays import SLICE_ELEMENTS
-from modelserver.core.long_work import Slices, at_once, finish, long_work
-from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP
+from modelserver.core.large_buffers import joined
+from modelserver.core.long_work import Slices, finish, long_work
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import find_model
@@ -30,6 +30,9 @@ from modelserver.frontends.openai.sampling import TOKEN_ID
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane
+
+# Items that are written before other threads get a turn.
+_ITEMS_AT_ONCE = 4096
 
 
 class Tokens:
@@ -55,10 +58,7 @@ class Tokens:
         if fields.has("add_special_tokens"):
             needed["add_special_tokens"] = fields.flag("add_special_tokens")
         has_texts = fields.flag("return_token_strs")
-        if len(needed.get("text_input") or "") > MAX_BYTES_ON_LOOP:
-            request = await long_work().run(at_once(partial(model.request, needed, {})))
-        else:
-            request = model.request(needed, {})
+        request = (await model.requests([needed], {}))[0]
         wanted = ("token_ids", "max_model_len", *(("token_strs",) if has_texts else ()))
         request.outputs = tuple(name for name in wanted if name in model.outputs)
         response = (await only_responses(self._dataplane, [call.adopt(request)]))[0]
@@ -82,7 +82,7 @@ class Tokens:
 
 def _answer_slices(
     ids: np.ndarray[Any, Any], max_model_len: int | None, texts: np.ndarray[Any, Any] | None
-) -> Slices[bytes]:
+) -> Slices[bytes | memoryview]:
     """The answer of `/tokenize`, made in slices: a text may have millions of tokens."""
     parts = [b'{"count":%d,"max_model_len":%b,"tokens":[' % (len(ids), orjson.dumps(max_model_len))]
     yield from _add_items(parts, ids, int)
@@ -92,13 +92,15 @@ def _answer_slices(
         parts.append(b'],"token_strs":[')
         yield from _add_items(parts, texts, text_of)
         parts.append(b"]}")
-    return b"".join(parts)
+    return joined(parts)
 
 
 def _add_items(parts: list[bytes], values: np.ndarray[Any, Any], convert: Callable[[Any], object]) -> Slices[None]:
     """Append the items of a JSON array."""
-    for start in range(0, len(values), SLICE_ELEMENTS):
+    for start in range(0, len(values), _ITEMS_AT_ONCE):
         if start:
             parts.append(b",")
-        parts.append(orjson.dumps([convert(value) for value in values[start : start + SLICE_ELEMENTS].tolist()])[1:-1])
+        some = values[start : start + _ITEMS_AT_ONCE]
+        text = None if write_array is None or some.dtype == object else write_array(some)
+        parts.append((orjson.dumps([convert(value) for value in some.tolist()]) if text is None else text)[1:-1])
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
+from modelserver.core.large_buffers import joined
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import Parts, RpcError
 from modelserver.protocol.grpc_status import Status
@@ -59,7 +60,7 @@ def check_encoding(encoding: bytes) -> None:
         )
 
 
-def decompress(message: Buffer, encoding: bytes, max_bytes: int) -> bytes:
+def decompress(message: Buffer, encoding: bytes, max_bytes: int) -> Buffer:
     """The message that was compressed by `encoding`.
 
     Raises RpcError: UNIMPLEMENTED for an unknown encoding, INTERNAL for broken data and for an encoding that does
@@ -73,7 +74,7 @@ def decompress(message: Buffer, encoding: bytes, max_bytes: int) -> bytes:
     return inflated
 
 
-def decompress_on_loop(message: Buffer, encoding: bytes, max_bytes: int) -> bytes | None:
+def decompress_on_loop(message: Buffer, encoding: bytes, max_bytes: int) -> Buffer | None:
     """As `decompress`, but None for a message that would block the event loop: use `decompress` in a thread then."""
     if max_bytes <= _MAX_INFLATED_ON_LOOP_BYTES:
         return decompress(message, encoding, max_bytes)
@@ -83,7 +84,7 @@ def decompress_on_loop(message: Buffer, encoding: bytes, max_bytes: int) -> byte
     return _inflate(message, encoding, _MAX_INFLATED_ON_LOOP_BYTES)
 
 
-def _inflate(message: Buffer, encoding: bytes, max_bytes: int) -> bytes | None:
+def _inflate(message: Buffer, encoding: bytes, max_bytes: int) -> Buffer | None:
     """The decompressed message, or None if it has more than `max_bytes`."""
     check_encoding(encoding)
     inflater = zlib.decompressobj(_WINDOWS[encoding])
@@ -110,4 +111,4 @@ def _inflate(message: Buffer, encoding: bytes, max_bytes: int) -> bytes | None:
         raise RpcError(Status.INTERNAL, f"a message is not valid {encoding.decode()}: {error}") from None
     if not inflater.eof:
         raise RpcError(Status.INTERNAL, f"the {encoding.decode()} data of a message ends too early")
-    return b"".join(pieces)
+    return joined(pieces)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from modelserver.core import accelerator
+from modelserver.core.long_work import long_work
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import Metadata, Parts, RpcError, UnaryCall
 from modelserver.protocol.grpc_status import Status
@@ -218,10 +220,10 @@ class GrpcCall(UnaryCall, Http2Stream):
         if inflated is not None:
             self._run(inflated)
             return
-        job = connection.context.loop.run_in_executor(None, decompress, message, encoding, max_bytes)
+        job = long_work().compute(partial(decompress, message, encoding, max_bytes))
         job.add_done_callback(self._take_inflated)
 
-    def _take_inflated(self, job: asyncio.Future[bytes]) -> None:
+    def _take_inflated(self, job: asyncio.Future[Buffer]) -> None:
         error = job.exception()
         if not self.is_open:
             return
@@ -287,8 +289,7 @@ class CompressingCall(GrpcCall):
         if not belongs_off_loop(sum(map(len, parts))):
             self._send_compressed(compress(parts, encoding, level))
             return
-        loop = self.connection.context.loop
-        job = loop.run_in_executor(None, compress, parts, encoding, level)
+        job = long_work().compute(partial(compress, parts, encoding, level))
         job.add_done_callback(self._take_compressed)
 
     def _take_compressed(self, job: asyncio.Future[bytes]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from modelserver.core.long_work import long_work
 from modelserver.protocol.call import Parts, RpcError, StreamCall
 from modelserver.protocol.grpc_status import Status
 from modelserver.wire.address import peer_of
@@ -140,7 +142,7 @@ class GrpcStream(Http2Stream):
         context = self.connection.context
         level = context.limits.grpc_compression
         if belongs_off_loop(sum(map(len, parts))):
-            return await context.loop.run_in_executor(None, compress, parts, encoding, level)
+            return await long_work().compute(partial(compress, parts, encoding, level))
         return compress(parts, encoding, level)
 
     def _send_headers(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from modelserver.core.long_work import long_work
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import RpcError
 from modelserver.protocol.grpc_status import Status
@@ -83,12 +85,12 @@ class Inbox:
                 raise RpcError(Status.INTERNAL, "a message was cut off: the client ended the stream too early")
             raise StopAsyncIteration
 
-    async def _inflated(self, message: Buffer) -> bytes:
+    async def _inflated(self, message: Buffer) -> Buffer:
         context, encoding = self._stream.connection.context, self._stream.route.head.encoding
         max_bytes = context.limits.max_message_bytes
         inflated = decompress_on_loop(message, encoding, max_bytes)
         if inflated is None:
-            inflated = await context.loop.run_in_executor(None, decompress, message, encoding, max_bytes)
+            inflated = await long_work().compute(partial(decompress, message, encoding, max_bytes))
         return inflated
 
     # For the stream.

@@ -6,11 +6,11 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from modelserver.core.large_buffers import aligned_buffer
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import RpcError
 from modelserver.protocol.grpc_status import Status
 from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
-from modelserver.wire.large_buffers import aligned_buffer
 
 PREFIX_BYTES: Final = 5
 # Below this size a message is copied into bytes when it comes in one piece.

@@ -154,3 +154,12 @@ def test_other_operations_take_no_parameters() -> None:
     with pytest.raises(ServerError, match="must be a JSON object"):
         read(text_input="a", sampling_parameters="[")
     assert read(text_input="a", sampling_parameters="[", operation="embed").operation is Operation.EMBED
+
+
+def test_long_json_is_read_as_short_json_within_its_bounds() -> None:
+    chat = {"messages": [{"role": "user", "content": "größer " * 10}] * 1000}
+    call = read(messages=chat)
+    assert call.chat is not None
+    assert call.chat.messages == chat["messages"]
+    with pytest.raises(ServerError, match=r"may have \d+ values, at most 524288 are allowed"):
+        read(messages={"messages": [0] * 600_000})

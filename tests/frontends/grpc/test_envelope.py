@@ -5,6 +5,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelserver.core.long_work import finish
 from modelserver.frontends.grpc import envelope
 from modelserver.pb import grpc_service_pb2 as pb
 
@@ -109,3 +110,16 @@ def test_what_protobuf_accepts_is_split_as_protobuf_reads_it(message: bytes) -> 
 def test_what_cannot_be_walked_is_malformed(message: bytes) -> None:
     with pytest.raises(envelope.MalformedError):
         envelope.split_request(message)
+
+
+def test_a_long_head_stays_in_views_of_the_message() -> None:
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="BYTES", shape=[1])
+    tensor.contents.bytes_contents.append(bytes(1 << 20))
+    message = pb.ModelInferRequest(model_name="m", id="i", inputs=[tensor]).SerializeToString()
+    split = envelope.split_request(message)
+    assert (split.head, bytes(split.id)) == (b"", b"i")
+    assert b"".join(split.pieces) == message.replace(b"\x1a\1i", b"", 1)
+    assert [piece.obj is message for piece in split.pieces if isinstance(piece, memoryview)] == [True]
+    parts, contents = finish(envelope.cut_contents(split.pieces))
+    assert len(b"".join(parts)) < 64
+    assert [view.obj is message for views in contents for view in views] == [True]

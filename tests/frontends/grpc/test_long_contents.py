@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from modelserver.core import accelerator
 from modelserver.core.tensor import Tensor
-from modelserver.errors import ServerError
-from modelserver.frontends.grpc import codec, contents
+from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
+from modelserver.frontends.grpc import contents, envelope
 from modelserver.frontends.grpc.codec import decode_infer_request
 from modelserver.frontends.grpc.envelope import varint
 from modelserver.pb import grpc_service_pb2 as pb
@@ -68,7 +68,7 @@ def test_in_pieces_is_as_at_once(twin: str, piece_bytes: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if twin == "python":
                 patch.setattr(accelerator, "pass_fields", None)
-            patch.setattr(codec, "_MAX_CONTENTS_BYTES_ON_LOOP", 0)
+            patch.setattr(envelope, "_MAX_JOINED_BYTES", 0)
             patch.setattr(contents, "_PIECE_BYTES", piece_bytes)
             assert _said(message) == expected
 
@@ -90,3 +90,23 @@ def test_numbers_in_several_fields_are_one_tensor(twin: str, monkeypatch: pytest
     found: Tensor = decode_infer_request(message).inputs["x"]
     expected = np.array([1] * 200_000 + [2, 3, 128, 5, 6], np.int32)
     assert np.array_equal(found.data, expected)
+
+
+def test_contents_beside_raw_contents_are_refused_without_being_parsed() -> None:
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="BYTES", shape=[20_000])
+    tensor.contents.bytes_contents.extend([b""] * 20_000)
+    message = pb.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[b""]).SerializeToString()
+    with pytest.raises(InvalidArgumentError, match="contents field must not be specified when using raw_input_content"):
+        decode_infer_request(message)
+
+
+def test_the_fields_of_all_tensors_are_bounded() -> None:
+    tensor = _field(0x0A, b"x") + b"\x18\1" * 60
+    with pytest.raises(PayloadTooLargeError, match="at most 32768 fields"):
+        decode_infer_request(_field(0x0A, b"m") + _field(0x2A, tensor) * 600)
+
+
+def test_a_long_id_is_refused() -> None:
+    message = pb.ModelInferRequest(model_name="m", id="i" * 70_000).SerializeToString()
+    with pytest.raises(PayloadTooLargeError, match="the request's id has 70000 bytes, at most 65536"):
+        decode_infer_request(message)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelserver.core.json_pieces import check_depth
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.json_text import (
     as_finite,
-    check_depth,
     has_more_members,
     has_non_finite,
     parse_non_finite,

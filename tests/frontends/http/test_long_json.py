@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelserver.config.schema import ModelConfig, ModelInput
-from modelserver.core import accelerator
+from modelserver.core import accelerator, json_pieces
 from modelserver.core.datatype import Datatype
+from modelserver.core.json_pieces import parse_pieces
 from modelserver.core.long_work import finish
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
-from modelserver.frontends.http import json_tensor, json_text
+from modelserver.frontends.http import json_tensor
 from modelserver.frontends.http.decoder import InferDecoder
 from modelserver.frontends.http.generate_codec import decode_generate, generate_slices
-from modelserver.frontends.http.json_text import parse_slices
 from modelserver.protocol.limits import HttpLimits
 
 LIMITS = HttpLimits()
@@ -46,7 +46,7 @@ def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 def _said(text: bytes) -> Any:
     try:
-        return finish(parse_slices(text, LIMITS))
+        return parse_pieces(text, max_depth=LIMITS.max_json_depth, max_values=LIMITS.max_json_values)
     except InvalidArgumentError:
         return InvalidArgumentError
 
@@ -64,15 +64,15 @@ def test_a_document_in_pieces_is_that_at_once(document: Any, damage: Any, has_sp
     except orjson.JSONDecodeError:
         expected = InvalidArgumentError
     for piece_bytes in (1, 7, 40):
-        with patch.object(json_text, "_PIECE_BYTES", piece_bytes):
+        with patch.object(json_pieces, "_PIECE_BYTES", piece_bytes):
             assert _said(raw) == expected
 
 
 def test_documents_have_bounds() -> None:
     with pytest.raises(InvalidArgumentError, match="nesting depth exceeds maximum"):
-        finish(parse_slices(b"[" * 101 + b"]" * 101, LIMITS))
+        parse_pieces(b"[" * 101 + b"]" * 101, max_depth=100, max_values=1000)
     with pytest.raises(PayloadTooLargeError, match="at most 4 are allowed"):
-        finish(parse_slices(b"[1,2,3,4,5,6]", HttpLimits(max_json_values=4)))
+        parse_pieces(b"[1,2,3,4,5,6]", max_depth=100, max_values=4)
 
 
 def _decode(data: str, datatype: str = "FP32", shape: Any = (2, 3), more: str = "") -> np.ndarray[Any, Any]:
@@ -205,9 +205,9 @@ _ESCAPES = ["\\n", "\\u00e9", "\\ud83d\\ude00", "\\ud83d", "\\\\", '\\"']
 @given(st.lists(st.sampled_from(_CHARACTERS + _ESCAPES), min_size=20, max_size=200), st.binary(max_size=2))
 def test_a_long_string_is_read_in_pieces_as_it_is_at_once(parts: list[str], damage: bytes) -> None:
     text = b'"%b%b"' % ("".join(parts).encode(), damage)
-    with patch.object(json_text, "_LONG_STRING_BYTES", 32):
+    with patch.object(json_pieces, "_LONG_STRING_BYTES", 32):
         try:
-            found = finish(json_text.document_slices(memoryview(text)))
+            found = finish(json_pieces.document_slices(memoryview(text)))
         except InvalidArgumentError:
             with pytest.raises(orjson.JSONDecodeError):
                 orjson.loads(text)

@@ -16,6 +16,8 @@ from modelserver_backends.llm.text.tokenizer import LONG_TEXT, Tokenizer
 from support.tiny_tokenizers import TEXTS, byte_fallback, byte_level
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
+from modelserver.errors import InvalidArgumentError
+
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -99,7 +101,7 @@ def test_the_parts_have_the_tokens_of_the_whole(kind: str) -> None:
     num_parts = 0
     for _ in range(400):
         text = "".join(chosen.choices(ALPHABET, k=chosen.randint(1, 200)))
-        parts = list(cuts.split(text, chosen.randint(1, 9)))
+        parts = list(cuts.split(text, chosen.randint(1, 9), len(text)))
         num_parts += len(parts) - 1
         ids = [token_id for part in parts for token_id in tokenizer.encode(part, add_special_tokens=False).ids]
         assert ids == tokenizer.encode(text, add_special_tokens=False).ids, text
@@ -203,3 +205,12 @@ def test_a_long_text_takes_a_few_times_its_size() -> None:
     command = [sys.executable, "-c", MEASURED, str(checkpoint)]
     measured = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     assert float(measured.stdout) < 20
+
+
+def test_a_text_that_cannot_be_cut_is_refused_before_it_takes_memory() -> None:
+    cuts = find_cuts(described(byte_level()))
+    assert cuts is not None
+    parts = cuts.split("word," * 100 + "a" * 5000, 10, 1000)
+    with pytest.raises(InvalidArgumentError, match="more than 1000 characters in which it cannot be cut"):
+        list(parts)
+    assert "".join(cuts.split("word," * 100 + "a" * 900, 10, 1000)) == "word," * 100 + "a" * 900

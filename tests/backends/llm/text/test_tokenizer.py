@@ -40,12 +40,12 @@ def test_ids_and_text_are_those_of_transformers(tmp_path: Path, kind: str) -> No
     }
 
 
-@pytest.mark.parametrize("longest", [None, 10])
+@pytest.mark.parametrize("longest", [None, 200_000])
 def test_other_threads_run_while_a_long_text_is_read(tmp_path: Path, longest: int | None) -> None:
     tokenizer = tokenizer_of(write_tokenizer(tmp_path, byte_level()))
     num_turns = 0
     with ThreadPoolExecutor() as pool:
-        encoding = pool.submit(tokenizer.encode, "it waits for the next one " * 50_000, longest=longest)
+        encoding = pool.submit(tokenizer.encode, "it waits, for the next one " * 50_000, longest=longest)
         while not encoding.done():
             time.sleep(0.001)
             num_turns += 1
@@ -170,3 +170,25 @@ def test_a_decoder_that_joins_by_spaces() -> None:
     assert tokenizer.concatenation is None
     assert tokenizer.token_bytes(1) == b"b"
     assert tokenizer.decode([0, 1]) == "a b"
+
+
+@pytest.mark.parametrize(
+    "text", ["it waits for the next one " * 9000, "größer, als man denkt: 漢字。" * 6000, "a" * 100_000]
+)
+def test_a_text_in_bytes_has_the_tokens_of_the_string(tmp_path: Path, text: str) -> None:
+    tokenizer = tokenizer_of(write_tokenizer(tmp_path, byte_level()))
+    assert tokenizer.encode(text.encode()) == tokenizer.encode(text)
+    assert tokenizer.encode(text.encode(), longest=10) == tokenizer.encode(text, longest=10)
+
+
+def test_a_long_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    for raw in (b"words " * 30_000 + b"\xff", b"words " * 30_000 + "ö".encode()[:1]):
+        with pytest.raises(InvalidArgumentError, match="the text is not UTF-8"):
+            tokenizer_of(write_tokenizer(tmp_path, byte_level())).encode(raw)
+
+
+def test_a_long_text_without_a_place_to_cut_is_refused(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(write_tokenizer(tmp_path, byte_level()))
+    for text in ("a" * 3_000_000, b"a" * 3_000_000):
+        with pytest.raises(InvalidArgumentError, match="characters"):
+            tokenizer.encode_array(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modelserver.wire.large_buffers import LargeBuffers, aligned_buffer
+from modelserver.core.large_buffers import LargeBuffers, aligned_buffer
 
 MIB = 1 << 20
 
