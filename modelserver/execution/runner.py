@@ -66,6 +66,9 @@ class Runner:
 
     def run(self, batch: Batch) -> list[Delivery]:
         """Execute the batch, record it, and return what is to be delivered."""
+        if len(batch.requests) == 1 and self.dispatcher is None and not batch.has_slots:
+            request = batch.requests[0]
+            return [(request, self.run_lone(request, batch.enqueue_ns[0], batch.taken_ns))]
         guard = self._guard
         if guard is not None and guard.is_worried:
             guard.begin()
