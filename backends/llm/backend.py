@@ -5,7 +5,9 @@ torch is imported when a model is loaded, not before.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelserver.backend import (
@@ -56,6 +58,24 @@ class LlmBackend(Backend):
         if device != "auto" or kinds == {InstanceGroupKind.KIND_CPU}:
             return device.startswith("cuda")
         return InstanceGroupKind.KIND_GPU in kinds or bool(visible_gpus())
+
+    @classmethod
+    def quantize_version(cls, source: Path, target: Path, method: str, /) -> tuple[Mapping[str, float], list[str]]:
+        """To the nearest, as compressed-tensors."""
+        from .quantized_copy import write_quantized_copy
+
+        with open_checkpoint(source) as checkpoint:
+            before = checkpoint.num_bytes
+            written = write_quantized_copy(checkpoint, target, method)
+        notes = [f"{name} stays in floats: its inputs cannot be split into whole groups" for name in written.kept]
+        figures = {"modules": written.num_rounded, "bytes_before": before, "bytes_after": written.num_bytes}
+        return figures, notes
+
+    @classmethod
+    def compare_versions(cls, source: Path, target: Path, text: str, /) -> Mapping[str, float]:
+        from .likeness import compare_on_text
+
+        return asdict(compare_on_text(source, target, text))
 
     def load(self) -> None:
         self._place = find_checkpoint(self.context)

@@ -10,7 +10,8 @@ an instance from one thread at a time. `docs/backends.md` builds one step by ste
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from modelserver.backend.context import BackendContext, DeviceKind, ModelMetrics, Placement, ServerCalls, always
@@ -177,6 +178,19 @@ class Backend(abc.ABC):
     def diagnose(cls) -> Sequence[Finding]:
         """What `modelserver doctor` says of this machine as far as the backend is concerned: quick, never raises."""
         return ()
+
+    @classmethod
+    def quantize_version(cls, _source: Path, _target: Path, _method: str, /) -> tuple[Mapping[str, float], list[str]]:
+        """Write the model of a version directory in fewer bits into another, empty one: figures by name, and notes.
+
+        Called by `modelserver quantize`. The default raises UnsupportedError.
+        """
+        raise UnsupportedError(f"the models of {cls.__name__} are not quantized by their backend")
+
+    @classmethod
+    def compare_versions(cls, _source: Path, _target: Path, _text: str, /) -> Mapping[str, float]:
+        """How much a quantized model still says on a text what its source says: figures by name."""
+        raise UnsupportedError(f"the models of {cls.__name__} are not compared on texts")
 
     def load(self) -> None:
         """Read weights and whatever instances share. Called once, off the event loop; may take long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,11 @@ from modelserver.cli.convert import (
     print_outcome,
     sample_options,
 )
-from modelserver.cli.output import Steps
+from modelserver.cli.output import Steps, print_json, print_line, print_table
+from modelserver.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from modelserver.toolkit.language_models import LanguageModelOutcome
 
 
 class HowTo(enum.StrEnum):
@@ -32,6 +36,7 @@ class HowTo(enum.StrEnum):
     DYNAMIC = "dynamic"
     INT8 = "int8"
     INT4 = "int4"
+    FP8 = "fp8"
 
 
 class Ranges(enum.StrEnum):
@@ -50,11 +55,16 @@ def register(app: typer.Typer) -> None:
 
 
 def quantize(
-    source: Annotated[str, typer.Argument(help="Model directory, .onnx or .pt2 file, or FILE.py:NAME.")],
+    source: Annotated[
+        str,
+        typer.Argument(help="Model directory, checkpoint of a language model, .onnx or .pt2 file, or FILE.py:NAME."),
+    ],
     directory: Annotated[Path, typer.Argument(help="The new model's directory: REPOSITORY/NAME.")],
     method: Annotated[
         HowTo | None,
-        typer.Option(help="ONNX: static, dynamic. PyTorch: int8, int4 (weights), dynamic."),
+        typer.Option(
+            help="ONNX: static, dynamic. PyTorch: int8, int4 (weights), dynamic. Language models: int4, int8, fp8."
+        ),
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option(help="Samples of real inputs for static: .npz, .npy, or a directory of them.")
@@ -83,6 +93,9 @@ def quantize(
         float | None,
         typer.Option(min=0.0, metavar="POINTS", help="Write no model if accuracy falls by more than this."),
     ] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Language models: a text to compare before and after on.")
+    ] = None,
     model_version: Version = None,
     inputs: Inputs = None,
     outputs: Outputs = None,
@@ -93,10 +106,21 @@ def quantize(
 ) -> None:
     """Quantize a model to 8 or 4 bits, and report the loss of accuracy. The result is ready to serve."""
     # Here, because the other commands need none of it and should answer at once.
+    from modelserver.toolkit.language_models import is_language_model, quantize_language_model
     from modelserver.toolkit.onnx_quantize import Calibration, OnnxQuantizeOptions
     from modelserver.toolkit.quantization import Method, QuantizationOptions
     from modelserver.toolkit.quantization import quantize as run
 
+    if is_language_model(source, model_version):
+        how = HowTo.INT4 if method is None else method
+        with Steps() as steps:
+            made = quantize_language_model(
+                source, directory, how.value, steps.show, text=text, version=model_version, force=force
+            )
+        print_language_model(made, as_json=as_json)
+        return
+    if text is not None or method is HowTo.FP8:
+        raise InvalidArgumentError(f"--text and --method fp8 are for language models, and '{source}' is none")
     chosen = Method(method.value) if method is not None else None
     is_static = chosen is Method.STATIC or (chosen is None and (calibration or from_requests) is not None)
     options = QuantizationOptions(
@@ -125,3 +149,20 @@ def quantize(
     with Steps() as steps:
         outcome = run(options, steps.show)
     print_outcome(outcome, as_json=as_json)
+
+
+def print_language_model(outcome: LanguageModelOutcome, *, as_json: bool) -> None:
+    """The sizes, what a text says of both, and the new model's directory."""
+    if as_json:
+        document = {"directory": str(outcome.output), **outcome.figures, "notes": list(outcome.notes)}
+        print_json(document)
+        return
+    rows = [
+        (name.replace("_", " "), f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}")
+        for name, value in outcome.figures.items()
+    ]
+    print_table(("", ""), rows)
+    for note in outcome.notes:
+        print_line(f"note: {note}")
+    print_line("")
+    print_line(f"{outcome.output} is ready: modelserver serve {outcome.output.parent or '.'}")

@@ -43,7 +43,7 @@ def write_quantized(
             stored[name] = floats[name] = tensor
             continue
         parts, floats[name] = pack(tensor.float())
-        stored |= {f"{module}.{suffix}": part.contiguous() for suffix, part in parts.items()}
+        stored |= {f"{module}.{suffix}": part.contiguous().clone() for suffix, part in parts.items()}
     save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
     save_file(floats, twin / "model.safetensors", metadata={"format": "pt"})
     entries = json.loads((packed / "config.json").read_text())
@@ -90,3 +90,48 @@ def meant(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_
 
 def groups_of(num_inputs: int, group_size: int) -> torch.Tensor:
     return torch.arange(num_inputs) // (num_inputs if group_size == -1 else group_size)
+
+
+def float8(weight: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes in e4m3, scales for each block of outputs and inputs, and the weights that they stand for."""
+    outputs, inputs = weight.shape
+    rows, columns = -(-outputs // block[0]), -(-inputs // block[1])
+    padded = torch.zeros(rows * block[0], columns * block[1])
+    padded[:outputs, :inputs] = weight
+    scales = padded.view(rows, block[0], columns, block[1]).abs().amax(dim=(1, 3)) / 448
+    each = scales.repeat_interleave(block[0], dim=0).repeat_interleave(block[1], dim=1)[:outputs, :inputs]
+    codes = (weight / each).to(torch.float8_e4m3fn)
+    return codes, scales, codes.float() * each
+
+
+# The values of the codes of e2m1.
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def e2m1_codes(values: torch.Tensor) -> torch.Tensor:
+    """The codes of the nearest values."""
+    return (values[..., None] - E2M1).abs().argmin(dim=-1).to(torch.uint8)
+
+
+def halves(codes: torch.Tensor) -> torch.Tensor:
+    """Two codes of four bits in each byte: the even ones are the low halves."""
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def nvfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Bytes, scales in e4m3 for 16 inputs, the scale that all are multiplied with, and what they stand for."""
+    whole = weight.abs().max() / (448 * 6)
+    grouped = weight.unflatten(1, (-1, 16))
+    scales = (grouped.abs().amax(dim=2) / 6 / whole).to(torch.float8_e4m3fn)
+    each = (scales.float() * whole)[..., None]
+    codes = e2m1_codes(torch.where(each > 0, grouped / each, 0.0))
+    return halves(codes.flatten(1)), scales, whole, (E2M1[codes.long()] * each).flatten(1)
+
+
+def mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Bytes, exponents of powers of two for 32 inputs, and what they stand for."""
+    grouped = weight.unflatten(1, (-1, 32))
+    exponents = (grouped.abs().amax(dim=2) / 6).log2().ceil()
+    each = torch.exp2(exponents)[..., None]
+    codes = e2m1_codes(grouped / each)
+    return halves(codes.flatten(1)), (exponents + 127).to(torch.uint8), (E2M1[codes.long()] * each).flatten(1)

@@ -161,6 +161,9 @@ class HfCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors.shape(name)
 
+    def dtype(self, name: str) -> torch.dtype:
+        return self._tensors.dtype(name)
+
     def __enter__(self) -> Self:
         return self
 

@@ -26,6 +26,9 @@ _DTYPES = {
     "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 
@@ -86,6 +89,10 @@ class SafetensorsFiles:
     def shape(self, name: str) -> tuple[int, ...]:
         path, stored = self._place(name)
         return self._files[path].shape(stored)
+
+    def dtype(self, name: str) -> torch.dtype:
+        path, stored = self._place(name)
+        return self._files[path].dtype(stored)
 
     def _place(self, name: str) -> tuple[Path, str]:
         try:
@@ -155,6 +162,11 @@ class _SafetensorsFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._header[name]["shape"])
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of what is read for rare ones too."""
+        kind = self._header[name]["dtype"]
+        return _DTYPES[kind] if kind in _DTYPES else self.tensor(name).dtype
 
     def tensor(self, name: str) -> torch.Tensor:
         described = self._header[name]

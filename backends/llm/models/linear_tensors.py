@@ -154,6 +154,10 @@ class LinearTensors:
             )
         return tensor
 
+    def check_floats(self, part: Part) -> None:
+        """InvalidArgumentError if a part's weight is missing, or is none in floats of its shape."""
+        self._matrix(part)
+
     def placed(self, tensor: torch.Tensor) -> torch.Tensor:
         """On the network's device, in its dtype, and nothing but the tensor itself."""
         return placed(tensor, self.dtype, self.device)

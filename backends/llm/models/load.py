@@ -11,13 +11,18 @@ from modelserver.backend import InvalidArgumentError, UnavailableError, Unsuppor
 
 from ..attention.kv_blocks import KvLayout
 from ..attention.spec import AttentionSpec
-from ..checkpoint import Checkpoint, text_config
+from ..checkpoint import Checkpoint, HfCheckpoint, text_config
 from ..embedding.recognition import is_encoder
 from ..options import EngineOptions
 from ..quantization import find_scheme
+from ..quantization.checking import CheckingScheme, UnreadCheckpoint, WalkingScheme
+from ..quantization.scheme import Scheme
+from ..quantization.stored import StoredScheme
 from .build import DecoderBuilder
 from .decoder import Decoder
+from .decoder_config import DecoderConfig
 from .families import find_family
+from .families.family import Family
 from .families.readers import stored_dtype
 from .linear import can_pack, multiplies_bfloat16
 from .linear_tensors import ALONE, Rank
@@ -72,6 +77,7 @@ def load_network(checkpoint: Checkpoint, options: EngineOptions, rank: Rank = AL
     max_model_len = choose_max_model_len(options.max_model_len, config.max_position_embeddings, config.longest)
     scheme, names = find_scheme(options.quantization, {**checkpoint.config, **entries}), family.names
     with torch.inference_mode():
+        check_layers(checkpoint, scheme, family, config, rank)
         weights = Weights(checkpoint, scheme, dtype=dtype, device=device, rank=rank, is_transposed=names.is_transposed)
         network = family.network(DecoderBuilder(config, names, weights), max_len=max_model_len)
     forms = ", ".join(f"{form} {count / 1e6:.1f} MB" for form, count in weights.stored_bytes.most_common())
@@ -91,6 +97,32 @@ def load_network(checkpoint: Checkpoint, options: EngineOptions, rank: Rank = AL
         config.eos_token_ids,
         is_capturable=config.moe is None,
     )
+
+
+def check_layers(
+    checkpoint: Checkpoint, scheme: Scheme, family: Family, config: DecoderConfig, rank: Rank = ALONE
+) -> None:
+    """InvalidArgumentError or UnsupportedError for a tensor of a stored format that is missing or wrong.
+
+    Nothing but small tensors is read for it.
+    """
+    if not isinstance(scheme, StoredScheme) or not isinstance(checkpoint, HfCheckpoint):
+        return
+    with UnreadCheckpoint(checkpoint.place) as unread:
+        walk(checkpoint, CheckingScheme(scheme, unread), family, config, rank)
+
+
+def walk(checkpoint: Checkpoint, scheme: WalkingScheme, family: Family, config: DecoderConfig, rank: Rank) -> None:
+    """Show a scheme each layer of a network, and build none."""
+    weights = Weights(
+        checkpoint,
+        scheme,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        rank=rank,
+        is_transposed=family.names.is_transposed,
+    )
+    family.network(DecoderBuilder(config, family.names, weights), max_len=1)
 
 
 def load_with_transformers(checkpoint: Checkpoint, options: EngineOptions) -> LoadedNetwork:

@@ -19,7 +19,7 @@ def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     block_words = bits  # 32 codes fill `bits` words
     padding = -words.shape[-1] % block_words
     blocks = torch.nn.functional.pad(words, (0, padding)).unflatten(-1, (-1, block_words))
-    codes = torch.empty((*blocks.shape[:-1], _WORD), dtype=torch.uint8)
+    codes = torch.empty((*blocks.shape[:-1], _WORD), dtype=torch.uint8, device=words.device)
     mask = (1 << bits) - 1
     for index in range(_WORD):
         word, shift = divmod(index * bits, _WORD)
@@ -46,3 +46,11 @@ def _unpack_bytes(packed: torch.Tensor, bits: int) -> torch.Tensor:
         return packed
     mask = (1 << bits) - 1
     return torch.stack([(packed >> shift) & mask for shift in range(0, 8, bits)], dim=-1).flatten(-2)
+
+
+def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """The inverse of `unpack_words` for codes of 4 or 8 bits: uint8 [rows, count] -> int32 [rows, words]."""
+    if bits == 4:
+        codes = torch.nn.functional.pad(codes, (0, codes.shape[1] % 2))
+        codes = codes[:, ::2] | codes[:, 1::2] << 4
+    return torch.nn.functional.pad(codes, (0, -codes.shape[1] % 4)).contiguous().view(torch.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,3 +51,13 @@ def names(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(one, str) for one in value):
         raise InvalidArgumentError(f"quantization_config.{key} must be a list of names, got {value!r:.80}")
     return tuple(value)
+
+
+def fits(pattern: str, name: str) -> bool:
+    """Whether a module's name begins with what a regular expression describes. InvalidArgumentError if it is none."""
+    try:
+        return re.match(pattern, name) is not None
+    except re.error as error:
+        raise InvalidArgumentError(
+            f"quantization_config has the pattern {pattern!r:.80}, which is wrong: {error}"
+        ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,7 +12,7 @@ from modelserver.backend import InvalidArgumentError
 
 from ..models.linear_tensors import FLOATS, LinearTensors, Part
 from .bits import unpack_words
-from .config_fields import checkpoints_only, integer, one_of
+from .config_fields import checkpoints_only, fits, integer, one_of
 from .quantized_weight import QuantizedWeight
 from .stored import StoredScheme, group_length, sorted_by_group
 
@@ -74,7 +73,7 @@ class Gptq(StoredScheme):
     def _layout_of(self, name: str) -> _Layout:
         """That of the first rule of `dynamic` that fits the module's name, else the config's own."""
         for pattern, changes in self._rules.items():
-            if pattern.startswith("-:") or not re.match(pattern.removeprefix("+:"), name):
+            if pattern.startswith("-:") or not fits(pattern.removeprefix("+:"), name):
                 continue
             bits, group_size = (
                 changes.get("bits", self._layout.bits),

@@ -57,6 +57,14 @@ class StoredScheme(Scheme):
             return self.grouped(experts)
         return ListedLinears([self.make_linear(tensors) for tensors in experts])
 
+    def check(self, tensors: LinearTensors) -> None:
+        """Whether all parts can be read, of a checkpoint whose tensors may be without values. Raises as `read`."""
+        for part in tensors.parts:
+            if self.is_quantized(tensors, part):
+                share(tensors, part, self.read(tensors, part))
+            else:
+                tensors.check_floats(part)
+
     def _share(self, tensors: LinearTensors, part: Part) -> QuantizedWeight:
         return share(tensors, part, self.read(tensors, part)).to(tensors.device)
 
@@ -92,13 +100,13 @@ def group_length(part: Part, group_size: int) -> int:
 def sorted_by_group(weight: QuantizedWeight, group_of: torch.Tensor, name: str) -> QuantizedWeight:
     """Of a weight whose columns are the inputs in their own order; input i is of group `group_of[i]`.
 
-    UnsupportedError unless all groups are of one length.
+    InvalidArgumentError unless all groups are of one length.
     """
     length, groups = weight.group, weight.scales.shape[1]
     if torch.equal(group_of, torch.arange(weight.num_inputs, dtype=group_of.dtype) // length):
         return weight
     is_known = bool(((group_of >= 0) & (group_of < groups)).all())
     if not is_known or not bool((group_of.long().bincount(minlength=groups) == length).all()):
-        raise UnsupportedError(f"{name} must place {length} inputs in each of {groups} groups, and does not")
+        raise InvalidArgumentError(f"{name} must place {length} inputs in each of {groups} groups, and does not")
     order = group_of.long().argsort(stable=True)
     return replace(weight, codes=weight.codes[:, order], order=order)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from modelserver_backends.llm.checkpoint.safetensors_files import SafetensorsFiles
 from modelserver_backends.llm.quantization import find_scheme
 from support.float_twins import assert_is_its_twin
 from support.generations import generate, loaded_engine, random_prompts
@@ -155,6 +156,26 @@ def test_a_wrong_tensor_is_named(changes: dict[str, torch.Tensor | None], messag
     change_tensors(packed, {f"{UP}.{suffix}": tensor for suffix, tensor in changes.items()})
     with pytest.raises((InvalidArgumentError, UnsupportedError), match=message), loaded_engine(packed):
         pass
+
+
+def test_a_wrong_tensor_is_named_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_checkpoint(tmp_path / "source", "llama", values=VALUES)
+    packed, _ = write_quantized(source, tmp_path, packer(4, 32, is_symmetric=True), config(4, 32))
+    change_tensors(packed, {"model.layers.1.mlp.down_proj.scales": torch.zeros(1, 1)})
+    read = SafetensorsFiles.tensor
+    names: list[str] = []
+
+    def noted(files: SafetensorsFiles, name: str) -> torch.Tensor:
+        names.append(name)
+        return read(files, name)
+
+    monkeypatch.setattr(SafetensorsFiles, "tensor", noted)
+    with (
+        pytest.raises(InvalidArgumentError, match=r"layers\.1\.mlp\.down_proj\.scales of shape"),
+        loaded_engine(packed),
+    ):
+        pass
+    assert {name.rpartition(".")[2] for name in names if "norm" not in name} == {"g_idx"}
 
 
 @pytest.mark.parametrize(

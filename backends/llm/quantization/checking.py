@@ -1,0 +1,75 @@
+"""Walks through a network before it is built: a tensor that is missing or wrong is named before memory is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+
+from ..checkpoint import HfCheckpoint
+from ..models.grouped_linear import GroupedLinear, ListedLinears
+from ..models.linear import Linear
+from ..models.linear_tensors import LinearTensors
+from ..models.token_embedding import TokenEmbedding
+from .scheme import Scheme
+from .stored import StoredScheme
+
+
+class UnreadCheckpoint(HfCheckpoint):
+    """The same checkpoint, whose tensors have shapes and datatypes, but no values and no memory.
+
+    Vectors of integers are read: they say where groups, widths and states lie.
+    """
+
+    def tensor(self, name: str) -> torch.Tensor:
+        shape, dtype = self.shape(name), self.dtype(name)
+        is_read = len(shape) <= 1 and not dtype.is_floating_point
+        return super().tensor(name) if is_read else torch.empty(shape, dtype=dtype, device="meta")
+
+
+class NoLayer:
+    """In place of layers and embeddings of a network that is only walked through."""
+
+    def __call__(self, *_: Any) -> torch.Tensor:
+        raise AssertionError("a network without weights is not called")
+
+    def add_to(self, *_: Any) -> torch.Tensor:
+        raise AssertionError("a network without weights is not called")
+
+
+class WalkingScheme(Scheme):
+    """Sees each layer that a network asks for, and makes none."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | None) -> Self:  # noqa: ARG003 - of no config
+        raise AssertionError("it is no scheme of a checkpoint")
+
+    def linear(self, tensors: LinearTensors) -> Linear:  # noqa: ARG002 - each sees other things
+        return NoLayer()
+
+    def make_linear(self, tensors: LinearTensors) -> Linear:
+        return self.linear(tensors)
+
+    def make_grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
+        return ListedLinears([self.linear(tensors) for tensors in experts])
+
+    def embedding(self, tensors: LinearTensors) -> TokenEmbedding:  # noqa: ARG002
+        return NoLayer()
+
+
+class CheckingScheme(WalkingScheme):
+    """Asks a scheme to read each of its layers from a checkpoint without values."""
+
+    def __init__(self, scheme: StoredScheme, unread: UnreadCheckpoint) -> None:
+        self._scheme = scheme
+        self._unread = unread
+
+    def linear(self, tensors: LinearTensors) -> Linear:
+        self._scheme.check(replace(tensors, checkpoint=self._unread, device=torch.device("meta")))
+        return NoLayer()
+
+    def embedding(self, tensors: LinearTensors) -> TokenEmbedding:
+        self.linear(tensors)
+        return NoLayer()

@@ -1,0 +1,101 @@
+"""`modelserver quantize` of language models: the result is rounded to the nearest, serves, and says how alike it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.float_twins import assert_is_its_twin
+from support.quantized_checkpoints import VALUES, Packed, float8, groups_of, meant, rounded, write_quantized
+from support.tiny_checkpoints import write_checkpoint
+
+from modelserver.cli.main import main
+from modelserver.errors import AlreadyExistsError, InvalidArgumentError, UnsupportedError
+from modelserver.toolkit.language_models import is_language_model, quantize_language_model
+
+TEXT = "the server answers every request that it is given, and then it waits for the next one to come\n" * 3
+
+
+def silent(_step: str) -> None:
+    pass
+
+
+def integers(bits: int, group_size: int, weight: torch.Tensor) -> Packed:
+    codes, scales, zeros = rounded(weight, bits, group_size, is_symmetric=True)
+    return {}, meant(codes, scales, zeros, groups_of(weight.shape[1], group_size))
+
+
+def floats(weight: torch.Tensor) -> Packed:
+    return {}, float8(weight, (1, weight.shape[1]))[2]
+
+
+def rounding(method: str):
+    return {"int4": lambda one: integers(4, 32, one), "int8": lambda one: integers(8, -1, one), "fp8": floats}[method]
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_moe"])
+@pytest.mark.parametrize("method", ["int4", "int8", "fp8"])
+def test_a_checkpoint_is_rounded_and_serves(method: str, family: str, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", family, values=VALUES)
+    _, twin = write_quantized(source, tmp_path, rounding(method), {})
+    outcome = quantize_language_model(str(source), tmp_path / "models" / "small", method, silent)
+    written = tmp_path / "models" / "small" / "1"
+    assert outcome.figures["bytes_after"] < outcome.figures["bytes_before"]
+    assert (written / "tokenizer.json").is_file()
+    assert_is_its_twin(written, twin)
+
+
+def test_the_command_says_how_alike_they_are_on_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a model directory, whose weights lie in shards."""
+    made = write_checkpoint(tmp_path / "repository" / "large" / "1", "llama", values=VALUES)
+    tensors = sorted(load_file(made / "model.safetensors").items())
+    (made / "model.safetensors").unlink()
+    places = {}
+    for index, part in enumerate((tensors[::2], tensors[1::2])):
+        save_file(dict(part), made / f"model-{index}.safetensors", metadata={"format": "pt"})
+        places |= {name: f"model-{index}.safetensors" for name, _ in part}
+    (made / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (tmp_path / "text.txt").write_text(TEXT)
+    arguments = [str(made.parent), str(tmp_path / "repository" / "small"), "--text", str(tmp_path / "text.txt")]
+
+    def figures(*words: str) -> dict[str, float]:
+        with pytest.raises(SystemExit) as ended:
+            main(["quantize", *arguments, *words, "--json"])
+        assert ended.value.code in (None, 0)
+        return json.loads(capsys.readouterr().out)
+
+    fine = figures("--method", "int8")
+    assert fine["modules"] == 14
+    assert fine["perplexity_after"] == pytest.approx(fine["perplexity_before"], rel=0.05)
+    assert fine["agreement"] > 0.9
+    assert 0 < fine["divergence"] < 0.01
+    assert figures("--method", "int4", "--force")["divergence"] > fine["divergence"]
+
+
+def test_layers_whose_inputs_have_no_whole_groups_stay_in_floats(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", "llama", values={**VALUES, "intermediate_size": 80})
+    outcome = quantize_language_model(str(source), tmp_path / "small", "int4", silent)
+    assert sorted(note.split()[0] for note in outcome.notes) == [
+        "model.layers.0.mlp.down_proj",
+        "model.layers.1.mlp.down_proj",
+    ]
+    assert "model.layers.0.mlp.down_proj.weight" in load_file(tmp_path / "small" / "1" / "model.safetensors")
+
+
+def test_what_cannot_be_quantized_is_refused(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", "llama", values=VALUES)
+    with pytest.raises(InvalidArgumentError, match="'static' of a language model: expected int4, int8, fp8"):
+        quantize_language_model(str(source), tmp_path / "small", "static", silent)
+    quantize_language_model(str(source), tmp_path / "small", "fp8", silent)
+    with pytest.raises(UnsupportedError, match="are quantized already"):
+        quantize_language_model(str(tmp_path / "small"), tmp_path / "smaller", "int4", silent)
+    with pytest.raises(AlreadyExistsError, match="is there already"):
+        quantize_language_model(str(source), tmp_path / "small", "fp8", silent)
+    foreign = write_checkpoint(tmp_path / "foreign", "opt")
+    with pytest.raises(UnsupportedError, match="weights of opt cannot be quantized"):
+        quantize_language_model(str(foreign), tmp_path / "other", "int8", silent)
+    assert not (tmp_path / "other").exists()
+    assert not is_language_model(str(tmp_path / "nowhere"))
