@@ -9,24 +9,35 @@ from modelserver.backend import UnsupportedError
 
 from ..extension_points import extension_names, load_extension
 from .awq import Awq
+from .bitsandbytes import BitsAndBytes
+from .compressed_tensors import CompressedTensors
+from .exl2 import Exl2
+from .fp8 import ModelOpt, StoredFp8
 from .gguf import Gguf
 from .gptq import Gptq
 from .mxfp4 import Mxfp4
 from .online import Fp8, Int4, Int8
 from .scheme import FloatScheme, Scheme
+from .torchao import TorchAo
 
 # The name of an entry point in this group is a `quant_method`, and its object a class like `Scheme`.
 ENTRY_POINT_GROUP = "modelserver.llm.quantizations"
 
-_BUNDLED: dict[str, type[Scheme]] = {
-    "none": FloatScheme,
-    "int8": Int8,
-    "int4": Int4,
-    "fp8": Fp8,
+# Made from floats when a model is loaded, by the option `quantization`.
+_ONLINE: dict[str, type[Scheme]] = {"none": FloatScheme, "int8": Int8, "int4": Int4, "fp8": Fp8}
+# Read from checkpoints, by `quant_method`.
+_STORED: dict[str, type[Scheme]] = {
     "awq": Awq,
+    "bitsandbytes": BitsAndBytes,
+    "compressed-tensors": CompressedTensors,
+    "exl2": Exl2,
+    "fbgemm_fp8": StoredFp8,
+    "fp8": StoredFp8,
     "gguf": Gguf,
     "gptq": Gptq,
+    "modelopt": ModelOpt,
     "mxfp4": Mxfp4,
+    "torchao": TorchAo,
 }
 
 
@@ -37,8 +48,8 @@ def find_scheme(asked: str | None, entries: Mapping[str, Any]) -> Scheme:
     if name is not None and asked not in (None, name):
         raise UnsupportedError(f"quantization {asked!r} was asked for, but the checkpoint's weights are {name!r}")
     name = name or asked or "none"
-    scheme = _find(name)
-    if scheme is None or (stored is not None and scheme is FloatScheme) or (stored is None and not scheme.is_online):
+    scheme = _find(name, is_stored=stored is not None)
+    if scheme is None:
         raise _unsupported(name)
     return scheme.from_config(stored)
 
@@ -52,16 +63,20 @@ def stored_method(entries: Mapping[str, Any]) -> str | None:
 def transformers_options(entries: Mapping[str, Any]) -> dict[str, Any]:
     """What transformers must be told to load such a checkpoint; of methods that are unknown here, nothing."""
     name = stored_method(entries)
-    scheme = None if name is None else _find(name)
+    scheme = None if name is None else _find(name, is_stored=True)
     return {} if scheme is None else scheme.from_config(entries["quantization_config"]).transformers_options()
 
 
-def _find(name: str) -> type[Scheme] | None:
-    return _BUNDLED.get(name) or load_extension(ENTRY_POINT_GROUP, name)
+def _find(name: str, *, is_stored: bool) -> type[Scheme] | None:
+    bundled = (_STORED if is_stored else _ONLINE).get(name)
+    if bundled is not None:
+        return bundled
+    added = load_extension(ENTRY_POINT_GROUP, name)
+    return added if added is None or is_stored or added.is_online else None
 
 
 def _unsupported(name: str) -> UnsupportedError:
-    online = [known for known, scheme in _BUNDLED.items() if scheme.is_online and scheme is not FloatScheme]
+    online = [known for known in _ONLINE if known != "none"]
     added = extension_names(ENTRY_POINT_GROUP)
     text = f"quantization {name!r} is not supported; on plain weights there is: {', '.join(online)}"
     if added:

@@ -17,7 +17,7 @@ _SCALE_NAMES = ("weight_scale_inv", "weight_scale")
 _MODELOPT_BLOCK = (128, 128)
 
 
-class Fp8(StoredScheme):
+class StoredFp8(StoredScheme):
     """`block`: outputs and inputs that share a scale. Activations stay in floats, so their scales are not read."""
 
     def __init__(self, block: tuple[int, int] | None) -> None:

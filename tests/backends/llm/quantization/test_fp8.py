@@ -17,6 +17,8 @@ from support.tiny_checkpoints import reference_tokens, write_checkpoint
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
+pytestmark = pytest.mark.usefixtures("rows_in_floats")
+
 UP = "model.layers.0.mlp.up_proj"
 
 
