@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -30,13 +30,12 @@ class Ending(enum.Enum):
     LOGITS = "logits"  # the sampler goes on from there
 
 
-class Captured(Protocol):
+@dataclass(frozen=True, slots=True)
+class Captured:
     """`replay` computes anew from what the static inputs hold, into `output`."""
 
-    @property
-    def output(self) -> torch.Tensor: ...
-
-    def replay(self) -> None: ...
+    output: torch.Tensor
+    replay: Callable[[], None]
 
 
 Capture = Callable[[Callable[[], torch.Tensor]], Captured]
@@ -58,16 +57,7 @@ class CudaCapture:
         with torch.cuda.graph(graph, pool=self._pool):
             output = compute()
         self._pool = graph.pool()
-        return _CudaGraph(graph, output)
-
-
-@dataclass(frozen=True, slots=True)
-class _CudaGraph:
-    graph: Any
-    output: torch.Tensor
-
-    def replay(self) -> None:
-        self.graph.replay()
+        return Captured(output, graph.replay)
 
 
 class CapturedDecode:

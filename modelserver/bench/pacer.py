@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import ctypes
 import os
 import sys
 from collections.abc import Callable
-from typing import Protocol
 
 _CLOCK_MONOTONIC = 1
 _NONBLOCK_CLOEXEC = 0o4000 | 0o2000000
@@ -15,11 +15,14 @@ _ABSOLUTE = 1
 _NS_PER_S = 1_000_000_000
 
 
-class Pacer(Protocol):
+class Pacer(abc.ABC):
+    @abc.abstractmethod
     def arm(self, due_ns: int) -> None:
         """Call back once when the monotonic clock reaches `due_ns`; replaces an earlier time."""
 
-    def close(self) -> None: ...
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Call back no more."""
 
 
 class _Spec(ctypes.Structure):
@@ -31,7 +34,7 @@ class _Spec(ctypes.Structure):
     )
 
 
-class TimerPacer:
+class TimerPacer(Pacer):
     """Linux: a timerfd, some 50 us late at most on an idle machine. Raises OSError where there is none."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -64,7 +67,7 @@ class TimerPacer:
         self._callback()
 
 
-class LoopPacer:
+class LoopPacer(Pacer):
     """Anywhere: the timers of the loop."""
 
     def __init__(self, callback: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ from modelserver.cli.output import Steps, print_json, print_line, print_table
 if TYPE_CHECKING:
     from modelserver.toolkit.conversion import Outcome
     from modelserver.toolkit.sample_options import SampleOptions
-    from modelserver.toolkit.source import ModuleOptions
+    from modelserver.toolkit.tensor_spec import ModuleOptions
 
 
 class To(enum.StrEnum):
@@ -97,8 +97,7 @@ def convert(
 
 def module_options(inputs: list[str] | None, outputs: list[str] | None, max_batch_size: int) -> ModuleOptions:
     """The description of a module from the flags. Raises InvalidArgumentError."""
-    from modelserver.toolkit.source import ModuleOptions
-    from modelserver.toolkit.tensor_spec import parse_tensor_spec
+    from modelserver.toolkit.tensor_spec import ModuleOptions, parse_tensor_spec
 
     specs = tuple(parse_tensor_spec(text) for text in inputs or ())
     return ModuleOptions(specs, tuple(outputs or ()), max_batch_size)

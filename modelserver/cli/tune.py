@@ -14,6 +14,7 @@ from modelserver.client.address import URL_VARIABLE
 from modelserver.client.server_client import DEFAULT_URL
 from modelserver.core.numerals import parse_int
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerError
+from modelserver.toolkit.tuning.session import TuneWatcher
 
 if TYPE_CHECKING:
     from modelserver.toolkit.tuning.candidate import Candidate
@@ -166,7 +167,7 @@ def _numbers(text: str, flag: str, least: int) -> tuple[int, ...]:
     return numbers
 
 
-class _Report:
+class _Report(TuneWatcher):
     """Shows progress on the terminal: a line for each setting, and the current measurement."""
 
     def __init__(self, *, is_silent: bool) -> None:

@@ -12,6 +12,8 @@ from modelserver.errors import ServerError
 class ResponseTarget(Protocol):
     """The server's end of one request, which a `ResponseSender` calls. Called from any thread."""
 
+    __slots__ = ()
+
     @property
     def is_cancelled(self) -> bool: ...
 

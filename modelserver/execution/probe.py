@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
-from modelserver.core.sender import ResponseSender
+from modelserver.core.sender import ResponseSender, ResponseTarget
 from modelserver.errors import InternalError, ServerError
 from modelserver.execution.executor import Executor
 
@@ -39,7 +39,7 @@ def _execute_to_end(executor: Executor, request: InFlightRequest) -> None:
     target.wait()
 
 
-class _ProbeTarget:
+class _ProbeTarget(ResponseTarget):
     """Takes the responses of a probe and keeps the first error."""
 
     is_cancelled = False

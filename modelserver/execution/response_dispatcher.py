@@ -13,7 +13,7 @@ from modelserver.core.clock import Clock
 from modelserver.core.reading import Reading
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
-from modelserver.core.sender import ResponseSender
+from modelserver.core.sender import ResponseSender, ResponseTarget
 from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
 from modelserver.scheduling.source import BatchSource
 from modelserver.telemetry.statistics import BatchTiming, ModelStatistics, ResponseKind
@@ -140,7 +140,7 @@ class ResponseDispatcher:
                 open_response.reading.read()
 
 
-class OpenResponse:
+class OpenResponse(ResponseTarget):
     """One request, from the call of `execute` to its final response. The dispatcher keeps it until then.
 
     `_lock` guards the state, and keeps responses in the order in which they are numbered.

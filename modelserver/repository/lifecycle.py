@@ -19,8 +19,9 @@ from modelserver.repository.operations import OperationQueue, OperationRequest, 
 from modelserver.repository.plan import LoadedVersion
 from modelserver.repository.reload import Reload
 from modelserver.repository.serving import LifecycleContext, ServingVersions
-from modelserver.repository.state import CompletionError, IndexEntry, LoadCounts, Standing, VersionsFailedError
+from modelserver.repository.state import CompletionError, IndexEntry, Standing, VersionsFailedError
 from modelserver.repository.version_states import VersionStates
+from modelserver.telemetry.counts import LoadCounts
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model

@@ -22,6 +22,7 @@ from modelserver.repository.operations import SupersededError
 from modelserver.repository.options import DemandOptions
 from modelserver.repository.state import UNLOADED, IndexEntry, ModelState
 from modelserver.telemetry.host import own_memory_bytes
+from modelserver.telemetry.on_demand import DemandCounts
 
 if TYPE_CHECKING:
     from modelserver.repository.layout import ModelLayout
@@ -137,16 +138,6 @@ _LOOK_FOR_NAMES_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class DemandCounts:
-    """Since the server started: loads by requests, evictions by key and reason, and requests that wait now."""
-
-    loads: Mapping[str, int]
-    evictions: Mapping[tuple[str, str], int]
-    num_loading: int
-    budget_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class RepositoryAccess:
     """The repository's services for its on_demand: loading, scanning the disk, and the calls between models."""
 
@@ -246,8 +237,13 @@ class OnDemandModels:
         return self._lru.all()
 
     def counts(self) -> DemandCounts:
-        evictions = dict(self._lru.evictions)
-        return DemandCounts(dict(self._loads), evictions, self._demand_loads.num_loading, self.options.budget_bytes)
+        return DemandCounts(
+            loads=dict(self._loads),
+            evictions=dict(self._lru.evictions),
+            loaded_bytes={model.key: model.num_bytes for model in self.loaded_models()},
+            num_loading=self._demand_loads.num_loading,
+            budget_bytes=self.options.budget_bytes,
+        )
 
     # Loading on demand.
 

@@ -36,10 +36,11 @@ from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
 from modelserver.repository.roots import open_roots
 from modelserver.repository.startup import StartupError, load_all, names_at_start, obstacles
-from modelserver.repository.state import IndexEntry, LoadCounts, named_failure
+from modelserver.repository.state import IndexEntry, named_failure
 from modelserver.repository.table import ModelTable
 from modelserver.repository.traffic import Traffic, TrafficTable
 from modelserver.repository.traffic_control import TrafficControl
+from modelserver.telemetry.counts import LoadCounts
 
 logger = logging.getLogger(__name__)
 

@@ -62,15 +62,6 @@ class IndexEntry:
         return f"{version}{self.state.value}" + (f" ({self.reason})" if self.reason else "")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadCounts:
-    """The outcomes of one model's loads since the server started; the duration is that of the last load."""
-
-    successes: int = 0
-    failures: int = 0
-    last_duration_s: float = 0.0
-
-
 # Loads that fail because of some versions: the reason of each, in the words that Triton's clients match.
 _KNOWN = ("failed to load", "load failed for model")
 

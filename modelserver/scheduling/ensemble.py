@@ -13,7 +13,7 @@ from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.scheduling.ensemble_attempts import StepCounts
 from modelserver.scheduling.ensemble_plan import EnsemblePlan, StepModel, plan_ensemble
-from modelserver.scheduling.ensemble_run import EnsembleRun
+from modelserver.scheduling.ensemble_run import EnsembleRun, RunOwner
 from modelserver.scheduling.refusal import refuse
 from modelserver.scheduling.scheduler import Scheduler
 from modelserver.telemetry.statistics import ModelStatistics, ResponseKind
@@ -61,7 +61,7 @@ class Binding:
                 model.release()
 
 
-class EnsembleScheduler(Scheduler):
+class EnsembleScheduler(Scheduler, RunOwner):
     """Sequences are under way on the models of the steps, and so are queues."""
 
     def __init__(

@@ -45,6 +45,8 @@ class StepCounts:
 class Attempted(Protocol):
     """The run of the request."""
 
+    __slots__ = ()
+
     request: InFlightRequest
 
     def expire(self, call: StepCall, error: ServerError) -> None:

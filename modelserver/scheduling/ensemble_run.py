@@ -17,7 +17,7 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.tensor import Tensor
 from modelserver.errors import CancelledError, InternalError, ServerError
-from modelserver.scheduling.ensemble_attempts import Attempts, AttemptsOwner
+from modelserver.scheduling.ensemble_attempts import Attempted, Attempts, AttemptsOwner
 from modelserver.scheduling.ensemble_iteration import DecoupledCall, Iteration, StepCall
 from modelserver.scheduling.ensemble_plan import EnsemblePlan, StepModel, StepPlan
 from modelserver.scheduling.ensemble_shapes import adapt
@@ -40,7 +40,7 @@ class RunOwner(AttemptsOwner, Protocol):
         """The final response was delivered; `reason` if it is an error."""
 
 
-class EnsembleRun:
+class EnsembleRun(Attempted):
     """Answers one request exactly once on its stream, the last time with `is_final`."""
 
     __slots__ = (

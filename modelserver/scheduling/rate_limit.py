@@ -10,24 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from modelserver.config.schema import ModelRateLimiter
 from modelserver.errors import ConfigError
 from modelserver.options.resources import ResourceLimit
+from modelserver.telemetry.rate_limit import ResourceUse
 
 # A resource on a device; on none, if it is global.
 Place = tuple[str, int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceUse:
-    """A resource at one moment; `device` None is global."""
-
-    name: str
-    device: int | None
-    capacity: int
-    used: int
 
 
 class Claim:

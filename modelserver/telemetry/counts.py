@@ -1,17 +1,27 @@
-"""Inference requests that were refused before any model accepted them, counted by reason.
+"""Counts that the server keeps beside those of its models: refusals, loads, callers, and shadow requests."""
 
-A loaded model counts the requests that it accepted (`statistics`). These requests never reached one, and a name
-invented by a client must not become a label."""
+# Refusals are inference requests that no model accepted. A loaded model counts the requests that it accepted
+# (`statistics`). These requests never reached one, and a name invented by a client must not become a label.
 
 from __future__ import annotations
 
 import enum
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
 from modelserver.errors import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCounts:
+    """The outcomes of one model's loads since the server started; the duration is that of the last load."""
+
+    successes: int = 0
+    failures: int = 0
+    last_duration_s: float = 0.0
 
 
 class RefusalReason(enum.Enum):

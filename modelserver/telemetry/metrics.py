@@ -7,7 +7,6 @@ Counters are cumulative since a model version was loaded and begin again at a re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
@@ -15,7 +14,7 @@ from prometheus_client.core import Metric
 from modelserver.cache.store import StoreCounts
 from modelserver.core.long_work import Slices, finish
 from modelserver.telemetry.cache import cache_families
-from modelserver.telemetry.counts import CallerCounts, RefusalCounts, ShadowCounts
+from modelserver.telemetry.counts import CallerCounts, LoadCounts, RefusalCounts, ShadowCounts
 from modelserver.telemetry.exposition import exposed_name, has_samples
 from modelserver.telemetry.file_reloads import FileReloads
 from modelserver.telemetry.gpu import GpuGauges, gpu_families
@@ -28,32 +27,13 @@ from modelserver.telemetry.rate_limit import MeasuredLimiter, limiter_families
 from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, wire_families
 
 
-class LoadCounter(Protocol):
-    """The load counts of one model that the metrics read."""
-
-    @property
-    def successes(self) -> int: ...
-
-    @property
-    def failures(self) -> int: ...
-
-
-class MeasuredTraffic(Protocol):
-    """The traffic weights and shadow counts that the metrics read."""
-
-    @property
-    def counts(self) -> ShadowCounts: ...
-
-    def weights(self) -> Mapping[str, Mapping[int, float]]: ...
-
-
 class ServerMetrics:
     """Makes all families on request. `models` and `load_counts` are called on the event loop thread."""
 
     def __init__(
         self,
         models: Callable[[], Iterable[MeasuredModel]],
-        load_counts: Callable[[], Mapping[str, LoadCounter]],
+        load_counts: Callable[[], Mapping[str, LoadCounts]],
         *,
         server_version: str,
         refusals: RefusalCounts | None = None,
@@ -66,7 +46,8 @@ class ServerMetrics:
         limiter: MeasuredLimiter | None = None,
         callers: CallerCounts | None = None,
         on_demand: MeasuredOnDemand | None = None,
-        traffic: MeasuredTraffic | None = None,
+        shadows: ShadowCounts | None = None,
+        traffic_weights: Callable[[], Mapping[str, Mapping[int, float]]] = dict,
         model_metrics: ModelMetricsBoard | None = None,
         options: MetricsOptions | None = None,
     ) -> None:
@@ -84,7 +65,8 @@ class ServerMetrics:
         self._limiter = limiter
         self._callers = callers
         self._on_demand = on_demand
-        self._traffic = traffic
+        self._shadows = shadows
+        self._traffic_weights = traffic_weights
         self._of_models = ModelFamilies(options or MetricsOptions())
         self._process = ProcessCollector(registry=None)
 
@@ -137,8 +119,8 @@ class ServerMetrics:
             families += self._callers.families()
         if self._on_demand is not None:
             families += on_demand_families(self._on_demand)
-        if self._traffic is not None:
-            families += self._traffic.counts.families(self._traffic.weights)
+        if self._shadows is not None:
+            families += self._shadows.families(self._traffic_weights)
         families.append(_refusal_family(self._refusals))
         if self._wire is not None:
             families += wire_families(self._wire)
@@ -160,7 +142,7 @@ def _add_families_of_models(families: list[Metric], of_models: Iterable[Metric])
             present.samples.extend(family.samples)
 
 
-def _load_families(counts: Mapping[str, LoadCounter]) -> Slices[list[Metric]]:
+def _load_families(counts: Mapping[str, LoadCounts]) -> Slices[list[Metric]]:
     loads = Metric("modelserver_model_loads", "Successful loads and reloads of the model since start", "counter")
     failures = Metric("modelserver_model_load_failures", "Failed loads and reloads of the model since start", "counter")
     for name, counter in sorted(counts.items()):

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client.core import Metric
 
 
-class MeasuredLoaded(Protocol):
-    @property
-    def key(self) -> str: ...
+@dataclass(frozen=True, slots=True)
+class DemandCounts:
+    """Since the server started: loads by requests, evictions by key and reason, and loads in progress.
 
-    @property
-    def num_bytes(self) -> int: ...
+    `loaded_bytes` is the memory of each model on demand that is loaded.
+    """
 
-
-class DemandNumbers(Protocol):
-    @property
-    def loads(self) -> Mapping[str, int]: ...
-
-    @property
-    def evictions(self) -> Mapping[tuple[str, str], int]: ...
-
-    @property
-    def budget_bytes(self) -> int: ...
+    loads: Mapping[str, int]
+    evictions: Mapping[tuple[str, str], int]
+    loaded_bytes: Mapping[str, int]
+    num_loading: int
+    budget_bytes: int
 
 
 class MeasuredOnDemand(Protocol):
@@ -33,9 +29,7 @@ class MeasuredOnDemand(Protocol):
     @property
     def is_active(self) -> bool: ...
 
-    def loaded_models(self) -> Iterable[MeasuredLoaded]: ...
-
-    def counts(self) -> DemandNumbers: ...
+    def counts(self) -> DemandCounts: ...
 
 
 def on_demand_families(on_demand: MeasuredOnDemand) -> list[Metric]:
@@ -48,8 +42,8 @@ def on_demand_families(on_demand: MeasuredOnDemand) -> list[Metric]:
         "Bytes that models on demand take, those that are in memory: measured, or as their config says",
         "gauge",
     )
-    for each in on_demand.loaded_models():
-        resident.add_sample(resident.name, {"model": each.key}, each.num_bytes)
+    for key, num_bytes in counts.loaded_bytes.items():
+        resident.add_sample(resident.name, {"model": key}, num_bytes)
     budget = Metric(
         "modelserver_on_demand_budget_bytes", "Bytes that models on demand may take together; 0: no limit", "gauge"
     )

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client.core import Metric
 
 
-class MeasuredUse(Protocol):
-    """The numbers of a resource; `device` is None for a global one."""
+@dataclass(frozen=True, slots=True)
+class ResourceUse:
+    """A resource at one moment; `device` None is global."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def device(self) -> int | None: ...
-
-    @property
-    def capacity(self) -> int: ...
-
-    @property
-    def used(self) -> int: ...
+    name: str
+    device: int | None
+    capacity: int
+    used: int
 
 
 class MeasuredLimiter(Protocol):
@@ -30,7 +25,7 @@ class MeasuredLimiter(Protocol):
     @property
     def num_waiting(self) -> int: ...
 
-    def uses(self) -> Sequence[MeasuredUse]: ...
+    def uses(self) -> Sequence[ResourceUse]: ...
 
 
 def limiter_families(limiter: MeasuredLimiter) -> list[Metric]:

@@ -20,7 +20,8 @@ from modelserver.toolkit.model_directory import check_target, config_text, model
 from modelserver.toolkit.onnx_file import read_onnx, readable_names, write_onnx
 from modelserver.toolkit.onnx_float16 import to_float16
 from modelserver.toolkit.sample_options import SampleOptions
-from modelserver.toolkit.source import ModuleOptions, Source, SourceKind, open_source
+from modelserver.toolkit.source import Source, SourceKind, open_source
+from modelserver.toolkit.tensor_spec import ModuleOptions
 from modelserver.toolkit.torch_onnx import program_to_onnx, torchscript_to_onnx
 from modelserver.toolkit.torch_package import write_package
 

@@ -24,7 +24,8 @@ from modelserver.toolkit.onnx_quantize import OnnxQuantizeOptions, quantize_onnx
 from modelserver.toolkit.sample_files import read_requests, read_samples
 from modelserver.toolkit.sample_options import SampleOptions
 from modelserver.toolkit.samples import Samples
-from modelserver.toolkit.source import ModuleOptions, Source, SourceKind, open_source
+from modelserver.toolkit.source import Source, SourceKind, open_source
+from modelserver.toolkit.tensor_spec import ModuleOptions
 from modelserver.toolkit.torch_module import save_program
 from modelserver.toolkit.torch_quantize import quantize_program
 

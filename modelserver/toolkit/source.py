@@ -16,7 +16,7 @@ from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedE
 from modelserver.repository.layout import CONFIG_FILENAME, looks_like_model, scan_model
 from modelserver.toolkit.loaded_model import define
 from modelserver.toolkit.onnx_file import external_files
-from modelserver.toolkit.tensor_spec import TensorSpec
+from modelserver.toolkit.tensor_spec import ModuleOptions
 
 _PICKLE = b"\x80"
 _MODEL_FILES = ("model.onnx", "model.pt2", "model.pt")
@@ -28,15 +28,6 @@ class SourceKind(enum.Enum):
     ONNX = "ONNX model"
     EXPORTED = "torch.export program"
     TORCHSCRIPT = "TorchScript archive"
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleOptions:
-    """Facts missing in TorchScript files and code: inputs, names of outputs, the largest batch (0: no batching)."""
-
-    inputs: tuple[TensorSpec, ...] = ()
-    output_names: tuple[str, ...] = ()
-    max_batch_size: int = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,15 @@ class TensorSpec:
     dims: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ModuleOptions:
+    """Facts missing in TorchScript files and code: inputs, names of outputs, the largest batch (0: no batching)."""
+
+    inputs: tuple[TensorSpec, ...] = ()
+    output_names: tuple[str, ...] = ()
+    max_batch_size: int = 64
+
+
 def parse_tensor_spec(text: str) -> TensorSpec:
     """`image:FP32:3,224,224`, or `ids:INT64:-1`. Raises InvalidArgumentError."""
     parts = text.split(":")

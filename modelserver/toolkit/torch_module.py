@@ -11,15 +11,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
 from modelserver.options.flags import nearest_hint
 from modelserver.toolkit.libraries import require
-
-if TYPE_CHECKING:
-    from modelserver.toolkit.source import ModuleOptions
+from modelserver.toolkit.tensor_spec import ModuleOptions
 
 # Sizes of the example that a module is traced with; 0 and 1 would be taken for constants.
 _EXAMPLE_ROWS = 2

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
-from modelserver.toolkit.tensor_spec import TensorSpec
+from modelserver.toolkit.tensor_spec import ModuleOptions, TensorSpec
 from modelserver.toolkit.torch_module import example_tensor, first_line, quiet_torch, torch_library
-
-if TYPE_CHECKING:
-    from modelserver.toolkit.source import ModuleOptions
 
 
 def load_torchscript(path: Path) -> Any:

@@ -22,6 +22,8 @@ _HOST_BITS: Final = 64
 class Holder(Protocol):
     """A request that is being received, as the budget sees it."""
 
+    __slots__ = ()
+
     def give_up(self) -> None:
         """Another request needs the memory: forget the received bytes, and fail soon."""
 

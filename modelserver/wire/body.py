@@ -7,7 +7,7 @@ from collections.abc import Callable
 from modelserver.core.large_buffers import aligned_buffer
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError, UnavailableError
-from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
+from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget, Holder
 
 # From this size on it pays to receive straight into the body's own buffer.
 MIN_DIRECT_BYTES = 32 * 1024
@@ -18,7 +18,7 @@ MAX_PROMISED_BYTES = 64 * 1024 * 1024
 _SHORT = "the server is receiving too many large requests at once, and others came faster than this; try again later"
 
 
-class BodyCollector:
+class BodyCollector(Holder):
     """One body in pieces: `add`, or `room` and `filled`, until `finish`; `drop` if it never ends.
 
     A body of announced length that does not come in one piece is collected in a buffer of that size, which is placed so

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from modelserver.telemetry.wire import Protocol as Spoken
 from modelserver.telemetry.wire import Violation
-from modelserver.wire.context import Connection, WireContext
+from modelserver.wire.context import WireContext
+
+if TYPE_CHECKING:
+    from modelserver.wire.http1.connection import Http1Connection
+    from modelserver.wire.http2.connection import Http2Connection
 
 _logger = logging.getLogger(__name__)
 
@@ -17,14 +20,8 @@ _logger = logging.getLogger(__name__)
 _SILENCE_S = 60.0
 
 
-class OpenedConnection(Connection, Protocol):
-    """A connection whose protocol is known; an `asyncio.BufferedProtocol` besides."""
-
-    def begin(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Called once, in place of `connection_made`, with the bytes already read."""
-
-
-MakeConnection = Callable[[WireContext], OpenedConnection]
+# `begin` of a connection is called once, in place of `connection_made`, with the bytes already read.
+MakeConnection = Callable[[WireContext], "Http1Connection | Http2Connection"]
 
 
 class Entrance:

@@ -9,6 +9,8 @@ from typing import Protocol
 class Flushable(Protocol):
     """A connection with something to send."""
 
+    __slots__ = ()
+
     def flush(self) -> None:
         """Send the collected data in one write. Does not raise."""
 

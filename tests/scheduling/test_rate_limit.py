@@ -10,7 +10,8 @@ import pytest
 from modelserver.config.schema import ModelRateLimiter, RateLimiterResource
 from modelserver.errors import ConfigError
 from modelserver.options.resources import ResourceLimit
-from modelserver.scheduling.rate_limit import Claim, RateLimiter, ResourceUse, limits_something
+from modelserver.scheduling.rate_limit import Claim, RateLimiter, limits_something
+from modelserver.telemetry.rate_limit import ResourceUse
 
 
 class Scene:

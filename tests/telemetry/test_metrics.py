@@ -20,8 +20,7 @@ from modelserver.errors import ErrorCode
 from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.frontends.http.metrics import Metrics
 from modelserver.protocol.response import HttpResponse
-from modelserver.repository.state import LoadCounts
-from modelserver.telemetry.counts import RefusalCounts, RefusalReason
+from modelserver.telemetry.counts import LoadCounts, RefusalCounts, RefusalReason
 from modelserver.telemetry.exposition import accepts_openmetrics, render_openmetrics, render_text
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import Measurement, RestartReason

@@ -15,8 +15,7 @@ from modelserver.toolkit.comparison import Difference
 from modelserver.toolkit.conversion import ConversionOptions, Target, check_tolerance, convert
 from modelserver.toolkit.loaded_model import LoadedModel
 from modelserver.toolkit.sample_options import SampleOptions
-from modelserver.toolkit.source import ModuleOptions
-from modelserver.toolkit.tensor_spec import parse_tensor_spec
+from modelserver.toolkit.tensor_spec import ModuleOptions, parse_tensor_spec
 
 QUICK = SampleOptions(measure_s=0.0)
 CODE = """

@@ -10,8 +10,8 @@ from support.onnx_models import identity_model
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
 from modelserver.toolkit.loaded_model import define
-from modelserver.toolkit.source import ModuleOptions, SourceKind, file_kind, open_source
-from modelserver.toolkit.tensor_spec import parse_tensor_spec
+from modelserver.toolkit.source import SourceKind, file_kind, open_source
+from modelserver.toolkit.tensor_spec import ModuleOptions, parse_tensor_spec
 
 IMAGE = ModuleOptions((parse_tensor_spec("image:FP32:8,8"),))
 

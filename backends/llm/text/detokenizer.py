@@ -5,9 +5,10 @@ A prompt is context: what its last token begins the first new token may complete
 
 from __future__ import annotations
 
+import abc
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .token_bytes import TokenBytes
@@ -18,12 +19,16 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _NUM_CONTEXT_TOKENS = 16
 
 
-class Detokenizer(Protocol):
+class Detokenizer(abc.ABC):
     """The text of one sequence."""
 
+    __slots__ = ()
+
+    @abc.abstractmethod
     def push(self, token_ids: Sequence[int]) -> str:
         """The characters that these tokens complete."""
 
+    @abc.abstractmethod
     def flush(self) -> str:
         """What is left at the end: replacement characters for an unfinished one. Nothing may be pushed after it."""
 
@@ -46,7 +51,7 @@ def _has_text(table: Sequence[bytes], prompt_token_ids: Iterable[int]) -> bool:
     return any(table[token_id] for token_id in prompt_token_ids if token_id < len(table))
 
 
-class BytesDetokenizer:
+class BytesDetokenizer(Detokenizer):
     """Tokens are bytes of UTF-8. What is not UTF-8 becomes replacement characters, as in a decode of the whole."""
 
     __slots__ = ("_decode", "_is_first_stripped", "_num_stripped", "_size", "_table")
@@ -105,7 +110,7 @@ def _unfinished(text: bytes) -> bytes:
     return b""
 
 
-class FallbackDetokenizer:
+class FallbackDetokenizer(Detokenizer):
     """Most tokens are text; those that are a byte wait until their character is complete.
 
     A run of bytes that is no UTF-8 gives one replacement character for each byte, as `tokenizers` does; only the
@@ -182,7 +187,7 @@ class FallbackDetokenizer:
         return self._end_run()
 
 
-class WindowDetokenizer:
+class WindowDetokenizer(Detokenizer):
     """Any other decoder: the tokens since the last complete text are decoded with those before them, and without.
 
     Two decodes per token, whose length does not grow with the text.

@@ -12,6 +12,7 @@ from modelserver.bench import charts, page
 from modelserver.bench.charts import Point, Series
 from modelserver.bench.llm.options import LlmOptions
 from modelserver.bench.llm.results import LlmFigures, LlmLevel, LlmResults, Spread
+from modelserver.bench.llm.session import LlmWatcher
 from modelserver.bench.progress import ProgressBar
 from modelserver.bench.report_text import MAX_FAILURES_SHOWN, level_name, level_title
 from modelserver.bench.results import MAX_BUSY
@@ -63,7 +64,7 @@ def level_lines(level: LlmLevel, options: LlmOptions) -> list[str]:
     return lines
 
 
-class LlmTextReport:
+class LlmTextReport(LlmWatcher):
     """Writes as the run goes on."""
 
     def __init__(self, options: LlmOptions, out: TextIO, bar: ProgressBar) -> None:

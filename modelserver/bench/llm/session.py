@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic_ns
-from typing import Protocol
 
 from modelserver.bench.fleet import Fleet, Harvest
 from modelserver.bench.llm.options import DEFAULT_PATHS, LlmOptions
@@ -25,14 +24,17 @@ REQUESTS_PER_LANE = 4
 MIN_REQUESTS = 20
 
 
-class LlmWatcher(Protocol):
+class LlmWatcher:
     """Receives the progress of a run."""
 
-    def level_began(self, value: float) -> None: ...
+    def level_began(self, value: float) -> None:
+        """A level of the load begins."""
 
-    def progressed(self, num_done: int, num_requests: int) -> None: ...
+    def progressed(self, num_done: int, num_requests: int) -> None:
+        """So far, in the present level."""
 
-    def level_ended(self, level: LlmLevel) -> None: ...
+    def level_ended(self, level: LlmLevel) -> None:
+        """A level is measured."""
 
 
 async def run_llm(options: LlmOptions, watcher: LlmWatcher) -> LlmResults:

@@ -21,7 +21,7 @@ from modelserver.execution.process.messages import (
     Told,
 )
 from modelserver.execution.process.packing import Payload, request_record, response_of
-from modelserver.execution.process.server_connection import ServerConnection
+from modelserver.execution.process.server_connection import ServerConnection, Waiting
 from modelserver.execution.process.shared_buffer import ByteView
 
 # Responses that are read before their sender is told; it waits when four times as many are unread.
@@ -46,7 +46,7 @@ def server_connection() -> ServerConnection:
     return connection
 
 
-class _Arrivals:
+class _Arrivals(Waiting):
     """What has come for a call and was not read yet. Apart from `Responses`, so that these may die."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Responses:
             self._connection.post(CancelCall(number=self._number))
 
 
-class _Question:
+class _Question(Waiting):
     def __init__(self) -> None:
         self.answer: Told | None = None
 

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 from modelserver.backend import InferResponse, InternalError, ResponseSender, ResponseStream, ServerError
 from modelserver.core.request import InFlightRequest
+from modelserver.core.sender import ResponseTarget
 from modelserver.execution.process.messages import RequestRecord, Sent
 from modelserver.execution.process.packing import Payload, response_record, unpack
 from modelserver.execution.process.server_connection import ServerConnection
 from modelserver.execution.process.shared_buffer import ByteView
 
 
-class HostedResponses:
+class HostedResponses(ResponseTarget):
     """What a `ResponseSender` in a child process speaks into. `_lock` keeps the responses of a request in order."""
 
     __slots__ = ("_connection", "_is_closed", "_is_decoupled", "_is_ended", "_lock", "_num_sent", "_number")

@@ -266,7 +266,7 @@ class ProcessInstance(BatchInstance):
         self._start_failure = None
         self._hang_s = None
         self._connection = ChildConnection(child, self.loop, self)
-        self._calls = ModelCalls(self._connection, self._server, self._origin)
+        self._calls = ModelCalls(self._connection.send, self._connection.request, self._server, self._origin)
         self._connection.send(self._recipe.message(is_call=False, busy_wait_us=self._options.busy_wait_us))
         self._start_timer = self.loop.call_later(self._options.start_timeout_s, self._on_slow_start, child)
 

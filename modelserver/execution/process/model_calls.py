@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from modelserver.backend import InferResponse, InternalError, ServerCalls, ServerError, UnavailableError
 from modelserver.core.call_origin import CallOrigin, check_has_free_instance
@@ -30,15 +30,6 @@ from modelserver.execution.process.packing import Payload, response_record, unpa
 from modelserver.execution.process.shared_buffer import ByteView
 
 logger = logging.getLogger(__name__)
-
-
-class Caller(Protocol):
-    """The child that asks, as a `ChildConnection` with it is one."""
-
-    def send(self, message: Message, payload: Payload | None = None) -> None: ...
-
-    def request(self, number: int) -> InFlightRequest | None:
-        """The request of this number that it executes."""
 
 
 class CalledRequest(InFlightRequest, eq=False):
@@ -62,10 +53,20 @@ class _OpenCall:
 
 
 class ModelCalls:
-    """The calls of one child that are not answered yet."""
+    """The calls of one child that are not answered yet.
 
-    def __init__(self, caller: Caller, server: ServerCalls | None, origin: CallOrigin) -> None:
-        self._caller = caller
+    `send` sends a message to the child; `find_request` finds a request that the child executes by its number.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Message, Payload | None], None],
+        find_request: Callable[[int], InFlightRequest | None],
+        server: ServerCalls | None,
+        origin: CallOrigin,
+    ) -> None:
+        self._send = send
+        self._find_request = find_request
         self._server = server
         self._origin = origin
         self._open: dict[int, _OpenCall] = {}
@@ -156,13 +157,13 @@ class ModelCalls:
         """The requests that the call may have been made for, but for those whose callers have left."""
         parents = set(range(message.parent, message.parent + message.num_parents)) if message.parent else set()
         for number in tuple(parents) if len(parents) > 1 else ():
-            request = self._caller.request(number)
+            request = self._find_request(number)
             if request is not None and request.is_cancelled and len(parents) > 1:
                 parents.remove(number)
         return parents
 
     def _origins(self, parent: int) -> tuple[CallOrigin, ...]:
-        request = self._caller.request(parent) if parent else None
+        request = self._find_request(parent) if parent else None
         if request is None:
             return ()
         return (*request.call_origins, self._origin)
@@ -174,7 +175,7 @@ class ModelCalls:
             record = None if response is None else response_record(response, payload)
         except ServerError as error:
             record = ResponseRecord([], ErrorRecord.of(error), None)
-        self._caller.send(Reply(number=number, response=record, is_final=is_final), payload)
+        self._send(Reply(number=number, response=record, is_final=is_final), payload)
 
     def _answer_now(self, message: Ask, call: Callable[[], Any]) -> None:
         try:
@@ -194,7 +195,7 @@ class ModelCalls:
     def _tell(self, message: Ask, *, value: Any = None, error: ServerError | None = None) -> None:
         if message.number:
             record = ErrorRecord.of(error) if error is not None else None
-            self._caller.send(Told(number=message.number, value=value, error=record))
+            self._send(Told(number=message.number, value=value, error=record), None)
         elif error is not None:
             logger.error("%s: %s: %s", self._origin.instance, message.topic, error.message)
 

@@ -6,11 +6,12 @@ nothing while it executes costs no thread a wake-up.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from modelserver.backend import InferResponse, ServerError
 from modelserver.execution.process.busy_wait import BusyWait
@@ -34,10 +35,12 @@ Found = TypeVar("Found")
 _MANY_LEASES = 16
 
 
-class Waiting(Protocol):
+class Waiting(abc.ABC):
     """What the replies to one `Call` or `Ask` are for. Called under the connection's lock: it must be quick."""
 
-    def take(self, message: Reply | Told, payload: bytearray | ByteView) -> None: ...
+    @abc.abstractmethod
+    def take(self, message: Reply | Told, payload: bytearray | ByteView) -> None:
+        """A reply has arrived."""
 
 
 class Basket:

@@ -7,7 +7,6 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from modelserver.bench.input_data import DataOptions
 from modelserver.bench.options import BenchOptions, LoadOptions, MeasurementOptions, RequestOptions
@@ -97,18 +96,23 @@ class TuneResult:
         return next((trial for trial in self.trials if trial.candidate == candidate), None)
 
 
-class TuneWatcher(Protocol):
+class TuneWatcher:
     """Receives the progress of a run."""
 
-    def run_began(self, result: TuneResult) -> None: ...
+    def run_began(self, result: TuneResult) -> None:
+        """The candidates are known."""
 
-    def trial_began(self, number: int, candidate: Candidate) -> None: ...
+    def trial_began(self, number: int, candidate: Candidate) -> None:
+        """A candidate is loaded and measured."""
 
-    def level_began(self, concurrency: int) -> None: ...
+    def level_began(self, concurrency: int) -> None:
+        """It is measured with this many requests at a time."""
 
-    def trial_ended(self, number: int, trial: Trial) -> None: ...
+    def trial_ended(self, number: int, trial: Trial) -> None:
+        """It is measured, or has failed."""
 
-    def comparison_began(self) -> None: ...
+    def comparison_began(self) -> None:
+        """The best candidate is measured beside the model as it was."""
 
 
 def tune(options: TuneOptions, watcher: TuneWatcher) -> TuneResult:

@@ -25,15 +25,16 @@ from modelserver.wire.http1.answer import (
     NO_LENGTH,
     answer_start,
 )
+from modelserver.wire.http1.exchange import Answering
 from modelserver.wire.http1.head import RequestHead
 from modelserver.wire.http1.incoming import Incoming
 from modelserver.wire.http1.outgoing import Outgoing
-from modelserver.wire.http1.pieces import PieceWriter
+from modelserver.wire.http1.pieces import PieceSink, PieceWriter
 from modelserver.wire.http1.reader import RequestReader
 from modelserver.wire.sockets.transport import receive_soon_of
 
 
-class Http1Connection(RequestReader):
+class Http1Connection(RequestReader, Answering, PieceSink):
     """Everything is called on the event loop thread; `begin` first."""
 
     __slots__ = (

@@ -13,6 +13,8 @@ from modelserver.wire.http1.head import RequestHead
 class Answering(Protocol):
     """The connection, as its exchanges see it."""
 
+    __slots__ = ()
+
     @property
     def peer(self) -> str:
         """The address of the client."""

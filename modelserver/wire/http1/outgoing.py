@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from modelserver.core.tensor import Buffer
 from modelserver.wire.bulk import TURN_BYTES, BulkTurns
 from modelserver.wire.http1.progress import Progress
-from modelserver.wire.outbox import Outbox
+from modelserver.wire.outbox import Flushable, Outbox
 from modelserver.wire.sockets.transport import gathers
 
 # Below this one write is cheaper than avoiding a copy.
@@ -17,7 +17,7 @@ _MAX_JOINED_BYTES = 32 * 1024
 _MAX_COLLECTED_BYTES = 64 * 1024
 
 
-class Outgoing:
+class Outgoing(Flushable):
     """Collects while `is_collecting`, and otherwise until the outbox flushes at the end of the loop's turn.
 
     While `is_lone`, an answer is sent at once: one request was read, and no other work is due.

@@ -16,6 +16,8 @@ _LAST_CHUNK = b"0\r\n\r\n"
 class PieceSink(Protocol):
     """The connection, as the writer of pieces sees it."""
 
+    __slots__ = ()
+
     @property
     def has_room(self) -> bool:
         """Whether the client has read enough for more to be sent."""

@@ -21,10 +21,11 @@ from modelserver.wire.http2.sender import Sender
 from modelserver.wire.http2.stream import ABANDONED, DONE, RUNNING, Http2Stream
 from modelserver.wire.http2.timeouts import Timeouts
 from modelserver.wire.http2.unended import UnendedStreams
+from modelserver.wire.outbox import Flushable
 from modelserver.wire.sockets.transport import receive_soon_of
 
 
-class Http2Connection(asyncio.BufferedProtocol):
+class Http2Connection(asyncio.BufferedProtocol, Flushable):
     """From the first byte to the close. Everything is called on the event loop thread.
 
     The halves and the streams of a connection share this object: `receiver` and `control` handle input, `sender` holds

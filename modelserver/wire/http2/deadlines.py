@@ -14,6 +14,8 @@ _HORIZON_NS: Final = 20_000_000
 class Expiring(Protocol):
     """A call with a deadline. Hashable by identity."""
 
+    __slots__ = ()
+
     def expire(self) -> None:
         """The deadline has passed. Does not raise."""
 

@@ -16,6 +16,7 @@ from modelserver.protocol.grpc_status import Status
 from modelserver.wire.address import peer_of
 from modelserver.wire.grpc.compression import belongs_off_loop, compress, decompress, decompress_on_loop
 from modelserver.wire.grpc.status import OK_TRAILERS, RESPONSE_HEADERS
+from modelserver.wire.http2.deadlines import Expiring
 from modelserver.wire.http2.frame import DATA, END_HEADERS, END_STREAM, HEADERS, ErrorCode, pack_u32, window_update
 from modelserver.wire.http2.grpc_ending import DEADLINE_TEXT, end_call, internal_error, refuse
 from modelserver.wire.http2.hpack import literal
@@ -45,7 +46,7 @@ _TRAILERS_FRAME: Final = _TRAILERS_HEAD + bytes(4) + OK_TRAILERS
 _pack_data: Final = struct.Struct(">HBBBIBI").pack
 
 
-class GrpcCall(UnaryCall, Http2Stream):
+class GrpcCall(UnaryCall, Http2Stream, Expiring):
     """One unary call, from its HEADERS to its trailers.
 
     The message is handed over when the client has ended the stream, because only then it is known to be the only one.

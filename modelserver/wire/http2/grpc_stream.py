@@ -13,6 +13,7 @@ from modelserver.protocol.grpc_status import Status
 from modelserver.wire.address import peer_of
 from modelserver.wire.grpc.compression import belongs_off_loop, compress
 from modelserver.wire.grpc.status import OK_TRAILERS, RESPONSE_HEADERS
+from modelserver.wire.http2.deadlines import Expiring
 from modelserver.wire.http2.frame import pack_u32
 from modelserver.wire.http2.grpc_ending import DEADLINE_TEXT, end_call, internal_error, refuse
 from modelserver.wire.http2.hpack import literal
@@ -31,7 +32,7 @@ _MAX_UNSENT_BYTES: Final = 64 * 1024
 _MAX_UNFLUSHED: Final = 128
 
 
-class GrpcStream(Http2Stream):
+class GrpcStream(Http2Stream, Expiring):
     """One streaming call from its HEADERS to its trailers.
 
     The Task runs from the head on. It is cancelled when the client leaves or the deadline passes.

@@ -10,7 +10,7 @@ from modelserver.core.large_buffers import aligned_buffer
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import RpcError
 from modelserver.protocol.grpc_status import Status
-from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
+from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget, Holder
 
 PREFIX_BYTES: Final = 5
 # Below this size a message is copied into bytes when it comes in one piece.
@@ -34,7 +34,7 @@ class BudgetSpentError(RpcError):
         )
 
 
-class MessageAssembly:
+class MessageAssembly(Holder):
     """The message that is being received on a stream; `add` until `is_complete`, then `take`.
 
     `size` is None until its prefix is known. A large message lies in memory of its own, whose end is aligned:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Any
 
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import Frontend as GrpcFrontend
@@ -35,13 +35,6 @@ from modelserver.wire.processes.window import Window
 _logger = logging.getLogger(__name__)
 
 
-class _Forwarded(Protocol):
-    """A request in progress."""
-
-    def cancel(self) -> None:
-        """The client left."""
-
-
 class ForwardedExchanges:
     """The forwarded requests of one front that are in progress. Event loop thread only."""
 
@@ -50,7 +43,7 @@ class ForwardedExchanges:
         self._http = http
         self._grpc = grpc
         self.link = link
-        self._calls: dict[int, _Forwarded] = {}
+        self._calls: dict[int, _Exchange | _Call | _Stream] = {}
 
     def exchange(self, message: Exchange) -> None:
         """Have an HTTP request answered."""

@@ -26,6 +26,8 @@ _MAX_READY: Final = 64
 class Watched(Protocol):
     """A transport that receives events of its socket. None of these methods raises."""
 
+    __slots__ = ()
+
     def ready(self, events: int) -> None:
         """The socket can be read (READ) or written (WRITE), or has failed (any other bit); or perhaps so: try."""
 

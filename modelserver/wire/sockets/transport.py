@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from modelserver.core.tensor import Buffer
 from modelserver.wire.sockets import calls
-from modelserver.wire.sockets.calls import READ, WRITE, Watcher
+from modelserver.wire.sockets.calls import READ, WRITE, Watched, Watcher
 from modelserver.wire.sockets.poller import Poller
 
 # Of a large body that comes faster than it is read; then it is the other connections' turn.
@@ -28,7 +28,7 @@ ENDED: Final = "cannot write after write_eof()"
 NOBODY: Final = asyncio.BufferedProtocol()
 
 
-class SocketTransport(asyncio.Transport):
+class SocketTransport(asyncio.Transport, Watched):
     """Takes over a connected socket that does not block. Event loop thread only.
 
     For an `asyncio.BufferedProtocol`, to which it keeps as asyncio's transports do. What is written leaves at once as
