@@ -33,8 +33,8 @@ from modelserver.pb import model_config_pb2
 from modelserver.protocol.api import Route
 from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, HttpLimits
 from modelserver.repository import namespaces
-from modelserver.repository.state import LoadCounts
 from modelserver.scheduling.rate_limit import RateLimiter
+from modelserver.telemetry.counts import LoadCounts
 from modelserver.telemetry.exposition import RenderedFamily
 from modelserver.telemetry.file_reloads import FileReloads
 from modelserver.telemetry.host import HostGauges
