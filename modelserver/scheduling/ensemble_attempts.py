@@ -61,7 +61,7 @@ class AttemptsOwner(Protocol):
 
     step_counts: StepCounts
 
-    def now_ns(self) -> int: ...
+    now_ns: Callable[[], int]
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle: ...
 
