@@ -165,7 +165,7 @@ def test_each_rank_has_its_share(form: str, tmp_path: Path) -> None:
         ("bitsandbytes nf4", {"weight": torch.zeros(5, 1, dtype=torch.uint8)}, r"up_proj\.weight of shape \[5, 1\]"),
         ("torchao int8", {"_weight_scale": torch.ones(3, 1)}, r"up_proj\._weight_scale has the shape \[3, 1\]"),
         ("torchao int8", {"_weight_qdata": torch.ones(128, 8, dtype=torch.int32)}, "up_proj._weight_qdata is packed"),
-        ("exl2", {"q_groups": torch.tensor([4, 0], dtype=torch.int16)}, "up_proj.q_groups describe"),
+        ("exl2", {"q_groups": torch.tensor([3, 0], dtype=torch.int16)}, "up_proj.q_groups describe 96 inputs"),
         ("exl2", {"q_groups": torch.tensor([4, 3, 9, 0], dtype=torch.int16)}, "up_proj.q_groups do not describe"),
         ("exl2", {"q_scale_max": torch.ones(1, dtype=torch.float16)}, r"up_proj\.q_scale_max of shape \[1\]"),
         ("exl2", {"q_weight": torch.ones(1, 1, dtype=torch.int32)}, r"up_proj\.q_weight has the shape \[1, 1\]"),
