@@ -176,6 +176,10 @@ class PackedMatrixEmbedding:
     def __call__(self, token_ids: torch.Tensor, /) -> torch.Tensor:
         return self.matrix.expanded(token_ids).to(self._dtype)
 
+    def head(self) -> PackedMatrixLinear:
+        """The layer of the same matrix, in the same memory."""
+        return PackedMatrixLinear(self.matrix, None)
+
 
 def _address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()

@@ -13,6 +13,7 @@ from modelserver.backend import InvalidArgumentError, UnsupportedError
 from ..models.grouped_linear import GroupedLinear, ListedLinears
 from ..models.linear import JoinedLinear, Linear
 from ..models.linear_tensors import LinearTensors, Part, Split
+from ..models.packed_matrix import PackedMatrixEmbedding
 from ..models.token_embedding import TokenEmbedding
 from .quantized_linear import QuantizedEmbedding, quantized_embedding, quantized_linear
 from .quantized_weight import QuantizedWeight
@@ -40,7 +41,7 @@ class StoredScheme(Scheme):
         return quantized_embedding(self._share(tensors, part), tensors.dtype)
 
     def tied_head(self, tensors: LinearTensors, embedding: TokenEmbedding) -> Linear:
-        if isinstance(embedding, QuantizedEmbedding):
+        if isinstance(embedding, QuantizedEmbedding | PackedMatrixEmbedding):
             return embedding.head()
         return super().tied_head(tensors, embedding)
 
