@@ -228,6 +228,9 @@ def _die_with_server(lifeline: int) -> None:
 
 
 _SERVER_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What is blocked across a fork: everything but faults of the code itself, which must show the stack.
+_FAULTS: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP}
+_HELD_SIGNALS: Final = signal.valid_signals() - _FAULTS
 
 
 def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
@@ -255,14 +258,18 @@ def _let_copies_end() -> None:
     Python forgets the signals that reach a copy before its interpreter is set up, and a handler of ours would miss
     those that come just before a blocking call: a pool that ends its workers would then wait for them for ever. So
     the signals are blocked across the fork, and have their default action before they are let through.
+
+    All signals are blocked, so that no handler of the model's own runs inside these hooks: one that raises there would
+    leave the signals blocked, or without their default action, in the model's process or in its copy.
     """
-    masks = threading.local()  # several threads may be about to fork
+    forks = threading.local()  # several threads may be about to fork
 
     def block() -> None:
-        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _SERVER_SIGNALS)
+        forks.mask = _change_mask(signal.SIG_BLOCK, set())
+        _change_mask(signal.SIG_BLOCK, _HELD_SIGNALS)
 
     def restore() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, forks.mask)
 
     def restore_in_copy() -> None:
         for number in _SERVER_SIGNALS:
@@ -271,6 +278,15 @@ def _let_copies_end() -> None:
         restore()
 
     os.register_at_fork(before=block, after_in_parent=restore, after_in_child=restore_in_copy)
+
+
+def _change_mask(how: int, numbers: set[signal.Signals]) -> set[int]:
+    """As pthread_sigmask, which first runs handlers of signals that came before: their exceptions are printed."""
+    while True:
+        try:
+            return signal.pthread_sigmask(how, numbers)
+        except BaseException:
+            traceback.print_exc()
 
 
 def main() -> int:

@@ -466,17 +466,26 @@ def test_a_signal_ends_a_forked_copy_at_any_moment(start: Callable[..., ProcessI
 
         NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-        def exit_code(number):
+        def exit_code(number, wait_s=0.0):
             copy = os.fork()
             if copy == 0:
-                time.sleep(5)
+                time.sleep(60)  # far longer than the signal takes, whatever else the machine does
                 os._exit(0)
+            time.sleep(wait_s)
+            os.kill(copy, signal.SIGUSR1)
             os.kill(copy, number)
             return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
 
+        def refuse(number, frame):
+            if frame.f_code.co_filename != __file__:
+                raise InterruptedError("this handler interrupts code that is not the model's")
+
         class TritonPythonModel:
+            def initialize(self, args):
+                signal.signal(signal.SIGUSR1, refuse)
+
             def execute(self, requests):
-                codes = [exit_code(number) for number in NUMBERS for _ in range(4)]
+                codes = [exit_code(number, i * 1e-5) for number in NUMBERS for i in range(40)]
                 thread = threading.Thread(target=lambda: codes.append(exit_code(signal.SIGTERM)))
                 thread.start()
                 thread.join()
@@ -492,7 +501,7 @@ def test_a_signal_ends_a_forked_copy_at_any_moment(start: Callable[..., ProcessI
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    expected = [-number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for _ in range(4)]
+    expected = [-number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for _ in range(40)]
     assert response(entry).outputs[0].data.tolist() == [*expected, -signal.SIGTERM]
 
 
