@@ -114,6 +114,14 @@ def test_paths_and_methods(http: httpx.Client) -> None:
         ("/v1/nothing", "paths here begin with /v1/chat, /v1/completions, /v1/embeddings, /v1/models"),
         ("/v2/nothing", "paths here begin with /v2/"),
         ("/elsewhere", "paths here begin with /api, /detokenize, /health,"),
+        ("/", "paths here begin with /api, /detokenize, /health,"),
+        ("//", "paths here begin with /api, /detokenize, /health,"),
+        ("/health/ready", "did you mean /v2/health/ready?"),
+        ("/healthz", "did you mean /health?"),
+        ("/v1/health", "did you mean /health?"),
+        ("/v2/version", "did you mean /version?"),
+        ("/version/2", "did you mean /version?"),
+        ("/v3/models/mock/infer", "did you mean /v2/models/mock/infer?"),
     ],
 )
 def test_a_hint_stays_within_the_api_that_was_asked(http: httpx.Client, path: str, hint: str) -> None:

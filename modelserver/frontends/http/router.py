@@ -118,23 +118,21 @@ class Router:
     def nearest(self, path: str) -> str | None:
         """The path that `path` may have meant, for an error message: of the same API, and with the same names in it.
 
-        Corrects a path without its API's beginning, or with the beginning twice.
+        Corrects a path without its API's beginning, with one too many, another version, or too much behind it.
         """
-        if len(path) > _MAX_HINT_LEN:
+        if len(path) > _MAX_HINT_LEN or not path.strip("/"):
             return None
-        api = self._owner(path)
-        if api is None:
-            return next((found for start, _ in self._beginnings if self.find(found := start[:-1] + path)), None)
-        start = next(start for start, owner in self._beginnings if owner is api and f"{path}/".startswith(start))
+        start, api = next((entry for entry in self._beginnings if f"{path}/".startswith(entry[0])), ("/", None))
         rest = path[len(start) :]
-        if f"/{rest}/".startswith(start) and self.find(f"/{rest}"):
+        if rest and api is not None and self.find(f"/{rest}"):
             return f"/{rest}"
-        segments = path.strip("/").split("/")
-        known = sorted({route.pattern for route in api.routes if route.pattern.startswith(start)})
-        # The common beginning carries no information.
-        rests = [_with_names(pattern, segments)[len(start) :] for pattern in known]
-        close = difflib.get_close_matches(rest, rests, n=1)
-        return start + close[0] if close else None
+        elsewhere = next((found for each, _ in self._beginnings if self.find(found := each[:-1] + path)), None)
+        if api is None:
+            return elsewhere or _closest(path, self.routes, start="/", cutoff=0.8)
+        known = [route for route in api.routes if route.pattern.startswith(start)]
+        if not known and elsewhere is None and self.find(start[:-1]):
+            return start[:-1]
+        return _closest(path, known, start=start, cutoff=0.6) or elsewhere
 
     def starts(self, path: str) -> list[str]:
         """The beginnings of paths that this port serves: those of the API that `path` belongs to, or else of all."""
@@ -143,6 +141,14 @@ class Router:
         if api is None:
             return sorted({f"/{each[0]}" for each in patterns})
         return sorted({"/" + "/".join(each[:2]) for each in patterns if len(each) > 1}) or [f"/{patterns[0][0]}"]
+
+
+def _closest(path: str, routes: Sequence[Route], *, start: str, cutoff: float) -> str | None:
+    """The route most like the path; what both have at their start carries no information."""
+    segments = path.strip("/").split("/")
+    rests = [_with_names(pattern, segments)[len(start) :] for pattern in sorted({route.pattern for route in routes})]
+    close = difflib.get_close_matches(path[len(start) :], rests, n=1, cutoff=cutoff)
+    return start + close[0] if close else None
 
 
 def _with_names(pattern: str, segments: list[str]) -> str:
