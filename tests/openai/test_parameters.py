@@ -67,6 +67,10 @@ BOTH: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
         {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
     ),
+    (
+        {"response_format": JSON_SCHEMA, "structured_outputs": {"disable_any_whitespace": True}},
+        {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+    ),
     ({"structured_outputs": {"choice": ["a", "b"]}}, {"structured_outputs": {"choice": ["a", "b"]}}),
     ({"guided_json": SCHEMA}, {"structured_outputs": {"json": SCHEMA}}),
     ({"guided_grammar": "root ::= x"}, {"structured_outputs": {"grammar": "root ::= x"}}),

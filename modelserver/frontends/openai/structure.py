@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from modelserver.frontends.llm.errors import ParameterError
@@ -9,6 +10,7 @@ from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.openai.sampling import unsupported
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
+_OPTIONS = ("disable_any_whitespace",)
 _UNSUPPORTED = ("structural_tag", "whitespace_pattern", "disable_additional_properties")
 # Members of the request that are a constraint, or an option of one: vLLM's, then llama.cpp's and SGLang's.
 _MEMBERS = {
@@ -36,19 +38,25 @@ def read_structure(fields: Fields) -> dict[str, Any] | None:
     for name in _UNSUPPORTED_MEMBERS:
         if fields.document.get(name):
             raise unsupported(fields, name, f"use structured_outputs with one of {', '.join(_KINDS)}")
+    structured = _read_structured(fields)
     found = [
         (name, structure)
         for name, structure in (
             ("response_format", _read_format(fields)),
-            ("structured_outputs", _read_structured(fields)),
+            ("structured_outputs", structured.constraint),
             *((name, _read_member(fields, name)) for name in _MEMBERS),
         )
-        if structure is not None
+        if structure
     ]
     if len(found) > 1:
         names = " and ".join(f"'{name}'" for name, _ in found)
         raise ParameterError(f"{names} both constrain the answer: use one of them", found[1][0])
-    return found[0][1] if found else None
+    if not found:
+        if structured.is_given:
+            raise _not_one_kind(0)
+        return None
+    # As in vLLM, the options of structured_outputs hold for a response_format beside it, too.
+    return {**found[0][1], **structured.options}
 
 
 def check_schema(fields: Fields, name: str, schema: Any) -> None:
@@ -90,23 +98,34 @@ def _read_format(fields: Fields) -> dict[str, Any] | None:
     return {"json": schema}
 
 
-def _read_structured(fields: Fields) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True)
+class _Structured:
+    """The member `structured_outputs`: its constraint, which may be empty, and its options."""
+
+    is_given: bool = False
+    constraint: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _read_structured(fields: Fields) -> _Structured:
     structured = fields.fields("structured_outputs")
     if structured is None:
-        return None
+        return _Structured()
     for name in _UNSUPPORTED:
         if structured.document.get(name):
             raise unsupported(structured, name, f"use one of {', '.join(_KINDS)}")
     found = {kind: _read_kind(structured, kind, kind) for kind in _KINDS}
     given = {kind: value for kind, value in found.items() if value is not None}
-    if len(given) != 1:
-        raise ParameterError(
-            f"'structured_outputs' must have exactly one of {', '.join(_KINDS)}, got {len(given)}",
-            "structured_outputs",
-        )
-    if structured.has("disable_any_whitespace"):
-        given["disable_any_whitespace"] = structured.flag("disable_any_whitespace")
-    return given
+    if len(given) > 1:
+        raise _not_one_kind(len(given))
+    options = {name: structured.flag(name) for name in _OPTIONS if structured.has(name)}
+    return _Structured(is_given=True, constraint=given, options=options)
+
+
+def _not_one_kind(num_given: int) -> ParameterError:
+    return ParameterError(
+        f"'structured_outputs' must have exactly one of {', '.join(_KINDS)}, got {num_given}", "structured_outputs"
+    )
 
 
 def _read_member(fields: Fields, name: str) -> dict[str, Any] | None:
