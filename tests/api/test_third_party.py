@@ -60,6 +60,7 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @contextmanager
 def importable(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))  # of the front processes
     importlib.invalidate_caches()
     yield
     for name in ("score_api", "broken_api"):
@@ -142,8 +143,10 @@ def test_its_errors_have_its_own_form(installed: None, models: Path, version: st
         assert isinstance(client.get("/v1/nothing").json()["error"], dict)
 
 
-def test_a_body_over_the_limit_is_refused_in_its_form(installed: None, models: Path) -> None:
-    with running_server(models, http_max_input_size=100, wire_processes=1) as running, client_of(running) as client:
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_body_over_the_limit_is_refused_in_its_form(installed: None, models: Path, num_processes: int) -> None:
+    options = {"http_max_input_size": 100, "wire_processes": num_processes}
+    with running_server(models, **options) as running, client_of(running) as client:
         answer = client.post("/score/identity", json={"rows": [[1] * 100]})
     assert answer.status_code == 413
     assert answer.json()["failure"]["reason"]
@@ -171,11 +174,25 @@ def test_keys_and_scopes(installed: None, models: Path, keys: KeyFile, version: 
         assert client.get("/score", headers=bearer(keys, "tenant")).json() == {"models": []}
 
 
-def test_a_large_body_without_a_key_is_refused_by_its_head(installed: None, models: Path, keys: KeyFile) -> None:
-    options: dict[str, Any] = {"api_keys_file": str(keys.path), "wire_processes": 1}
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_large_body_without_a_key_is_refused_by_its_head(
+    installed: None, models: Path, keys: KeyFile, num_processes: int
+) -> None:
+    options: dict[str, Any] = {"api_keys_file": str(keys.path), "wire_processes": num_processes}
     with running_server(models, **options) as running, client_of(running) as client:
         answer = client.post("/score/identity", content=b" " * (4 << 20), headers={"Expect": "100-continue"})
         assert (answer.status_code, answer.json()["failure"]["reason"]) == (401, "unauthenticated")
+
+
+def test_a_front_without_the_package_leaves_its_errors_to_the_core(
+    installed: None, models: Path, keys: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    options: dict[str, Any] = {"api_keys_file": str(keys.path), "wire_processes": 2}
+    with running_server(models, **options) as running, client_of(running) as client:
+        for path in ("/score/identity", "/score/nothing/nothing/nothing"):
+            answer = client.post(path, json=ROWS)
+            assert (answer.status_code, answer.json()["failure"]["reason"]) == (401, "unauthenticated")
 
 
 def test_a_client_that_leaves_ends_its_call(installed: None, models: Path, version: str) -> None:

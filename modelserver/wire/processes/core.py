@@ -27,8 +27,6 @@ from modelserver.frontends.http.access_log import with_access_log as with_http_l
 from modelserver.frontends.http.cors import with_cors
 from modelserver.frontends.http.frontend import HttpFrontend as PortFrontend
 from modelserver.frontends.http.inference import Inference
-from modelserver.frontends.http.metrics import TextErrors
-from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.planes.data import InferPlane
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.call import Service
@@ -57,8 +55,6 @@ from modelserver.wire.processes.short_calls import ShortCalls, is_open
 _logger = logging.getLogger(__name__)
 
 _KSERVE: Final = "KServe"
-# The error forms that are known here; calls of APIs with other forms are refused by the core, not by a front.
-_ERRORS: Final[dict[str, ErrorWriter]] = {_KSERVE: PLAIN_ERRORS, "OpenAI": OpenAiErrors(), "metrics": TextErrors()}
 
 
 class HttpForwarder(HttpFrontend):
@@ -149,20 +145,21 @@ class Core:
     ) -> HttpFrontend:
         guard = Guard(limits.access, keys)
         inference = Api(_KSERVE, Inference(plane, limits).routes())
-        known = [self._forwarded(api) for api in calls.apis]
         infer = PortFrontend([inference], guard)
+        writers = {api.name: api.error_writer() for api in calls.apis}
+        known = [self._forwarded(api, writers[api.name] or PLAIN_ERRORS) for api in calls.apis]
         forwarder = HttpForwarder(
             infer,
             PortFrontend(known or [inference], guard),
             self._calls,
-            foreign=frozenset(api.name for api in known) - _ERRORS.keys(),
+            foreign=frozenset(name for name, writer in writers.items() if writer is None),
         )
         http = with_http_log(forwarder, is_logged=limits.access.is_logged, keys=keys)
         if is_open(limits.access):
             http = self._short.http(infer.serves, http)
         return with_cors(http, limits.cors)
 
-    def _forwarded(self, api: ApiCalls) -> Api:
+    def _forwarded(self, api: ApiCalls, errors: ErrorWriter) -> Api:
         """An API whose calls the core answers."""
         routes = tuple(
             Route(
@@ -174,7 +171,7 @@ class Core:
             )
             for route in api.routes
         )
-        return Api(api.name, routes, _ERRORS.get(api.name, PLAIN_ERRORS), beginnings=api.beginnings)
+        return Api(api.name, routes, errors, beginnings=api.beginnings)
 
     def _make_grpc(
         self, plane: InferPlane, limits: GrpcLimits, calls: FrontCalls, keys: KeyRing | None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import socket
+import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +19,14 @@ from modelserver.protocol.api import Api
 from modelserver.protocol.call import Frontend as GrpcFrontend
 from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
+from modelserver.protocol.response import ErrorWriter
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.tls import TlsFiles
 
 if TYPE_CHECKING:
     from modelserver.planes.data import DataPlane
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +66,27 @@ class RouteCall:
 
 @dataclass(frozen=True, slots=True)
 class ApiCalls:
-    """An API without its handlers."""
+    """An API without its handlers; `errors` is the class of its error writer, as "module:Class".
+
+    `errors` is empty if the class cannot be made from its name: then only the core writes this API's errors.
+    """
 
     name: str
     beginnings: tuple[str, ...]
     routes: tuple[RouteCall, ...]
+    errors: str = ""
+
+    def error_writer(self) -> ErrorWriter | None:
+        """The writer of the API's errors; None if only the core has it. Imports the module of an installed API."""
+        if not self.errors:
+            return None
+        module, _, name = self.errors.partition(":")
+        try:
+            writer = getattr(importlib.import_module(module), name)()
+        except Exception as error:
+            _logger.warning("the core writes the errors of the API '%s': %s here: %s", self.name, self.errors, error)
+            return None
+        return writer if isinstance(writer, ErrorWriter) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +110,17 @@ def _describe_api(api: Api) -> ApiCalls:
     routes = tuple(
         RouteCall(route.method, route.pattern, _describe_needs(route.needs), route.model) for route in api.routes
     )
-    return ApiCalls(api.name, api.beginnings, routes)
+    return ApiCalls(api.name, api.beginnings, routes, _name_of(api.errors))
+
+
+def _name_of(errors: ErrorWriter) -> str:
+    """The class of a writer that has no state; empty for other writers, and for a class that no module has by name."""
+    kind = type(errors)
+    has_state = bool(getattr(errors, "__dict__", {})) or any(getattr(each, "__slots__", ()) for each in kind.__mro__)
+    module = sys.modules.get(kind.__module__)
+    if has_state or kind.__module__ == "__main__" or getattr(module, kind.__qualname__, None) is not kind:
+        return ""
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _describe_needs(needs: Needs) -> CallNeeds:
