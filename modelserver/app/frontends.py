@@ -179,13 +179,14 @@ class ServerFrontends:
             clouds.append(self._vertex_ai())
         return clouds
 
-    def _v2(self) -> Frontend:
-        """The target of clouds' calls: they become calls of KServe's API, which the guard checks again."""
-        return HttpFrontend([KServe(*self._planes, self._limits).api()], self._guard)
+    def _v2(self) -> Api:
+        """The target of clouds' calls."""
+        return KServe(*self._planes, self._limits).api()
 
     def _sagemaker(self) -> Api:
         return sagemaker_api(
             self._v2(),
+            self._guard,
             *self._planes,
             self._limits,
             model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),
@@ -203,6 +204,7 @@ class ServerFrontends:
         health_path, predict_path = paths
         return vertex_ai_api(
             self._v2(),
+            self._guard,
             self._planes[0],
             health_path=health_path,
             predict_path=predict_path,

@@ -78,23 +78,33 @@ class Guard:
         """
         caller = None
         if self._keys is not None and self._wants_key(needs, headers):
-            caller = self._keys.caller(headers)
+            caller = self._caller(self._keys, headers)
             if needs.scope not in caller.scopes:
                 _refuse_scope(caller, needs, " ".join(what))
-        restriction = self._restrictions.get(needs.group)
-        if restriction is not None and not restriction.allows(headers):
-            raise RestrictedError(restriction.key)
+        self._check_group(needs, headers)
         return caller
+
+    def beyond(self, needs: Needs) -> Guard:
+        """The guard of calls that stand for another one, which was admitted for `needs`: only what they need beyond."""
+        return _FurtherGuard(self, needs)
 
     def identify(self, headers: Headers) -> ApiKey | None:
         """The caller of an unknown path, which looks like a path that needs a key. Raises as `admit`."""
-        return None if self._keys is None else self._keys.caller(headers)
+        return None if self._keys is None else self._caller(self._keys, headers)
 
     def admission(self, caller: ApiKey | None) -> Admitted:
         """The result of `admit` or `identify` in the form that a wire needs before it takes a body."""
         if caller is not None:
             return Admitted(caller.name)
         return EVERYBODY if self._keys is None else WITHOUT_KEY
+
+    def _caller(self, keys: KeyRing, headers: Headers) -> ApiKey:
+        return keys.caller(headers)
+
+    def _check_group(self, needs: Needs, headers: Headers) -> None:
+        restriction = self._restrictions.get(needs.group)
+        if restriction is not None and not restriction.allows(headers):
+            raise RestrictedError(restriction.key)
 
     def _wants_key(self, needs: Needs, headers: Headers) -> bool:
         if needs.key is KeyUse.OPTIONAL:
@@ -113,6 +123,17 @@ def check_further(access: Access, needs: Needs, headers: Headers) -> None:
     restriction = access.restriction(needs.group)
     if restriction is not None and not restriction.allows(headers):
         raise RestrictedError(restriction.key)
+
+
+class _FurtherGuard(Guard):
+    """The caller is the one who was admitted, and the header of that call's group has been seen."""
+
+    def __init__(self, guard: Guard, needs: Needs) -> None:
+        self._keys = guard._keys
+        self._restrictions = {group: rule for group, rule in guard._restrictions.items() if group is not needs.group}
+
+    def _caller(self, keys: KeyRing, headers: Headers) -> ApiKey:
+        return CALLER.get() or keys.caller(headers)
 
 
 def _refuse_scope(caller: ApiKey, needs: Needs, what: str) -> None:

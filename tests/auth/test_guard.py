@@ -9,7 +9,7 @@ import pytest
 from support.keys import KeyFile
 
 from modelserver.auth.access import EVERYBODY, WITHOUT_KEY, Access, Admitted, ApiGroup, Restriction
-from modelserver.auth.api_keys import KeyRing, Scope
+from modelserver.auth.api_keys import CALLER, KeyRing, Scope
 from modelserver.auth.guard import Guard, KeyUse, Needs, RestrictedError
 from modelserver.errors import PermissionDeniedError, UnauthenticatedError
 
@@ -95,3 +95,23 @@ def test_refused_control_is_recorded(guard: Guard, keys: KeyFile, caplog: pytest
         guard.admit(Needs.of(ApiGroup.MODEL_REPOSITORY), of(keys, "user"), "POST", "/v2/repository/index")
     assert 'key="user"' in caplog.text
     assert 'action="POST /v2/repository/index"' in caplog.text
+
+
+def test_a_call_that_stands_for_an_admitted_one_needs_only_what_is_beyond(keys: KeyFile) -> None:
+    inference, statistics = (Restriction((group,), group.value, "s") for group in (INFER.group, ApiGroup.STATISTICS))
+    guard = Guard(Access(restrictions=(inference, statistics)), KeyRing(str(keys.path)))
+    caller = guard.admit(INFER, {**of(keys, "user"), "inference": "s"})
+    further = guard.beyond(INFER)
+    token = CALLER.set(caller)
+    try:
+        # The key and the header of the group are not looked at again.
+        assert further.admit(INFER, {}) is further.identify({}) is caller
+        assert further.admit(Needs.of(ApiGroup.METADATA), {}) is caller
+        with pytest.raises(PermissionDeniedError, match="no scope 'metrics'"):
+            further.admit(Needs.of(ApiGroup.STATISTICS), {})
+        with pytest.raises(RestrictedError):
+            further.admit(Needs.of(ApiGroup.STATISTICS, Scope.INFER), {})
+    finally:
+        CALLER.reset(token)
+    with pytest.raises(UnauthenticatedError):
+        further.admit(INFER, {})

@@ -10,10 +10,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from support.keys import KeyFile
 from support.model_files import write_identity
 from support.serving import running_server
 
 from modelserver.app.ports import SAGEMAKER, VERTEX_AI
+from modelserver.auth.api_keys import KeyRing, Scope
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.server_options import ServerOptions
 
@@ -164,3 +166,33 @@ def test_ports_must_be_within_the_safe_range() -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         ServerOptions(allow_sagemaker=True, sagemaker_safe_port_range="9000-9999")
     ServerOptions(allow_sagemaker=True, sagemaker_safe_port_range="8000-8002")
+
+
+@pytest.mark.parametrize("target", [None, "v2/models/echo/infer", "v2/models/echo/config"])
+def test_a_call_passes_the_guard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str | None) -> None:
+    """As often as a call of v2: when its head has come, and before it is executed."""
+    write_identity(tmp_path / "models", "echo")
+    keys = KeyFile(tmp_path / "keys.yaml")
+    headers = {"x-api-key": keys.add("user", Scope.INFER)}
+    monkeypatch.setenv("AIP_HEALTH_ROUTE", "/health")
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", "/predict")
+    looked: list[bool] = []
+    caller = KeyRing.caller
+    monkeypatch.setattr(KeyRing, "caller", lambda *arguments: looked.append(True) or caller(*arguments))
+    options: dict[str, Any] = {"allow_vertex_ai": True, "vertex_ai_port": 0, "wire_processes": 1}
+    with running_server(tmp_path / "models", api_keys_file=str(keys.path), **options) as running:
+        port = running.server.port_of(VERTEX_AI)
+        counts = []
+        for url in (f"http://{running.http_url}/v2/models/echo/infer", f"http://127.0.0.1:{port}/predict"):
+            redirect = {} if target is None or "predict" not in url else {"X-Vertex-Ai-Triton-Redirect": target}
+            looked.clear()
+            answer = httpx.post(url, json=DOCUMENT, headers={**headers, **redirect})
+            assert answer.status_code == 200, answer.text
+            counts.append(len(looked))
+        assert counts[0] == counts[1] > 0
+        refused = httpx.post(
+            f"http://127.0.0.1:{port}/predict",
+            headers={**headers, "X-Vertex-Ai-Triton-Redirect": "v2/models/echo/stats"},
+        )
+        assert (refused.status_code, "no scope 'metrics'" in refused.text) == (403, True)
+        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200

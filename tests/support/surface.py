@@ -22,6 +22,8 @@ sys.path.insert(0, str(ROOT))
 from docs.generate import messages, metrics, served_routes  # noqa: E402
 from modelserver.app.frontends import grpc_frontend, http_frontend  # noqa: E402
 from modelserver.app.server import Server  # noqa: E402
+from modelserver.auth.access import Access  # noqa: E402
+from modelserver.auth.guard import Guard  # noqa: E402
 from modelserver.cli.main import app  # noqa: E402
 from modelserver.frontends.http.clouds import sagemaker_api  # noqa: E402
 from modelserver.options.server_options import ServerOptions  # noqa: E402
@@ -110,7 +112,8 @@ def _metrics() -> Iterator[str]:
 async def _sagemaker_routes() -> set[str]:
     server = Server(ServerOptions())
     planes = server.dataplane, server.controlplane
-    api = sagemaker_api(http_frontend(*planes), *planes, HttpLimits(), model="", port=8080)
+    v2 = http_frontend(*planes).apis[0]
+    api = sagemaker_api(v2, Guard(Access()), *planes, HttpLimits(), model="", inference_type="infer", port=8080)
     return {f"{route.method} {route.pattern}" for route in api.routes}
 
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from modelserver.auth.access import ApiGroup
-from modelserver.auth.guard import KeyUse
+from modelserver.auth.guard import Guard, KeyUse
 from modelserver.errors import InvalidArgumentError, PermissionDeniedError
+from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.frontends.http.rerouted import BinaryType, ReroutedExchange
 from modelserver.frontends.http.sagemaker import MultiModel
 from modelserver.protocol.api import Api, Route
-from modelserver.protocol.exchange import Frontend, HttpExchange
+from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 
 if TYPE_CHECKING:
@@ -37,12 +38,14 @@ _CONTROLS = re.compile(
 class Cloud:
     """`GET health_path` is readiness; `POST predict_path` asks `model`, or the only ready model.
 
-    Each call becomes a call of a v2 path, which `http` answers; its guard checks that as any other.
+    Each call becomes a call of the API `v2`. It was admitted at the cloud's own route; `guard` checks what the v2 route
+    needs beyond that.
     """
 
     def __init__(
         self,
-        http: Frontend,
+        v2: Api,
+        guard: Guard,
         dataplane: AnyDataPlane,
         *,
         health_path: str,
@@ -57,12 +60,12 @@ class Cloud:
 
         With `has_redirect` a header may name another v2 path.
         """
-        self._http = http
         self._dataplane = dataplane
-        self.routes = (
-            Route("GET", health_path, self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
-            Route("POST", predict_path, self._predict, ApiGroup.INFERENCE),
-        )
+        health = Route("GET", health_path, self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED)
+        predict = Route("POST", predict_path, self._predict, ApiGroup.INFERENCE)
+        self.routes = (health, predict)
+        self._healthy = HttpFrontend([v2], guard.beyond(health.needs))
+        self._predicting = HttpFrontend([v2], guard.beyond(predict.needs))
         self._model = model
         self._model_source = model_source
         self._binary_type = binary_type
@@ -70,7 +73,7 @@ class Cloud:
         self._has_redirect = has_redirect
 
     def _health(self, exchange: HttpExchange) -> None:
-        self._forward(exchange, exchange.head.method, _READY)
+        self._forward(self._healthy, exchange, exchange.head.method, _READY)
 
     def _predict(self, exchange: HttpExchange) -> None:
         target = exchange.head.headers.get(_REDIRECT) if self._has_redirect else None
@@ -85,14 +88,14 @@ class Cloud:
                 f"the header {_REDIRECT} does not reach '{target:.200}': models are loaded and unloaded, and shared "
                 "memory is registered, on the server's own ports"
             )
-        self._forward(exchange, self._method_of(target), target)
+        self._forward(self._predicting, exchange, self._method_of(target), target)
 
     def invoke(self, exchange: HttpExchange, model: str) -> None:
         """Have `model` answer."""
         self._ask(exchange, model, "infer")
 
     def _ask(self, exchange: HttpExchange, model: str, verb: str) -> None:
-        self._forward(exchange, "POST", f"/v2/models/{quote(model, safe='')}/{verb}")
+        self._forward(self._predicting, exchange, "POST", f"/v2/models/{quote(model, safe='')}/{verb}")
 
     def _only_model(self) -> str:
         if self._model:
@@ -109,12 +112,13 @@ class Cloud:
         """The method of a redirected call: the cloud sends POST only, our routes that read want GET."""
         return "GET" if _READS.fullmatch(path.rstrip("/")) else "POST"
 
-    def _forward(self, exchange: HttpExchange, method: str, path: str) -> None:
-        self._http.handle(ReroutedExchange(exchange, method, path, self._binary_type))
+    def _forward(self, http: HttpFrontend, exchange: HttpExchange, method: str, path: str) -> None:
+        http.handle(ReroutedExchange(exchange, method, path, self._binary_type))
 
 
 def sagemaker_api(
-    http: Frontend,
+    v2: Api,
+    guard: Guard,
     dataplane: AnyDataPlane,
     controlplane: AnyControlPlane,
     limits: HttpLimits,
@@ -132,7 +136,8 @@ def sagemaker_api(
             f"SAGEMAKER_TRITON_INFERENCE_TYPE must be one of {', '.join(INFERENCE_TYPES)}, got '{inference_type:.40}'"
         )
     cloud = Cloud(
-        http,
+        v2,
+        guard,
         dataplane,
         health_path="/ping",
         predict_path="/invocations",
@@ -145,11 +150,12 @@ def sagemaker_api(
 
 
 def vertex_ai_api(
-    http: Frontend, dataplane: AnyDataPlane, *, health_path: str, predict_path: str, model: str, port: int
+    v2: Api, guard: Guard, dataplane: AnyDataPlane, *, health_path: str, predict_path: str, model: str, port: int
 ) -> Api:
     """The API of the paths that Vertex AI chooses."""
     cloud = Cloud(
-        http,
+        v2,
+        guard,
         dataplane,
         health_path=health_path,
         predict_path=predict_path,
