@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from .options import EngineOptions
 MODEL_JSON = "model.json"
 CONFIG_JSON = "config.json"
 GGUF_FILES = "*.gguf"
+_HUB_NAME = re.compile(r"([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 # Parameters of config.pbtxt that are the server's, a frontend's, or of Triton's vLLM backend and nobody's here.
 _OTHER_PARAMETERS = frozenset(
     {
@@ -120,14 +123,40 @@ def _named_place(what: str, path: Path, described: Mapping[str, Any]) -> Path:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{what}: {path}: 'model': expected the path of a directory, got {name!r:.80}")
     place = path.parent / Path(name).expanduser()
-    if is_gguf(place) and not place.is_file():
-        raise NotFoundError(f"{what}: {path}: 'model': there is no file {place}")
-    if not is_gguf(place) and not place.is_dir():
+    if is_gguf(place):
+        if not place.is_file():
+            raise NotFoundError(f"{what}: {path}: 'model': there is no file {place}")
+        return place
+    if place.is_dir():
+        return place
+    cache = _hub_cache(described)
+    snapshot = _snapshot(cache, name, str(described.get("revision") or "main"))
+    if snapshot is None:
         raise NotFoundError(
-            f"{what}: {path}: 'model': there is no directory {place}. Nothing is downloaded: put the checkpoint "
-            f"there (hf download {name} --local-dir DIRECTORY), and name the directory"
+            f"{what}: {path}: 'model': there is no directory {place}, and no downloaded model of that name and "
+            f"revision in {cache}. Nothing is downloaded: get it by 'hf download {name}', as the user that the server "
+            "runs as, or put the checkpoint into a directory, and name that"
         )
-    return place
+    return snapshot
+
+
+def _hub_cache(described: Mapping[str, Any]) -> Path:
+    """Where Hugging Face's tools keep what they download; vLLM's `download_dir` names another place."""
+    if named := described.get("download_dir") or os.environ.get("HF_HUB_CACHE"):
+        return Path(str(named)).expanduser()
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(home, "hub").expanduser()
+
+
+def _snapshot(cache: Path, name: str, revision: str) -> Path | None:
+    """The files of a model of the hub, such as "facebook/opt-125m", at a branch, tag or commit; None if not there."""
+    if not _HUB_NAME.fullmatch(name) or ".." in Path(revision).parts:
+        return None
+    repository = cache / f"models--{name.replace('/', '--')}"
+    reference = repository / "refs" / revision
+    snapshot = repository / "snapshots" / (reference.read_text().strip() if reference.is_file() else revision)
+    is_there = (snapshot / CONFIG_JSON).is_file() or any(snapshot.glob(GGUF_FILES))
+    return snapshot if is_there else None
 
 
 def _check_tokenizer(what: str, path: Path, described: Mapping[str, Any], place: Path) -> None:

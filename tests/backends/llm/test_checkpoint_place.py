@@ -56,6 +56,46 @@ def test_model_json_names_a_directory(tmp_path: Path, is_relative: bool) -> None
     assert (place.options.max_num_seqs, place.options.seed) == (8, 3)
 
 
+@pytest.mark.parametrize("revision", [None, "main", "refs/pr/1", "c0ffee"])
+def test_model_json_may_name_a_model_of_the_hub_that_was_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None
+) -> None:
+    """Triton's published vllm_model does: it is served as it is where `hf download` has put the checkpoint."""
+    cache = tmp_path / "hub"
+    write(cache / "models--facebook--opt-125m" / "snapshots" / "c0ffee", config=CONFIG)
+    for name in ("main", "refs/pr/1"):
+        reference = cache / "models--facebook--opt-125m" / "refs" / name
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text("c0ffee")
+    asked = {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.5, "enforce_eager": True}
+    write(tmp_path / "m" / "1", model=asked if revision is None else {**asked, "revision": revision})
+    found = cache / "models--facebook--opt-125m" / "snapshots" / "c0ffee"
+    with monkeypatch.context() as environment:
+        environment.setenv("HF_HUB_CACHE", str(cache))
+        assert find(tmp_path).checkpoint.place == found
+        write(tmp_path / "m" / "1", model={**asked, "revision": "other"})
+        with pytest.raises(NotFoundError, match=f"no downloaded model of that name .* in {cache}"):
+            find(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", "")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    write(tmp_path / "m" / "1", model=asked)
+    assert find(tmp_path).checkpoint.place == found
+    write(tmp_path / "m" / "1", model={**asked, "download_dir": str(tmp_path / "elsewhere")})
+    with pytest.raises(NotFoundError, match="Nothing is downloaded"):
+        find(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../hub/x", "facebook/../x", "/facebook/opt-125m", "a/b/c"])
+def test_only_names_of_the_hub_are_looked_for_in_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write(tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "main", config=CONFIG)
+    write(tmp_path / "m" / "1", model={"model": name})
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(NotFoundError, match="Nothing is downloaded"):
+        find(tmp_path)
+
+
 def test_model_json_may_stand_beside_the_checkpoint_and_have_another_name(tmp_path: Path) -> None:
     write(tmp_path / "m" / "1", config=CONFIG, engine={"max_num_seqs": 2})
     place = find(tmp_path, default_model_filename="engine.json")
