@@ -25,7 +25,7 @@ from modelserver.auth.api_keys import SCOPES
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.kserve import SERVICE
 
-STATES = ("never_loaded", "ready", "generates", "unloaded", "failed", "loading", "infer")
+STATES = ("never_loaded", "ready", "generates", "unloaded", "failed", "loading", "unloading", "infer")
 TENSOR = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}
 # Of a load that another test holds, these would wait for its end.
 _CONTROL = re.compile(r"/(load|unload)$|Repository")
@@ -52,10 +52,11 @@ def served(layout: str, keys: KeyFile, tmp_path_factory: pytest.TempPathFactory)
     (root / "failed" / "config.pbtxt").write_text('backend: "none_of_that_name"')
     write_mock_llm(root, "generates")
     latch = write_latched(root, "loading", held="load")
+    batch_latch = write_latched(root, "unloading", held="batch")
     options: dict[str, Any] = {
         "model_control_mode": "explicit",
         "backend_directory": (str(Path(__file__).parents[1] / "support" / "backends"),),
-        "load_model": ("ready", "generates", "unloaded", "failed"),
+        "load_model": ("ready", "generates", "unloaded", "unloading", "failed"),
         "allow_client_shm": True,
     }
     with (
@@ -65,8 +66,14 @@ def served(layout: str, keys: KeyFile, tmp_path_factory: pytest.TempPathFactory)
         assert client.post("/v2/repository/models/unloaded/unload").status_code == 200
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v2/repository/models/loading/load", timeout=0.3)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v2/models/unloading/infer", json={"inputs": [TENSOR]}, timeout=0.3)
+        assert client.post("/v2/repository/models/unloading/unload").status_code == 200
+        index = client.post("/v2/repository/index").json()
+        assert {"UNLOADING", "LOADING"} <= {entry.get("state") for entry in index}
         yield running
         latch.open()
+        batch_latch.open()
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +121,7 @@ def _walk_routes(served: RunningServer, headers: dict[str, str], state: str) -> 
     with httpx.Client(base_url=f"http://{served.http_url}", headers=headers, timeout=20) as client:
         # Control comes last: it may change the state.
         for route in sorted(routes, key=lambda route: bool(_CONTROL.search(route.pattern))):
-            if state == "loading" and _CONTROL.search(route.pattern):
+            if state in ("loading", "unloading") and _CONTROL.search(route.pattern):
                 continue
             path = re.sub("{(name|id)}", state, route.pattern).replace("{version}", "1")
             path = re.sub("{.*?}", "x", path)
@@ -143,7 +150,7 @@ def _walk_methods(served: RunningServer, key: str, state: str) -> None:
     failures = []
     with grpc.insecure_channel(served.grpc_url) as channel:
         for path, is_stream in sorted(served.call(methods).items(), key=lambda item: bool(_CONTROL.search(item[0]))):
-            if state == "loading" and _CONTROL.search(path):
+            if state in ("loading", "unloading") and _CONTROL.search(path):
                 continue
             for message in _messages(path, state):
                 error = _ask(channel, path, key, message, is_stream=is_stream)
