@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,15 @@ from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
 from modelserver.app.frontends import grpc_frontend, http_frontend
+from modelserver.app.ports import SAGEMAKER
+from modelserver.auth.access import Access
 from modelserver.auth.api_keys import SCOPES
+from modelserver.auth.guard import Guard
+from modelserver.frontends.http.clouds import sagemaker_api
 from modelserver.pb import grpc_service_pb2 as pb
+from modelserver.protocol.api import Route
 from modelserver.protocol.kserve import SERVICE
+from modelserver.protocol.limits import HttpLimits
 
 STATES = ("never_loaded", "ready", "generates", "unloaded", "failed", "loading", "unloading", "infer")
 TENSOR = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}
@@ -58,6 +64,8 @@ def served(layout: str, keys: KeyFile, tmp_path_factory: pytest.TempPathFactory)
         "backend_directory": (str(Path(__file__).parents[1] / "support" / "backends"),),
         "load_model": ("ready", "generates", "unloaded", "unloading", "failed"),
         "allow_client_shm": True,
+        "allow_sagemaker": True,
+        "sagemaker_port": 0,
     }
     with (
         running_server(root, api_keys_file=str(keys.path), **options) as running,
@@ -103,6 +111,16 @@ def test_no_route_fails_for_a_model_that_is_asleep(lazy: RunningServer, keys: Ke
 
 @pytest.mark.parametrize("key", ["everything", "tenant"])
 @pytest.mark.parametrize("state", STATES)
+def test_no_route_of_a_cloud_fails(served: RunningServer, keys: KeyFile, state: str, key: str) -> None:
+    planes = served.server.dataplane, served.server.controlplane
+    v2, guard = http_frontend(*planes).apis[0], Guard(Access())
+    api = sagemaker_api(v2, guard, *planes, HttpLimits(), model="", port=0)
+    url = f"http://127.0.0.1:{served.server.port_of(SAGEMAKER)}"
+    _walk(api.routes, url, _bearer(keys, key), state)
+
+
+@pytest.mark.parametrize("key", ["everything", "tenant"])
+@pytest.mark.parametrize("state", STATES)
 def test_no_method_fails(served: RunningServer, keys: KeyFile, state: str, key: str) -> None:
     _walk_methods(served, keys.texts[key], state)
 
@@ -115,10 +133,14 @@ def test_no_method_fails_for_a_model_that_is_asleep(lazy: RunningServer, keys: K
 def _walk_routes(served: RunningServer, headers: dict[str, str], state: str) -> None:
     server = served.server
     routes = http_frontend(server.dataplane, server.controlplane).routes
+    _walk(routes, f"http://{served.http_url}", headers, state)
+
+
+def _walk(routes: Sequence[Route], url: str, headers: dict[str, str], state: str) -> None:
     prompt = {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}], "text_input": "x"}
     bodies: tuple[dict[str, Any], ...] = ({}, {"model": state, **prompt, "inputs": [TENSOR]})
     failures = []
-    with httpx.Client(base_url=f"http://{served.http_url}", headers=headers, timeout=20) as client:
+    with httpx.Client(base_url=url, headers=headers, timeout=20) as client:
         # Control comes last: it may change the state.
         for route in sorted(routes, key=lambda route: bool(_CONTROL.search(route.pattern))):
             if state in ("loading", "unloading") and _CONTROL.search(route.pattern):

@@ -94,6 +94,16 @@ async def test_the_core_sees_the_bytes_of_a_short_request_and_the_headers_that_i
         assert (answer.status, answer.headers, answer.body) == (200, {"a": "b"}, b"answer")
 
 
+async def test_only_routes_of_inference_have_short_requests() -> None:
+    """Another API's path may end as they do; its handlers see all headers, and may answer by a stream."""
+    asked = Asked()
+    async with hop(http=asked) as over:
+        exchange = Exchange("POST", "/score/echo/infer", {"cookie": "secret"}, TEXT)
+        over.core.http.handle(exchange)
+        await until(lambda: bool(asked.exchanges))
+        assert asked.exchanges[0].head.headers == {"cookie": "secret"}
+
+
 @pytest.mark.parametrize(
     ("path", "headers", "body"),
     [
