@@ -101,7 +101,10 @@ async def test_only_routes_of_inference_have_short_requests() -> None:
         exchange = Exchange("POST", "/score/echo/infer", {"cookie": "secret"}, TEXT)
         over.core.http.handle(exchange)
         await until(lambda: bool(asked.exchanges))
-        assert asked.exchanges[0].head.headers == {"cookie": "secret"}
+        (there,) = asked.exchanges
+        assert there.head.headers == {"cookie": "secret"}
+        there.respond(HttpResponse(200, (), (b"answer",)))
+        assert (await exchange.answer()).body == b"answer"
 
 
 @pytest.mark.parametrize(
