@@ -11,8 +11,8 @@ from modelserver.app.server import Server
 from modelserver.frontends.http.metrics import Metrics
 from modelserver.options.server_options import ServerOptions
 from modelserver.protocol.api import Api
-from modelserver.protocol.http_status import PlainErrors
 from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import PlainErrors
 from modelserver.wire.processes.setup import CorePlanes, FrontSetup
 
 
