@@ -114,7 +114,7 @@ def test_no_route_fails_for_a_model_that_is_asleep(lazy: RunningServer, keys: Ke
 def test_no_route_of_a_cloud_fails(served: RunningServer, keys: KeyFile, state: str, key: str) -> None:
     planes = served.server.dataplane, served.server.controlplane
     v2, guard = http_frontend(*planes).apis[0], Guard(Access())
-    api = sagemaker_api(v2, guard, *planes, HttpLimits(), model="", port=0)
+    api = sagemaker_api(v2, guard, *planes, HttpLimits(), model="", inference_type="infer", port=0)
     url = f"http://127.0.0.1:{served.server.port_of(SAGEMAKER)}"
     _walk(api.routes, url, _bearer(keys, key), state)
 
