@@ -1,6 +1,6 @@
 /* Products with weights in few bits, straight from their packed form, on a CPU.
  *
- * packed.py packs weights, checks every shape, and says what the forms mean; quantized_weight.py is what they are
+ * packed_matrix.py packs weights, checks every shape, and says what the forms mean; quantized_weight.py is what they are
  * exactly. Functions take addresses of tensors. Only the stable ABI is used: one build serves Python 3.11 and later.
  *
  * Outputs lie in blocks of LANES, which the chosen set of instructions decides: byte by byte for the inputs in turn,
@@ -40,7 +40,7 @@ typedef struct {
     const void *data;
 } Values;
 
-/* `struct.pack` in packed.py. `width` inputs, padded, in units of `unit` that have one scale in the kernels; `group`
+/* `struct.pack` in packed_matrix.py. `width` inputs, padded, in units of `unit` that have one scale in the kernels; `group`
  * inputs have one in the weight. A scale factor serves `scale_each` groups. */
 typedef struct {
     int64_t form, lanes, num_outputs, num_inputs, width, unit, group, num_groups;
@@ -371,7 +371,7 @@ static float value_at(const Values *values, int64_t at)
     }
 }
 
-/* A code as packed.py has put it there. */
+/* A code as packed_matrix.py has put it there. */
 static float code_at(const Matrix *w, int64_t output, int64_t input)
 {
     const int64_t lanes = w->lanes, lane = output % lanes;
@@ -589,7 +589,7 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_packed_linear", "See packed.py.", -1, methods, NULL, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT, "_packed_linear", "See packed_matrix.py.", -1, methods, NULL, NULL, NULL, NULL,
 };
 
 PyMODINIT_FUNC PyInit__packed_linear(void)
