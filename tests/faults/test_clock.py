@@ -13,12 +13,13 @@ from support.processes import ANY_PORTS, ServerProcess
 
 SOURCES = Path(__file__).parents[2] / "modelserver"
 # Ages of files and when they were read, the date in what is signed for object stores, and the creation time that
-# OpenAI's API tells.
+# OpenAI's and Ollama's APIs tell.
 READERS_OF_THE_WALL_CLOCK = {
     "auth/api_keys.py",  # the day on which a key expires
     "repository/cloud_cache.py",
     "repository/definition.py",
     "frontends/llm/edge.py",
+    "frontends/ollama/answers.py",
     "frontends/openai/routes.py",
 }
 # What people look at: nothing waits for it.

@@ -170,7 +170,7 @@ def infer_envelope(data: bytes) -> None:
             return
         try:
             head = pb.ModelInferRequest.FromString(split.head)
-            head.id = split.id.decode()
+            head.id = bytes(split.id).decode()
         except (DecodeError, UnicodeDecodeError):
             assert whole is None, "protobuf reads what the cut has broken"
             return

@@ -34,3 +34,4 @@ def rows_in_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     that greedy tokens need not be those of a float twin.
     """
     monkeypatch.setattr(kernels, "PACKED_KERNELS", None)
+    monkeypatch.setenv("MODELSERVER_PURE_PYTHON", "1")  # for ranks, which are processes of their own
