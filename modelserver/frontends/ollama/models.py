@@ -165,7 +165,7 @@ def _read_files(name: str, directories: tuple[Path, ...]) -> ModelFiles:
         checkpoint = bundled_module("llm", "checkpoint").open_checkpoint(directories[0])
         with suppress(ServerError, OSError), checkpoint:
             config = checkpoint.config
-            kind = "safetensors"
+            kind = "gguf" if any(directories[0].glob("*.gguf")) else "safetensors"
             template = checkpoint.chat_templates.get("default", "")
             num_parameters = sum(math.prod(checkpoint.shape(each)) for each in checkpoint.names())
     modified_at = datetime.fromtimestamp(modified_s, UTC).isoformat().replace("+00:00", "Z")
