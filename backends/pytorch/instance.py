@@ -41,7 +41,7 @@ _here = threading.local()
 
 
 def use_threads(count: int) -> None:
-    """Let what this thread computes use so many threads from here on; 0: as many as PyTorch chose by itself."""
+    """Set the number of threads that this thread's operations use from here on; 0 restores PyTorch's own choice."""
     if getattr(_here, "count", -1) != count:
         torch.set_num_threads(count or _DEFAULT)
         _here.count = count

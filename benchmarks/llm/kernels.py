@@ -1,7 +1,7 @@
 """`python -m benchmarks.llm.kernels`: linear layers in every form on one thread, beside torch's and the memory's speed.
 
-Times are of the thread's CPU, in turns, and the median of several. So many copies of a weight are multiplied in turn
-that none of them is in a cache, as in a network.
+Times are of the thread's CPU, in turns, and the median of several. Enough copies of a weight are multiplied in
+turn that none of them is in a cache, as in a network.
 """
 
 from __future__ import annotations

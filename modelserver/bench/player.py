@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import random
 import time
@@ -71,7 +72,7 @@ class Lanes(Protocol):
     async def close(self) -> None: ...
 
 
-class Player:
+class Player(abc.ABC):
     """The common part of all kinds of requests. A subclass defines the requests and their records."""
 
     def __init__(self, lanes: Lanes, share: Share, *, seed: int, may_grow: bool) -> None:
@@ -82,13 +83,13 @@ class Player:
         self._driver: Driver | None = None
         self._waiting: asyncio.Task[None] | None = None
 
+    @abc.abstractmethod
     def _prepare(self) -> tuple[Feed, Recorder]:
         """The requests of the next load, and empty records for it."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def collect(self) -> Collected:
         """The records since the last call."""
-        raise NotImplementedError
 
     async def begin(self, load: Load) -> None:
         """Start a load. Raises UnavailableError when the server cannot be reached."""

@@ -39,7 +39,8 @@ BLOCKS = "blocks"
 class _Source:
     """Where a tensor of the decoder lies: rows of one in a file. `stored_module` is what the file calls its module.
 
-    `num_heads`: rows are interleaved within each of so many heads. `offset`: how much more the file's values are.
+    `num_heads` is the number of heads within which rows are interleaved; 0 means none. The file's values are larger by
+    `offset`.
     """
 
     file: GgufFile

@@ -406,7 +406,7 @@ class _Header:
             raise InvalidArgumentError(f"{self.path}: {what} are of the unknown type {number}, at byte {at}") from None
 
     def _count(self, what: str, least_bytes: int) -> int:
-        """A number of things of at least so many bytes each."""
+        """Read a count of items that take at least this many bytes each."""
         at = self.at
         count = self._number("<Q", what)
         if count * least_bytes > self._size - self.at:

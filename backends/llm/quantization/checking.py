@@ -44,7 +44,7 @@ class WalkingScheme(Scheme):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> Self:  # noqa: ARG003 - of no config
-        raise AssertionError("it is no scheme of a checkpoint")
+        raise AssertionError("checking needs a scheme that reads checkpoints")
 
     def linear(self, tensors: LinearTensors) -> Linear:  # noqa: ARG002 - each sees other things
         return NoLayer()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ..models.packed_matrix import Form, PackedMatrix, pack_codes, padded_width
 from .quantized_weight import QuantizedWeight
 
-# The kernels add up so many inputs of floats before they scale the sum.
+# The number of float inputs that the kernels add up before they scale the sum.
 _LARGEST_FLOAT_GROUP = 256
 _SMALLEST_CODE_GROUP = 16
 # Of integers above 127 in 8 bits: the kernels multiply signed ones.

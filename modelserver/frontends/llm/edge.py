@@ -8,7 +8,7 @@ import logging
 import secrets
 import string
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from modelserver.frontends.llm.models import load_on_demand
 from modelserver.protocol.compression import decompress
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
-from modelserver.protocol.response import ErrorWriter
+from modelserver.protocol.response import ErrorWriter, json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane
@@ -188,6 +188,32 @@ class CallEdge:
             await call.fail(error)
         except ConnectionError:
             logger.debug("the client of %s left before its error", exchange.head.path)
+
+
+class LaterAnswers:
+    """Answers calls without a body by documents that are made in a Task of their own; `errors` is the API's form."""
+
+    def __init__(self, errors: ApiErrors) -> None:
+        self._errors = errors
+        self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
+
+    def begin(
+        self, exchange: HttpExchange, document: Coroutine[Any, Any, dict[str, Any]], *, outlives_client: bool = False
+    ) -> None:
+        """Answer when the document is made. Making it ends with its client, unless others may wait for the same."""
+        task = asyncio.get_running_loop().create_task(self._respond(exchange, document), name="llm-document")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if not outlives_client:
+            exchange.on_disconnect = task.cancel  # type: ignore[assignment]  # its result is ignored
+
+    async def _respond(self, exchange: HttpExchange, document: Coroutine[Any, Any, dict[str, Any]]) -> None:
+        try:
+            response = json_response(await document)
+        except Exception as error:
+            response = self._errors.failed(error)
+        exchange.on_disconnect = None
+        exchange.respond(response)
 
 
 def _check_media_type(exchange: HttpExchange) -> None:

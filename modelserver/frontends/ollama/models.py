@@ -8,8 +8,9 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,7 @@ class OllamaModels:
             {
                 "modelfile": f"# Made from the model '{model.name}' of the repository\nFROM {model.name}{_TAG}\n",
                 "parameters": "",
-                "template": files.template,
+                "template": files.checkpoint.template,
                 "details": _details(files),
                 "model_info": _model_info(model, files),
                 "capabilities": _capabilities(model),
@@ -127,17 +128,27 @@ class OllamaModels:
         return await asyncio.get_running_loop().run_in_executor(None, _read_files, model.name, directories)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFacts:
+    """The facts that clients see of a checkpoint; `config` has the entries of its config."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    format: str = ""
+    num_parameters: int | None = None
+    template: str = ""
+
+
+_NO_CHECKPOINT = CheckpointFacts()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What the files of a model tell of it; `config` has the entries of its checkpoint's config."""
+    """The files of a model; `digest` changes with the size and the time of any of them."""
 
     num_bytes: int
     digest: str
     modified_at: str
-    config: Mapping[str, Any]
-    format: str
-    num_parameters: int | None
-    template: str
+    checkpoint: CheckpointFacts
 
 
 def _asked_name(fields: Fields) -> str:
@@ -159,17 +170,25 @@ def _read_files(name: str, directories: tuple[Path, ...]) -> ModelFiles:
         num_bytes += status.st_size
         modified_s = max(modified_s, status.st_mtime)
         state.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    config: Mapping[str, Any] = {}
-    num_parameters, template, kind = None, "", ""
-    if directories:
-        checkpoint = bundled_module("llm", "checkpoint").open_checkpoint(directories[0])
-        with suppress(ServerError, OSError), checkpoint:
-            config = checkpoint.config
-            kind = "gguf" if any(directories[0].glob("*.gguf")) else "safetensors"
-            template = checkpoint.chat_templates.get("default", "")
-            num_parameters = sum(math.prod(checkpoint.shape(each)) for each in checkpoint.names())
+    digest = state.hexdigest()
+    described = _describe_checkpoint(directories[0], digest) if directories else _NO_CHECKPOINT
     modified_at = datetime.fromtimestamp(modified_s, UTC).isoformat().replace("+00:00", "Z")
-    return ModelFiles(num_bytes, state.hexdigest(), modified_at, config, kind, num_parameters, template)
+    return ModelFiles(num_bytes, digest, modified_at, described)
+
+
+@lru_cache(maxsize=256)
+def _describe_checkpoint(directory: Path, _digest: str) -> CheckpointFacts:
+    """Clients ask for the list of models again and again: a checkpoint is read once for each state of its files."""
+    try:
+        with bundled_module("llm", "checkpoint").open_checkpoint(directory) as checkpoint:
+            return CheckpointFacts(
+                config=checkpoint.config,
+                format="gguf" if any(directory.glob("*.gguf")) else "safetensors",
+                num_parameters=sum(math.prod(checkpoint.shape(each)) for each in checkpoint.names()),
+                template=checkpoint.chat_templates.get("default", ""),
+            )
+    except (ServerError, OSError):
+        return _NO_CHECKPOINT
 
 
 def _all_files(directories: Iterable[Path]) -> Iterable[Path]:
@@ -200,14 +219,14 @@ def _running(model: LanguageModel, files: ModelFiles) -> Document:
 
 
 def _details(files: ModelFiles) -> Document:
-    family = str(files.config.get("model_type", ""))
+    family = str(files.checkpoint.config.get("model_type", ""))
     return {
         "parent_model": "",
-        "format": files.format,
+        "format": files.checkpoint.format,
         "family": family,
         "families": [family] if family else [],
-        "parameter_size": _size_text(files.num_parameters),
-        "quantization_level": _quantization(files.config),
+        "parameter_size": _size_text(files.checkpoint.num_parameters),
+        "quantization_level": _quantization(files.checkpoint.config),
     }
 
 
@@ -230,17 +249,17 @@ def _quantization(config: Mapping[str, Any]) -> str:
 
 
 def _context_length(files: ModelFiles) -> int | None:
-    value = files.config.get("max_position_embeddings")
+    value = files.checkpoint.config.get("max_position_embeddings")
     return value if isinstance(value, int) else None
 
 
 def _model_info(model: LanguageModel, files: ModelFiles) -> Document:
     """By the names of GGUF's metadata, which clients read."""
-    config = files.config
+    config = files.checkpoint.config
     family = str(config.get("model_type", "unknown"))
     info: Document = {"general.architecture": family, "general.basename": model.name}
-    if files.num_parameters is not None:
-        info["general.parameter_count"] = files.num_parameters
+    if files.checkpoint.num_parameters is not None:
+        info["general.parameter_count"] = files.checkpoint.num_parameters
     names = {
         "context_length": "max_position_embeddings",
         "embedding_length": "hidden_size",

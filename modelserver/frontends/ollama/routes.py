@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
 from modelserver.frontends.http.framing import NDJSON
-from modelserver.frontends.llm.edge import CallEdge
+from modelserver.frontends.llm.edge import CallEdge, LaterAnswers
 from modelserver.frontends.ollama.embed import Embedding
 from modelserver.frontends.ollama.errors import OllamaErrors
 from modelserver.frontends.ollama.generation import Generation
@@ -36,7 +34,7 @@ class Ollama:
         self._errors = OllamaErrors()
         self._models = OllamaModels(dataplane, controlplane)
         self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=NDJSON)
-        self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
+        self._later = LaterAnswers(self._errors)
 
     def api(self, port: int | None = None) -> Api:
         """The routes that ask models and describe them. On a port of its own, `/` says that the server runs."""
@@ -68,24 +66,10 @@ class Ollama:
         exchange.respond(json_response({"version": _VERSION}))
 
     def _tags(self, exchange: HttpExchange) -> None:
-        self._answer_later(exchange, self._models.tags())
+        self._later.begin(exchange, self._models.tags())
 
     def _running(self, exchange: HttpExchange) -> None:
-        self._answer_later(exchange, self._models.running())
-
-    def _answer_later(self, exchange: HttpExchange, document: Awaitable[dict[str, Any]]) -> None:
-        task = asyncio.get_running_loop().create_task(self._respond(exchange, document), name="ollama-models")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        exchange.on_disconnect = task.cancel  # type: ignore[assignment]  # its result is ignored
-
-    async def _respond(self, exchange: HttpExchange, document: Awaitable[dict[str, Any]]) -> None:
-        try:
-            response = json_response(await document)
-        except Exception as error:
-            response = self._errors.failed(error)
-        exchange.on_disconnect = None
-        exchange.respond(response)
+        self._later.begin(exchange, self._models.running())
 
 
 def _say_running(exchange: HttpExchange) -> None:

@@ -38,7 +38,7 @@ def _read_message(fields: Fields) -> Message:
     role = fields.text("role") or ""
     if not 0 < len(role) <= _MAX_ROLE_LEN:
         raise fields.wrong("role", f"one of {', '.join(_ROLES)}, or another that the model's template knows", role)
-    message: Message = {"role": _RENAMED.get(role, role), "content": _read_content(fields)}
+    message: Message = {"role": _RENAMED.get(role, role), "content": read_content(fields, "content")}
     for name in ("name", "tool_call_id"):
         text = fields.text(name)
         if text is not None:
@@ -99,14 +99,14 @@ def _read_arguments(function: Fields) -> dict[str, Any]:
     return arguments
 
 
-def _read_content(fields: Fields) -> str | None:
-    """The text of a message; of several parts, one to a line."""
-    content = fields.document.get("content")
+def read_content(fields: Fields, name: str) -> str | None:
+    """The text of a member that is a string or has parts, which become a line each. Raises ParameterError."""
+    content = fields.document.get(name)
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise fields.wrong("content", "a string or an array of parts", content)
-    return "\n".join(_read_part(part) for part in fields.objects("content", _MAX_PARTS) or ())
+        raise fields.wrong(name, "a string or an array of parts", content)
+    return "\n".join(_read_part(part) for part in fields.objects(name, _MAX_PARTS) or ())
 
 
 def _read_part(part: Fields) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
@@ -12,13 +10,13 @@ from modelserver.auth.guard import KeyUse
 from modelserver.errors import LoadOnDemandError
 from modelserver.frontends.http.framing import SSE_DONE
 from modelserver.frontends.http.json_body import parse_object
-from modelserver.frontends.llm.edge import CallEdge
+from modelserver.frontends.llm.edge import CallEdge, LaterAnswers
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models, load_on_demand, unloaded_models
 from modelserver.frontends.openai.chat import Chat
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
-from modelserver.frontends.openai.errors import OpenAiErrors, error_response
+from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.responses.routes import Responses
 from modelserver.frontends.openai.tokens import Tokens
@@ -50,7 +48,7 @@ class OpenAi:
         self._limits = openai_limits or OpenAiLimits()
         self._edge = CallEdge(dataplane, limits, errors=OpenAiErrors(), framing=SSE_DONE)
         self._created_s = int(time.time())
-        self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
+        self._later = LaterAnswers(OpenAiErrors())
 
     def api(self) -> Api:
         """OpenAI's routes, and those of vLLM beside them."""
@@ -83,7 +81,7 @@ class OpenAi:
         )
 
     def _models(self, exchange: HttpExchange) -> None:
-        self._answer_later(exchange, self._all())
+        self._later.begin(exchange, self._all())
 
     async def _all(self) -> dict[str, Any]:
         """With the models that a request would load, as far as they are known before: clients ask for what they see."""
@@ -91,7 +89,7 @@ class OpenAi:
         return {"object": "list", "data": [self._describe(model) for model in models]}
 
     def _model(self, exchange: HttpExchange, id: str) -> None:  # noqa: A002  # the segment's name in OpenAI's API
-        self._answer_later(exchange, self._one(id))
+        self._later.begin(exchange, self._one(id))
 
     async def _one(self, name: str) -> dict[str, Any]:
         """A model that is not in memory is loaded only if it cannot be told otherwise what it is."""
@@ -107,7 +105,7 @@ class OpenAi:
     def _load(self, exchange: HttpExchange, id: str) -> None:  # noqa: A002  # as in `_model`
         """Load or reload a model, in explicit mode; answers when it is ready."""
         self._need_no_body(exchange, "load", id)
-        self._finish_later(exchange, self._loaded(id))
+        self._later.begin(exchange, self._loaded(id), outlives_client=True)
 
     async def _loaded(self, name: str) -> dict[str, Any]:
         await self._controlplane.load(name, {})
@@ -116,7 +114,7 @@ class OpenAi:
     def _unload(self, exchange: HttpExchange, id: str) -> None:  # noqa: A002  # as in `_model`
         """Unload a model, in explicit mode."""
         self._need_no_body(exchange, "unload", id)
-        self._finish_later(exchange, self._unloaded(id))
+        self._later.begin(exchange, self._unloaded(id), outlives_client=True)
 
     async def _unloaded(self, name: str) -> dict[str, Any]:
         await self._controlplane.unload(name, {})
@@ -127,18 +125,6 @@ class OpenAi:
         for member in parse_object(exchange.body, self._http_limits):
             advice = f"POST /v2/repository/models/{name}/{verb} takes parameters"
             raise ParameterError(f"'{member:.100}' is not known here: this call takes no body, {advice}", member)
-
-    def _finish_later(self, exchange: HttpExchange, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
-        """Answer later, and go on if the client leaves: others may wait for the same load."""
-        task = asyncio.get_running_loop().create_task(_respond(exchange, answer), name="openai-models")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _answer_later(self, exchange: HttpExchange, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
-        task = asyncio.get_running_loop().create_task(_respond(exchange, answer), name="openai-models")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        exchange.on_disconnect = task.cancel  # type: ignore[assignment]  # nobody looks at what it returns
 
     def _describe(self, model: LanguageModel) -> dict[str, Any]:
         return {
@@ -157,12 +143,3 @@ class OpenAi:
 
     def _version(self, exchange: HttpExchange) -> None:
         exchange.respond(json_response({"version": self._dataplane.server_metadata().version}))
-
-
-async def _respond(exchange: HttpExchange, answer: Coroutine[Any, Any, dict[str, Any]]) -> None:
-    try:
-        response = json_response(await answer)
-    except Exception as error:
-        response = error_response(error)
-    exchange.on_disconnect = None
-    exchange.respond(response)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import secrets
 from typing import Any
 
@@ -117,7 +118,7 @@ class ResponseWriter(EventWriter):
 
     def _write_text(self, text: str) -> None:
         if not isinstance(self._open, _MessageItem):
-            # Blank text between items is no message of its own.
+            # Blank text between items does not become a message.
             self._blanks += text
             if not self._blanks.strip():
                 return
@@ -166,7 +167,7 @@ def usage_document(usage: Usage) -> Document:
     }
 
 
-class _Item:
+class _Item(abc.ABC):
     """One item of the output while it is made."""
 
     prefix = ""
@@ -194,8 +195,9 @@ class _Item:
         self._writer.send("response.output_item.done", output_index=self._index, item=item)
         return item
 
+    @abc.abstractmethod
     def document(self, status: str, *, is_empty: bool = False) -> Document:
-        raise NotImplementedError
+        """The item as it is now; without its text if it `is_empty`."""
 
     def _send(self, kind: str, **members: Any) -> None:
         self._writer.send(kind, output_index=self._index, **members)

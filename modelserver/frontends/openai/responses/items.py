@@ -7,16 +7,14 @@ from typing import Any
 
 import orjson
 
-from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields
+from modelserver.frontends.openai.messages import read_content
 
 Document = dict[str, Any]
 
 MAX_ITEMS = 8192
 _MAX_PARTS = 4096
 _ROLES = ("user", "assistant", "system", "developer")
-_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_OTHER_PARTS = ("input_image", "input_file", "input_audio", "input_video")
 
 
 class Messages:
@@ -40,7 +38,7 @@ class Messages:
         item.need("role", f"one of {', '.join(_ROLES)}")
         role = item.word("role", _ROLES) or ""
         item.need("content", "a string or an array of parts")
-        text = _text_of(item, "content")
+        text = read_content(item, "content") or ""
         if role == "assistant":
             turn = self._assistant()
             if turn["content"] and "tool_calls" not in turn:
@@ -87,7 +85,7 @@ class Messages:
         item.need("call_id", "the call_id of a call")
         item.need("output", "a string or an array of parts")
         self._turn = None
-        message = {"role": "tool", "tool_call_id": item.text("call_id"), "content": _text_of(item, "output")}
+        message = {"role": "tool", "tool_call_id": item.text("call_id"), "content": read_content(item, "output") or ""}
         self.found.append(message)
 
     def _assistant(self) -> Document:
@@ -105,26 +103,3 @@ _READERS: dict[str, Callable[[Messages, Fields], None]] = {
     "function_call_output": Messages._result,
     "custom_tool_call_output": Messages._result,
 }
-
-
-def _text_of(item: Fields, name: str) -> str:
-    """The texts of a string or of parts, one below the other."""
-    value = item.document[name]
-    if isinstance(value, str):
-        return value
-    return "\n".join(_part_text(part) for part in item.objects(name, _MAX_PARTS) or ())
-
-
-def _part_text(part: Fields) -> str:
-    part.need("type", "input_text or output_text")
-    kind = part.text("type") or ""
-    if kind in _OTHER_PARTS:
-        raise ParameterError(
-            f"'{part.path('type')}' is '{kind}': the models here take text only",
-            part.path("type"),
-            Fault.UNSUPPORTED_CONTENT,
-        )
-    member = _TEXT_PARTS.get(kind)
-    if member is None:
-        raise part.wrong("type", "input_text or output_text", kind)
-    return part.text(member) or ""
