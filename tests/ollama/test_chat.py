@@ -34,6 +34,15 @@ def test_a_stream_says_the_same_in_pieces(client: ollama.Client) -> None:
     assert (lines[-1].prompt_eval_count, lines[-1].eval_count) == (3, 3)
 
 
+def test_a_whole_answer_tells_how_long_its_tokens_took(client: ollama.Client) -> None:
+    """The model streams, so that the time of the first token is known; clients divide counts by these durations."""
+    answer = client.chat("mock", ask(say(report=True)))
+    assert json.loads(answer.message.content or "")["stream"] is True
+    at_once = client.generate("plain", "one two", raw=True)
+    assert at_once.prompt_eval_duration == 0
+    assert at_once.eval_duration == at_once.total_duration - at_once.load_duration
+
+
 def test_lines_are_streamed_unless_the_request_says_otherwise(http: httpx.Client) -> None:
     answer = http.post("/api/chat", json={"model": "mock", "messages": ask("one two")})
     assert answer.headers["content-type"] == "application/x-ndjson"

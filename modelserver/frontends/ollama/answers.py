@@ -36,32 +36,36 @@ class Stopwatch:
     def __init__(self) -> None:
         self._began_ns = self._sent_ns = time.monotonic_ns()
         self._first_ns: int | None = None
+        self._num_notes = 0
 
     def note_sent(self) -> None:
         """The model is loaded and gets the request now."""
         self._sent_ns = time.monotonic_ns()
 
     def note_text(self) -> None:
-        """The model has answered; only the first time counts."""
+        """The model has said more."""
+        self._num_notes += 1
         if self._first_ns is None:
             self._first_ns = time.monotonic_ns()
 
     def loaded(self) -> Document:
         """The durations of a call that only loads a model, or makes embeddings."""
-        now_ns = time.monotonic_ns()
-        return {"total_duration": now_ns - self._began_ns, "load_duration": self._sent_ns - self._began_ns}
+        return self._until(time.monotonic_ns())
 
     def generated(self, num_inputs: int, num_outputs: int) -> Document:
-        """The durations and counts of a generation."""
+        """The durations and counts of a generation. If a model says everything at once, all its time is generation."""
         now_ns = time.monotonic_ns()
-        first_ns = now_ns if self._first_ns is None else self._first_ns
+        first_ns = self._sent_ns if self._first_ns is None or self._num_notes == 1 else self._first_ns
         return {
-            **self.loaded(),
+            **self._until(now_ns),
             "prompt_eval_count": num_inputs,
             "prompt_eval_duration": first_ns - self._sent_ns,
             "eval_count": num_outputs,
             "eval_duration": now_ns - first_ns,
         }
+
+    def _until(self, now_ns: int) -> Document:
+        return {"total_duration": now_ns - self._began_ns, "load_duration": self._sent_ns - self._began_ns}
 
 
 class OllamaWriter(EventWriter):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from modelserver.frontends.llm.answering import answer, prepare
+from modelserver.frontends.llm.answering import Prepared, answer, prepare
 from modelserver.frontends.llm.call import GenerateCall
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.errors import Fault, ParameterError
@@ -55,9 +56,9 @@ class Generation:
             conversation=conversation,
             sampling=read_sampling(fields),
             tools=tools,
-            is_streamed=fields.flag("stream", True),
+            is_streamed=True,
         )
-        prepared = await prepare(self._dataplane, model, asked, call)
+        prepared = _written_as_asked(await prepare(self._dataplane, model, asked, call), fields)
         self._models.keep(call, model.name, keep_alive_s)
         stopwatch.note_sent()
         await answer(self._dataplane, prepared, call, ChatWriter(prepared, call, _name(fields, model), stopwatch))
@@ -76,7 +77,7 @@ class Generation:
             return
         model = await self._models.find(fields)
         asked, prompt_token_ids = await self._read_prompt(fields, model, prompt, suffix)
-        prepared = await prepare(self._dataplane, model, asked, call)
+        prepared = _written_as_asked(await prepare(self._dataplane, model, asked, call), fields)
         self._models.keep(call, model.name, keep_alive_s)
         stopwatch.note_sent()
         writer = GenerateWriter(prepared, call, _name(fields, model), stopwatch, prompt_token_ids)
@@ -98,7 +99,7 @@ class Generation:
                 "template",
                 Fault.UNSUPPORTED_PARAMETER,
             )
-        sampling, is_streamed = read_sampling(fields), fields.flag("stream", True)
+        sampling = read_sampling(fields)
         context = fields.integers("context", MAX_CONTEXT, Range(0, MAX_INT64))
         system = fields.text("system")
         if fields.flag("raw") or suffix:
@@ -107,14 +108,14 @@ class Generation:
                 raise ParameterError(
                     f"raw mode does not support template, system, or context: leave '{name}' out", name
                 )
-            return GenerateCall(prompts=(prompt,), suffix=suffix, sampling=sampling, is_streamed=is_streamed), None
+            return GenerateCall(prompts=(prompt,), suffix=suffix, sampling=sampling, is_streamed=True), None
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
         conversation = _conversation(messages, read_thinking(fields, model))
         if "operation" not in model.inputs:
             if context:
                 raise ParameterError(f"model '{model.name}' cannot take 'context': it has no tokens to tell", "context")
-            return GenerateCall(conversation=conversation, sampling=sampling, is_streamed=is_streamed), None
+            return GenerateCall(conversation=conversation, sampling=sampling, is_streamed=True), None
         rendered = await conversation_input(self._dataplane, model, conversation)
         adds = None if "messages" in rendered else False
         (ids,) = await token_ids_of(self._dataplane, model, [rendered], adds_special_tokens=adds)
@@ -123,7 +124,7 @@ class Generation:
             conversation=None if context else conversation,
             prompts=(ids,) if context else (),
             sampling=sampling,
-            is_streamed=is_streamed,
+            is_streamed=True,
             has_token_ids=True,
         )
         return asked, list(ids)
@@ -149,6 +150,11 @@ class Generation:
             await call.finish()
         else:
             call.answer(document)
+
+
+def _written_as_asked(prepared: Prepared, fields: Fields) -> Prepared:
+    """The model streams in any case, which tells when its first token came; the answer may be whole."""
+    return replace(prepared, call=replace(prepared.call, is_streamed=fields.flag("stream", True)))
 
 
 def _conversation(messages: list[dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
