@@ -28,7 +28,7 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError, ErrorCode, QueueTimeoutError, ServerError
-from modelserver.scheduling.refusal import refuse
+from modelserver.scheduling.admission import refuse
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import FailureReason
 

@@ -15,7 +15,7 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.core.sender import ResponseSender, ResponseTarget
 from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
-from modelserver.scheduling.source import BatchSource
+from modelserver.scheduling.scheduler import BatchSource
 from modelserver.telemetry.statistics import BatchTiming, ModelStatistics, ResponseKind
 from modelserver.telemetry.statistics_snapshot import FailureReason
 

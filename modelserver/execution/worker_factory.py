@@ -17,10 +17,9 @@ from modelserver.execution.runner import Runner
 from modelserver.execution.step_runner import StepRunner
 from modelserver.execution.workers import BatchThread, DirectWorker, InlineWorker, Peers, StepThread, Worker
 from modelserver.scheduling.direct import DirectScheduler
-from modelserver.scheduling.limited_source import LimitedSource
-from modelserver.scheduling.scheduler import Scheduler
+from modelserver.scheduling.rate_limit import LimitedSource
+from modelserver.scheduling.scheduler import BatchSource, Scheduler
 from modelserver.scheduling.sequence import EndHook, SequenceEnd
-from modelserver.scheduling.source import BatchSource
 from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from modelserver.execution.runner import Runner
 from modelserver.execution.step_runner import StepRunner
 from modelserver.scheduling.direct import DirectScheduler
 from modelserver.scheduling.parked_workers import WaitingThread
-from modelserver.scheduling.source import BatchSource
+from modelserver.scheduling.scheduler import BatchSource
 
 # How long an instance that cannot execute leaves the queue to the others before it looks again.
 AWAY_NS = 20_000_000

@@ -1,22 +1,24 @@
-"""Batches, and how one is formed from the queue as the policy plans it. Called under the batcher's lock."""
+"""Batches: how one is formed from the queue as the policy plans it, and the order of their responses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
-from modelserver.core.request import InFlightRequest
+from modelserver.core.request import Delivery, InFlightRequest
+from modelserver.core.response import InferResponse
 from modelserver.scheduling.policy import BatchingRules, BatchPlan, Candidates, plan_batch
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
 
 
 class Batch:
-    """Requests to execute together, best first, and when each was queued; now in the hands of one worker."""
+    """Requests that one worker executes together, best first, and when each was queued."""
 
     __slots__ = ("enqueue_ns", "requests", "rows", "taken_ns")
 
-    # Whether the batch is of sequences: then `requests` may hold `num_padding` requests of idle slots, and whoever
-    # executes the batch adds to `rescheduled` those that are to run again.
+    # Whether the batch is of sequences: then `requests` may hold `num_padding` requests of idle slots, and whatever
+    # executes the batch adds to `rescheduled` the requests that run again.
     has_slots: ClassVar[bool] = False
     num_padding: int
     rescheduled: list[InFlightRequest]
@@ -68,9 +70,48 @@ def can_take(queue: RequestQueue, rules: BatchingRules, entry: QueueEntry, now_n
 def _plan(
     queue: RequestQueue, rules: BatchingRules, head: QueueEntry, now_ns: int
 ) -> tuple[BatchPlan, list[QueueEntry]]:
-    """What the policy says about the bucket of `head`, and the candidates that it speaks of."""
+    """The policy's plan for the bucket of `head`, and the candidates that it is about."""
     bucket = queue.bucket_of(head)
     entries, is_closed = queue.candidates(bucket)
     oldest_ns = bucket.oldest_ns() if rules.max_delay_ns else now_ns
     candidates = Candidates([entry.rows for entry in entries], oldest_ns, is_closed)
     return plan_batch(rules, candidates, now_ns), entries
+
+
+class ResponseOrder:
+    """Releases responses in the order in which their requests were accepted. Event loop thread only.
+
+    A response is held back until every request accepted before has its final one.
+    """
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[InFlightRequest, list[InferResponse]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def expect(self, request: InFlightRequest) -> None:
+        """The request was accepted: responses of later ones wait for it."""
+        self._held[request] = []
+
+    def forget(self, request: InFlightRequest) -> list[Delivery]:
+        """The request is answered elsewhere, out of order. Returns the responses that only waited for it."""
+        self._held.pop(request, None)
+        return self._release()
+
+    def arrange(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        """Add these responses, and return those that may be delivered now, in order."""
+        for request, response in deliveries:
+            self._held[request].append(response)
+        return self._release()
+
+    def _release(self) -> list[Delivery]:
+        released: list[Delivery] = []
+        while self._held:
+            request, responses = next(iter(self._held.items()))
+            released += [(request, response) for response in responses]
+            if not responses or not responses[-1].is_final:
+                responses.clear()
+                break
+            del self._held[request]
+        return released

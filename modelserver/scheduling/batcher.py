@@ -13,25 +13,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from modelserver.config.schema import ModelConfig
-from modelserver.core.clock import Clock, SystemClock
+from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery, InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError, QueueFullError, QueueTimeoutError, ServerError
-from modelserver.scheduling.alarm import Alarm
-from modelserver.scheduling.batch import Batch, FormBatch, can_take, form_batch
-from modelserver.scheduling.bucket import bucket_key
-from modelserver.scheduling.drain_rate import DrainRate, expected_ns
-from modelserver.scheduling.expiry import ExpiryTimes
+from modelserver.scheduling.admission import DrainRate, PriorityLevels, QueuePolicy, expected_ns, refuse
+from modelserver.scheduling.batch import Batch, FormBatch, ResponseOrder, can_take, form_batch
+from modelserver.scheduling.expiry import Alarm, ExpiryTimes, LoopCalls
 from modelserver.scheduling.fair_queue import FairQueue
-from modelserver.scheduling.limits import PriorityLevels, QueuePolicy
-from modelserver.scheduling.loop_calls import LoopCalls
 from modelserver.scheduling.parked_workers import ParkedWorkers, WaitingWorker
 from modelserver.scheduling.policy import BatchingRules
-from modelserver.scheduling.queue import QueueEntry, RequestQueue
-from modelserver.scheduling.refusal import refuse
-from modelserver.scheduling.response_order import ResponseOrder
-from modelserver.scheduling.scheduler import Scheduler
+from modelserver.scheduling.queue import QueueEntry, RequestQueue, bucket_key
+from modelserver.scheduling.scheduler import QueueScheduler, ages_ns
 from modelserver.scheduling.sequence import EndHook
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import FailureReason
@@ -39,16 +33,15 @@ from modelserver.telemetry.statistics_snapshot import FailureReason
 logger = logging.getLogger(__name__)
 
 
-class Batcher(Scheduler):
+class Batcher(QueueScheduler):
     """Queue and policy of one loaded model version, and its parked workers.
 
-    From `submit` on, every request is answered exactly once: by whoever removes its entry from the queue
+    From `submit` on, every request is answered exactly once: by the code that removes its entry from the queue
     under `_lock` (a worker, a cancel, an expiry, `abort`). `_lock` guards the queue, the expiry times and
     the workers; nothing is answered while it is held. `inflight` and the order of responses belong to the
     event loop thread.
     """
 
-    inflight: int = 0
     is_shared = True
     takes_ahead = True
 
@@ -64,15 +57,12 @@ class Batcher(Scheduler):
         is_fair: bool = False,
         is_adaptive: bool = False,
     ) -> None:
-        """`form` is how a batch is formed, for those who have an idea of their own of that.
+        """`form` forms batches in place of the usual function: custom batching, or a test hook.
 
-        `is_fair`: callers share the queue by weight. `is_adaptive`: who would wait too long is refused at once.
+        `is_fair`: callers share the queue by weight. `is_adaptive`: requests that would be late are refused at once.
         """
-        self._model_name = config.name
-        self._loop = loop
+        super().__init__(config.name, loop, statistics, clock)
         self._form = form
-        self._statistics = statistics
-        self._now_ns = (clock or SystemClock()).now_ns
         self._rules = BatchingRules.from_config(config)
         self._default_max_queue_size = default_max_queue_size
         self._levels = PriorityLevels(config, default_max_queue_size=default_max_queue_size)
@@ -110,11 +100,11 @@ class Batcher(Scheduler):
         When this returns, the batcher answers the request, exactly once, on its stream. When it raises
         (UnavailableError: stopped, or queue full; CancelledError) the caller does.
         """
-        now_ns = self._now_ns()
+        now_ns = self.now_ns()
         if request.arrival_ns == 0:
             request.arrival_ns = now_ns
         deadline_ns = request.deadline_ns
-        # Asked first what most requests can answer with no, because it costs less than the call.
+        # Most requests have none of these, and the test costs less than the call.
         if self._is_stopped or request.is_cancelled or deadline_ns is not None:
             refusal = refuse(request, self._model_name, self._statistics, now_ns, is_stopped=self._is_stopped)
             if refusal is not None:
@@ -166,10 +156,10 @@ class Batcher(Scheduler):
         return request.stream
 
     def _wake_thread(self) -> None:
-        """Called after the turn of the event loop in which a request came that is worth it.
+        """Called after the turn of the event loop in which a request came that is worth a wake-up.
 
-        A thread that was woken at once would take a part of what this turn brings, and contend with the loop for the
-        interpreter at each of its steps meanwhile.
+        A thread woken at once would take only some of the requests of this turn, and contend with the loop for the
+        interpreter meanwhile.
         """
         self._is_wake_due = False
         with self._lock:
@@ -177,13 +167,13 @@ class Batcher(Scheduler):
                 self._idle.wake_one()
 
     def try_take(self, worker: WaitingWorker) -> tuple[Batch | None, int | None]:
-        """The next batch; or None, and the clock time at which to look again if nobody wakes the worker before.
+        """The next batch; or None, and the clock time at which to look again if the worker is not woken before.
 
         Without a batch the worker is parked or, once it is closed, left. Called by the worker.
         """
         with self._lock:
             self._idle.unpark(worker)
-            now_ns = self._now_ns()
+            now_ns = self.now_ns()
             expired = self._remove_expired(now_ns) if self._expiry else []
             batch, wait_until_ns = (None, None) if worker.is_closed else self._form(self._queue, self._rules, now_ns)
             worker.is_left = worker.is_closed
@@ -191,7 +181,7 @@ class Batcher(Scheduler):
                 num_left = len(self._queue)
                 self._rate.note(len(batch.requests), num_left, now_ns)
                 if num_left and self._idle.can_wake:
-                    # Others sleep: let one of them see to what remains.
+                    # Let one of the sleeping workers take the rest.
                     self._idle.wake_one()
             elif not worker.is_left:
                 wait_until_ns = self._idle.park(worker, wait_until_ns)
@@ -202,7 +192,7 @@ class Batcher(Scheduler):
         return batch, wait_until_ns
 
     def pass_on(self, worker: WaitingWorker) -> None:
-        """The worker takes nothing for a while: nobody is to wake it, and what it was woken for is another's."""
+        """Skip this worker for now, and hand its wake-up to another."""
         with self._lock:
             self._idle.unpark(worker)
             worker.is_left = worker.is_closed
@@ -213,7 +203,7 @@ class Batcher(Scheduler):
         """Batches that could run now, while no other worker sleeps that could run them. Called as `try_take`."""
         batches: list[Batch] = []
         with self._lock:
-            now_ns = self._now_ns()
+            now_ns = self.now_ns()
             while len(batches) < limit and self._queue and not self._idle.can_wake and not worker.is_closed:
                 batch, _ = self._form(self._queue, self._rules, now_ns)
                 if batch is None:
@@ -228,25 +218,6 @@ class Batcher(Scheduler):
             deliveries = self._order.arrange(deliveries)
         self._hand_over(deliveries)
 
-    def _hand_over(self, deliveries: Iterable[Delivery]) -> None:
-        num_finished = 0
-        for request, response in deliveries:
-            num_finished += response.is_final
-            try:
-                request.stream.deliver(response)
-            except Exception:
-                logger.exception("model '%s': the reader of a response failed", self._model_name)
-        self.inflight -= num_finished
-        if self.inflight == 0 and self.on_idle is not None:
-            self.on_idle()
-
-    def post(self, callback: Callable[..., object], *args: object) -> None:
-        """Call back on the event loop thread; nobody is left to tell when the loop is closed. From any thread."""
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            logger.debug("model '%s': the event loop is closed, responses are dropped", self._model_name)
-
     def close_worker(self, worker: WaitingWorker) -> None:
         """The worker gets no batch after the one it has; its `take` returns None. From any thread."""
         with self._lock:
@@ -255,7 +226,7 @@ class Batcher(Scheduler):
                 self._idle.wake(worker)
 
     def hurry(self) -> None:
-        """No request waits for company in its batch any more. Called from the event loop thread."""
+        """Stop delaying requests to fill batches. Called from the event loop thread."""
         with self._lock:
             self._rules = replace(self._rules, max_delay_ns=0)
             if self._queue and self._idle.can_wake:
@@ -271,21 +242,21 @@ class Batcher(Scheduler):
 
     def abort(self, error: ServerError) -> None:
         """Refuse new requests, and answer those in the queue with `error`. From any thread."""
-        now_ns = self._now_ns()
+        now_ns = self.now_ns()
         with self._lock:
             self._is_stopped = True
             self._cancel_callback = None
             entries = list(self._queue)
             self._queue.remove_all(entries)
         if entries:
-            self._statistics.record_failures(FailureReason.OTHER, _ages(entries, now_ns))
+            self._statistics.record_failures(FailureReason.OTHER, ages_ns(entries, now_ns))
             self.post(self._answer, [(entry.request, error) for entry in entries])
 
     def reconfigure(self, config: ModelConfig) -> None:
         """Follow another `dynamic_batching` that preserves the same order. Without one nothing changes. Loop thread.
 
-        What waits stays: it is batched by the new rules, at the level that it would get now, and keeps the
-        timeout that it came with. Queue sizes count for what comes.
+        Waiting requests stay: they are batched by the new rules, at the level that they would get now, and keep the
+        timeout that they came with. Queue sizes apply to new requests.
         """
         if config.dynamic_batching is None:
             return
@@ -301,7 +272,7 @@ class Batcher(Scheduler):
             self._queue = self._make_queue()
             for entry in sorted(waiting, key=lambda entry: entry.enqueue_ns):
                 self._queue.add(entry)
-            self._idle.wake_watcher()  # its time is that of the former delay
+            self._idle.wake_watcher()  # it sleeps until the former delay ends
             if self._queue and self._idle.can_wake:
                 self._idle.wake_one()
 
@@ -376,7 +347,7 @@ class Batcher(Scheduler):
         raise error
 
     def _drop_for(self, entry: QueueEntry) -> QueueEntry | None:
-        """Make room in a full queue for a caller with less in it than another, whose last request goes; lock held."""
+        """Make room in a full queue by dropping the last request of a caller that has more in it. Lock held."""
         queue = self._queue
         dropped = queue.last_of_hog(entry) if isinstance(queue, FairQueue) else None
         if dropped is not None:
@@ -390,11 +361,11 @@ class Batcher(Scheduler):
             if entry is not None:
                 self._queue.remove(entry)
         if entry is not None:
-            self._statistics.record_failures(FailureReason.CANCELED, _ages([entry], self._now_ns()))
+            self._statistics.record_failures(FailureReason.CANCELED, ages_ns([entry], self.now_ns()))
             self._answer([(request, CancelledError(f"request to model '{self._model_name}' was cancelled"))])
 
     def _remove_expired(self, now_ns: int) -> list[QueueEntry]:
-        """Entries that are out of time; those that may be late are put at the end. Called with the lock held."""
+        """Remove expired entries, and move those that may be late to the end. Called with the lock held."""
         expired: list[QueueEntry] = []
         for entry in self._expiry.due(now_ns):
             deadline_ns = entry.request.deadline_ns
@@ -409,7 +380,7 @@ class Batcher(Scheduler):
         return expired
 
     def _answer_expired(self, entries: Sequence[QueueEntry], now_ns: int) -> None:
-        self._statistics.record_failures(FailureReason.REJECTED, _ages(entries, now_ns))
+        self._statistics.record_failures(FailureReason.REJECTED, ages_ns(entries, now_ns))
         answers: list[tuple[InFlightRequest, ServerError]] = []
         for entry in entries:
             waited_ms = (now_ns - entry.enqueue_ns) / 1e6
@@ -427,7 +398,7 @@ class Batcher(Scheduler):
     # Expiry while all workers are busy. Event loop thread only.
 
     def _on_alarm(self) -> None:
-        now_ns = self._now_ns()
+        now_ns = self.now_ns()
         with self._lock:
             expired = self._remove_expired(now_ns)
             next_ns = self._expiry.next_ns()
@@ -439,7 +410,3 @@ class Batcher(Scheduler):
 
 def _first_expiry(now_ns: int, timeout_ns: int, deadline_ns: int | None) -> int:
     return now_ns + timeout_ns if deadline_ns is None else min(now_ns + timeout_ns, deadline_ns)
-
-
-def _ages(entries: Iterable[QueueEntry], now_ns: int) -> list[int]:
-    return [now_ns - entry.request.arrival_ns for entry in entries]

@@ -1,7 +1,7 @@
 """The scheduler of models that answer at once: no queue, no thread, no turn of the event loop in between.
 
-For instances that never block (`Backend.runs_inline`) and models that form no batches: there is nothing
-to wait for, so a request is executed where it is submitted.
+For instances that never block (`Backend.runs_inline`) and models that form no batches: a request has nothing to wait
+for, so it is executed where it is submitted.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError, UnavailableError
-from modelserver.scheduling.refusal import refuse
+from modelserver.scheduling.admission import refuse
 from modelserver.scheduling.scheduler import Scheduler
 from modelserver.telemetry.statistics import ModelStatistics
 
-# Executes a request, given when it was queued and taken (ns): at the same time, here.
+# Executes a request. The numbers are when it was queued and when it was taken (ns): the same time, here.
 Run = Callable[[InFlightRequest, int, int], InferResponse]
 
 
@@ -75,5 +75,5 @@ class DirectScheduler(Scheduler):
         self._is_stopped = True
 
     def abort(self, error: ServerError) -> None:  # noqa: ARG002
-        """As `stop`: there is no queue whose requests could be answered with the error. From any thread."""
+        """As `stop`, because no request waits in a queue. From any thread."""
         self._is_stopped = True

@@ -1,4 +1,4 @@
-"""The scheduler of an ensemble: takes its requests through the models of its steps, which have queues of their own."""
+"""The scheduler of an ensemble: takes requests through the models of its steps, which have their own queues."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError, UnavailableError
-from modelserver.scheduling.ensemble_attempts import StepCounts
+from modelserver.scheduling.admission import refuse
+from modelserver.scheduling.ensemble_iteration import StepCounts
 from modelserver.scheduling.ensemble_plan import EnsemblePlan, StepModel, plan_ensemble
 from modelserver.scheduling.ensemble_run import EnsembleRun, RunOwner
-from modelserver.scheduling.refusal import refuse
 from modelserver.scheduling.scheduler import Scheduler
 from modelserver.telemetry.statistics import ModelStatistics, ResponseKind
 from modelserver.telemetry.statistics_snapshot import FailureReason
 
-# The model that a sequence is under way on, if that is not the one that serves now.
+# The model that holds a sequence, if that is not the one that serves now.
 FindHolder = Callable[[StepModel, int | str], StepModel | None]
 
-# Plans for different choices of outputs that are kept.
+# At most this many plans for different choices of outputs are kept.
 _MAX_PLANS = 64
 
 
@@ -34,14 +34,14 @@ class Binding:
         self.find_holder = find_holder
         self.is_decoupled = config.is_decoupled or any(model.is_decoupled for model in models)
         self._config = config
-        self._num_users = 1  # the scheduler, as long as this is what it uses
+        self._num_users = 1  # the scheduler, as long as it uses this binding
         self._whole = plan_ensemble(config, models)
         self._plans: dict[tuple[str, ...], EnsemblePlan] = {}
         for model in self.models:
             model.hold()
 
     def plan(self, outputs: tuple[str, ...] | None) -> EnsemblePlan:
-        """The plan for a request that asks for these outputs (None or none: all)."""
+        """The plan for a request that asks for these outputs (None or empty: all)."""
         if not outputs:
             return self._whole
         plan = self._plans.get(outputs)
@@ -62,7 +62,7 @@ class Binding:
 
 
 class EnsembleScheduler(Scheduler, RunOwner):
-    """Sequences are under way on the models of the steps, and so are queues."""
+    """Its steps' models hold the sequences and the queues."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class EnsembleScheduler(Scheduler, RunOwner):
         return len(self._runs)
 
     def bind(self, binding: Binding | None, fault: str = "") -> None:
-        """Use these models for requests from now on; those that run keep theirs. None: refuse them, with the reason."""
+        """Use these models from now on; requests under way keep theirs. None: refuse requests because of `fault`."""
         former, self._binding, self._fault = self._binding, binding, fault
         if binding is not None:
             self._statistics.is_decoupled = binding.is_decoupled
@@ -119,22 +119,22 @@ class EnsembleScheduler(Scheduler, RunOwner):
         return request.stream
 
     def stop(self) -> None:
-        """Refuse new requests; those that run go on, with the models that they began with."""
+        """Refuse new requests; those under way continue with the models that they began with."""
         self._is_stopped = True
         self.bind(None, "it is being unloaded")
 
     def abort(self, error: ServerError) -> None:
-        """Refuse new requests and end the others with the error, soon. From any thread."""
+        """Refuse new requests, and soon end the others with the error. From any thread."""
         self._is_stopped = True
         if self._runs:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no client waits any more
                 self._loop.call_soon_threadsafe(self._abort, error)
 
     def _abort(self, error: ServerError) -> None:
         for run in tuple(self._runs):
             run.abort(error)
 
-    # What a run tells and asks.
+    # Called by runs.
 
     def call_later(self, delay_s: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
         return self._loop.call_later(delay_s, callback, *args)
@@ -154,7 +154,7 @@ class EnsembleScheduler(Scheduler, RunOwner):
         request = run.request
         request_ns = now_ns - request.arrival_ns
         if reason is None:
-            # As in Triton the phases are the sums of the steps': they may exceed the request, or leave some of it out.
+            # As in Triton the phases are sums over the steps, which may be more or less than the request took.
             input_ns, infer_ns, output_ns = run.input_ns, run.infer_ns, run.output_ns
             self._statistics.record_lone(request.rows, input_ns, infer_ns, output_ns, 0, request_ns)
             if request.trace is not None:

@@ -1,4 +1,4 @@
-"""What an ensemble does with a request, worked out once: for its steps' models, and the outputs that are asked for."""
+"""How an ensemble executes a request, worked out once for its steps' models and the requested outputs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,93 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from modelserver.config.ensemble_graph import Condition, EnsembleGraph, ensemble_graph
 from modelserver.config.ensemble_parameters import StepLimits, step_limits
 from modelserver.config.ensemble_scopes import Scopes, find_scopes
 from modelserver.config.schema import ModelConfig
-from modelserver.config.signature import ModelSignature, Reshape
+from modelserver.config.signature import Array, ModelSignature, Reshape, Shape, TensorSpec, reshaper
 from modelserver.core.request import InFlightRequest
-from modelserver.scheduling.ensemble_shapes import input_adapters, is_mixed, output_adapters, step_adapters
+from modelserver.core.tensor import Tensor
 from modelserver.telemetry.statistics import ModelStatistics
+
+
+def is_mixed(config: ModelConfig, signatures: Sequence[ModelSignature]) -> bool:
+    """Whether some have a batch dimension and others have none."""
+    return len({config.max_batch_size > 0, *(signature.max_batch_size > 0 for signature in signatures)}) > 1
+
+
+def step_adapters(signature: ModelSignature, names: Sequence[str]) -> dict[str, Reshape]:
+    """For the inputs of a step of a mixed ensemble, by the model's names of them."""
+    specs = (signature.inputs[name] for name in names)
+    return {
+        spec.name: _leading(spec.dims, is_batched=signature.max_batch_size > 0) for spec in specs if not spec.is_shape
+    }
+
+
+def input_adapters(config: ModelConfig) -> dict[str, Reshape]:
+    """For the inputs of the ensemble that have a `reshape`."""
+    specs = ModelSignature(config).inputs.values()
+    is_batched = config.max_batch_size > 0
+    return {
+        spec.name: reshaper(spec.dims, spec.reshape, is_batched=is_batched)
+        for spec in specs
+        if spec.reshape is not None
+    }
+
+
+def output_adapters(config: ModelConfig, *, is_mixed: bool) -> dict[str, Reshape]:
+    """For the outputs of the ensemble that may change on their way out."""
+    is_batched = config.max_batch_size > 0
+    found: dict[str, Reshape] = {}
+    for spec in ModelSignature(config).outputs.values():
+        adapters = [_leading(_inner(spec), is_batched=is_batched)] if is_mixed else []
+        if spec.reshape is not None:
+            adapters.append(reshaper(spec.reshape, spec.dims, is_batched=is_batched))
+        if adapters:
+            found[spec.name] = _in_turn(adapters)
+    return found
+
+
+def adapt(tensors: dict[str, Tensor], adapters: Mapping[str, Reshape]) -> None:
+    """Give the tensors the shapes that their reader expects, as far as possible."""
+    for name, adapter in adapters.items():
+        tensor = tensors.get(name)
+        if tensor is not None:
+            tensors[name] = Tensor(tensor.name, tensor.datatype, adapter(tensor.data))
+
+
+def _inner(spec: TensorSpec) -> Shape:
+    return spec.dims if spec.reshape is None else spec.reshape
+
+
+def _leading(dims: Shape, *, is_batched: bool) -> Reshape:
+    """Adds or removes a batch dimension of one. A shape that fits neither way stays, and its reader reports it."""
+
+    def change(array: Array) -> Array:
+        shape = array.shape
+        if _matches(shape, dims) is is_batched:
+            if is_batched:
+                return array[np.newaxis]
+            if shape[:1] == (1,) and _matches(shape[1:], dims):
+                return array.reshape(shape[1:])
+        return array
+
+    return change
+
+
+def _matches(shape: Shape, dims: Shape) -> bool:
+    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
+
+
+def _in_turn(adapters: Sequence[Reshape]) -> Reshape:
+    def change(array: Array) -> Array:
+        for adapter in adapters:
+            array = adapter(array)
+        return array
+
+    return change
 
 
 class StepModel(Protocol):
@@ -38,7 +117,7 @@ class StepModel(Protocol):
         """Check and submit a request, which is answered on its stream. Raises ServerError: then it is not."""
 
     def hold(self) -> None:
-        """Keep the model taking requests, also when it is unloaded or replaced meanwhile."""
+        """Keep the model accepting requests, even if it is unloaded or replaced meanwhile."""
 
     def release(self) -> None: ...
 
@@ -74,7 +153,7 @@ class ScopePlan:
 
     `opening` are the tensors that come with what opens the scope. `readers` are the positions of the steps that wait
     for a tensor, `inner` those in scopes within (scope, position). `writers` says of tensors with several
-    possible writers how many. `first` are the positions that wait for nothing, in scope 0 only.
+    possible writers how many. `first` are the positions without inputs to wait for, in scope 0 only.
     """
 
     steps: tuple[StepPlan, ...]
@@ -111,7 +190,7 @@ def plan_ensemble(
 ) -> EnsemblePlan:
     """The plan for answers of `outputs` (None: all). Steps that these do not need are left out.
 
-    Of a config that `check_models` finds nothing wrong with.
+    The config must have passed `check_models`.
     """
     graph = ensemble_graph(config)
     asked = tuple(tensor.name for tensor in config.output if outputs is None or tensor.name in outputs)

@@ -1,8 +1,7 @@
-"""One request's way through the steps of an ensemble: driven by its steps' responses, on the event loop thread.
+"""One request's way through the steps of an ensemble, driven by its steps' responses, on the event loop thread.
 
-No Task and no Future: a step starts when the last tensor that it waits for is there, within the call that brings it.
-Tensors pass by reference. A tensor that will not come (its step was skipped, an optional input was not given) is
-settled as None.
+No Task and no Future: a step starts within the call that brings the last tensor it waits for. Tensors pass by
+reference. A tensor that will not arrive (its step was skipped, an optional input was not given) is settled as None.
 """
 
 from __future__ import annotations
@@ -17,10 +16,15 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.tensor import Tensor
 from modelserver.errors import CancelledError, InternalError, ServerError
-from modelserver.scheduling.ensemble_attempts import Attempted, Attempts, AttemptsOwner
-from modelserver.scheduling.ensemble_iteration import DecoupledCall, Iteration, StepCall
-from modelserver.scheduling.ensemble_plan import EnsemblePlan, StepModel, StepPlan
-from modelserver.scheduling.ensemble_shapes import adapt
+from modelserver.scheduling.ensemble_iteration import (
+    Attempts,
+    AttemptsOwner,
+    DecoupledCall,
+    Iteration,
+    StepCall,
+    StepRun,
+)
+from modelserver.scheduling.ensemble_plan import EnsemblePlan, StepModel, StepPlan, adapt
 from modelserver.telemetry.statistics import ResponseKind
 from modelserver.telemetry.statistics_snapshot import FailureReason
 
@@ -28,19 +32,19 @@ _NS_PER_US = 1000
 
 
 class RunOwner(AttemptsOwner, Protocol):
-    """What a run tells its scheduler, and asks of it."""
+    """The scheduler, as a run uses it."""
 
     def holder_of(self, run: EnsembleRun, model: StepModel) -> StepModel:
-        """Where the sequence goes on that the run's request belongs to: on the model, or on one that it replaced."""
+        """The model that holds the sequence of the run's request: `model`, or one that it replaced."""
 
     def responded(self, run: EnsembleRun, position: int, kind: ResponseKind, infer_ns: int) -> None:
-        """A response of a decoupled ensemble is on its way."""
+        """Record a response of a decoupled ensemble that is being delivered."""
 
     def ended(self, run: EnsembleRun, now_ns: int, reason: FailureReason | None) -> None:
-        """The final response was delivered; `reason` if it is an error."""
+        """The run is over, and the final response follows; `reason` if it is an error."""
 
 
-class EnsembleRun(Attempted):
+class EnsembleRun(StepRun):
     """Answers one request exactly once on its stream, the last time with `is_final`."""
 
     __slots__ = (
@@ -73,8 +77,8 @@ class EnsembleRun(Attempted):
     ) -> None:
         self.is_over = False
         self.request = request
-        self.binding: object = None  # what the owner keeps for the time of the run
-        self.input_ns = self.infer_ns = self.output_ns = 0  # of its steps, as far as they have ended
+        self.binding: object = None  # set and used by the owner
+        self.input_ns = self.infer_ns = self.output_ns = 0  # sums over the steps that have ended
         self._owner = owner
         self._name = name
         self._plan = plan
@@ -89,7 +93,7 @@ class EnsembleRun(Attempted):
         self._sent_ns = request.arrival_ns
         self._unread: deque[Iteration | None] | None = None
         self._attempts: Attempts | None = None  # made when the first step starts that has limits
-        # Only where steps run several times and are bounded:
+        # Used only where steps run several times and are bounded:
         self._inflight: dict[int, int] = {}
         self._backlog: dict[int, deque[tuple[Iteration, int]]] = {}
 
@@ -110,7 +114,7 @@ class EnsembleRun(Attempted):
         self._advance()
 
     def abort(self, error: ServerError) -> None:
-        """End the request with an error, whatever its steps do."""
+        """End the request with an error, without waiting for its steps."""
         if not self.is_over:
             self._end_with(error, FailureReason.OTHER)
 
@@ -149,7 +153,7 @@ class EnsembleRun(Attempted):
     # Steps.
 
     def _advance(self) -> None:
-        """Start what can start. What steps answer within that lands in the queue, so that nothing recurs."""
+        """Start all steps that can start. Responses that arrive meanwhile are queued, so that there is no recursion."""
         self._is_advancing = True
         ready = self._ready
         while not self.is_over:
@@ -230,7 +234,7 @@ class EnsembleRun(Attempted):
         self._attempts.begin(call, limits)
 
     def expire(self, call: StepCall, error: ServerError) -> None:
-        """Called by the attempts: the step's request is given up, whatever its model still answers."""
+        """Called by the attempts: cancel the step's request, and ignore later responses of its model."""
         call.is_finished = True
         request = self._calls.pop(call, None)
         if request is not None:
@@ -256,7 +260,7 @@ class EnsembleRun(Attempted):
         self._fail(step, error)
 
     def _skip(self, iteration: Iteration, step: StepPlan) -> None:
-        """The step does not run; its outputs will not come, unless another step may write them."""
+        """The step does not run: its outputs will not arrive, unless another step may write them."""
         if step.opens is None:
             for _, tensor in step.outputs:
                 num_writers = iteration.scope.writers.get(tensor, 1)
@@ -266,7 +270,7 @@ class EnsembleRun(Attempted):
         self._ended_part(iteration)
 
     def _has_room(self, iteration: Iteration, step: StepPlan) -> bool:
-        """Count a request of a step, or put it behind those that are in flight."""
+        """Count a request of a step, or queue it behind those in flight."""
         count = self._inflight.get(step.index, 0)
         if count < self._plan.max_inflight_requests:
             self._inflight[step.index] = count + 1
@@ -283,7 +287,7 @@ class EnsembleRun(Attempted):
     # Iterations.
 
     def _open(self, call: DecoupledCall, response: InferResponse) -> None:
-        """A response of a decoupled step: what is in its scope runs once more."""
+        """A response of a decoupled step: run the steps of its scope once more."""
         parent, step = call.iteration, call.step
         assert step.opens is not None, "the step is decoupled"
         scope = self._plan.scopes[step.opens]
@@ -296,11 +300,11 @@ class EnsembleRun(Attempted):
         for position, tensor in scope.outer:
             iteration.missing[position] += not parent.is_settled(tensor)
         iteration.settle_outputs(step.outputs, response.outputs, self._plan.scopes, self._ready)
-        for tensor in scope.opening:  # those that only come from another step that opens this scope
+        for tensor in scope.opening:  # outputs of other steps that open this scope
             iteration.settle(tensor, None, self._plan.scopes, self._ready)
 
     def _ended_part(self, iteration: Iteration) -> None:
-        """A step of the iteration has ended or was skipped, or its answer is given, or an iteration within is over."""
+        """A part of the iteration is over: a step (also a skipped one), its answer, or an inner iteration."""
         iteration.num_left -= 1
         if not iteration.num_left and iteration.parent is not None:
             iteration.parent.inner.remove(iteration)
@@ -311,7 +315,7 @@ class EnsembleRun(Attempted):
     # Answers.
 
     def _answer(self, iteration: Iteration) -> None:
-        """All outputs of one answer are settled: it goes out after those before it."""
+        """All outputs of one answer are settled: send it after those before it."""
         opener = iteration.opener
         if opener is None:
             self._put(iteration)
@@ -341,7 +345,7 @@ class EnsembleRun(Attempted):
         self._ended_part(iteration)
 
     def _parameters(self, iteration: Iteration) -> Mapping[str, ParameterValue] | None:
-        """Those of the steps' responses; where the request belongs to a sequence, to which one and its flags too."""
+        """The parameters of the steps' responses; and the sequence id and flags, if the request is of a sequence."""
         request, parameters = self.request, iteration.all_parameters()
         if not request.sequence_id:
             return parameters
@@ -353,11 +357,11 @@ class EnsembleRun(Attempted):
         }
 
     def _send_answers(self) -> None:
-        """Deliver what is complete; the last one is final when nothing more can come."""
+        """Deliver complete answers; the last one is final when no more can follow."""
         answers, self._answers = self._answers, []
         is_last = not self._is_decoupled or not self._root.num_left
         if not answers:
-            assert is_last, "the caller has looked"
+            assert is_last, "without answers, the run is over"
             self._deliver(None, InferResponse(is_final=True), is_final=True)
         for position, (iteration, response) in enumerate(answers):
             self._deliver(iteration, response, is_final=is_last and position == len(answers) - 1)
@@ -379,7 +383,7 @@ class EnsembleRun(Attempted):
         self.request.stream.deliver(response)
 
     def _fail(self, step: StepPlan, error: ServerError) -> None:
-        """A step failed: so does the request, with that error."""
+        """A step failed: fail the request with its error."""
         is_cancel = self.request.is_cancelled and isinstance(error, CancelledError)
         reason = FailureReason.CANCELED if is_cancel else FailureReason.OTHER
         message = f"in ensemble '{self._name}', {error.message}; failed at {step.label}"
@@ -406,7 +410,7 @@ class EnsembleRun(Attempted):
         self.request.stream.deliver(InferResponse(error=error))
 
     def _close(self, now_ns: int, reason: FailureReason | None) -> None:
-        """Nothing more is done for the request. What still executes is of no use to anybody."""
+        """End the run, and cancel the steps that still execute."""
         self.is_over = True
         self.request.on_cancel = None
         self._ready.clear()
@@ -420,7 +424,7 @@ class EnsembleRun(Attempted):
         self._owner.ended(self, now_ns, reason)
 
     def _on_read(self) -> None:
-        """The client has read an answer: its producer may send another one."""
+        """The client has read an answer: the step that produced it may send another one."""
         if self._unread:
             iteration = self._unread.popleft()
             if iteration is not None:

@@ -1,10 +1,58 @@
-"""When queued requests lose their patience: a heap of times, cleaned of entries that left the queue."""
+"""When queued requests expire: their times in a heap, and a timer for the earliest."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from typing import Protocol
 
 from modelserver.scheduling.queue import QueueEntry
+
+
+class Timer(Protocol):
+    """What `call_later` returns."""
+
+    def cancel(self) -> None: ...
+
+
+class LoopCalls(Protocol):
+    """The services of an event loop that a batcher uses."""
+
+    def call_soon(self, callback: Callable[[], None], /) -> object: ...
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: object) -> object: ...
+
+
+class Alarm:
+    """A timer that rings once, at the earliest of the times to which it was set. Event loop thread only.
+
+    It is off once it has rung: the callback sets it again if more times are left. The callback is passed each time,
+    because a stored one would make a reference cycle that outlives the owner.
+    """
+
+    __slots__ = ("_loop", "_timer", "_when_ns")
+
+    def __init__(self, loop: LoopCalls) -> None:
+        self._loop = loop
+        self._timer: Timer | None = None
+        self._when_ns = 0
+
+    def set(self, when_ns: int, now_ns: int, ring: Callable[[], None]) -> None:
+        """Ring at `when_ns`, unless it is set to an earlier time."""
+        if self._timer is not None:
+            if self._when_ns <= when_ns:
+                return
+            self._timer.cancel()
+
+        def on_timer() -> None:
+            self._timer = None
+            ring()
+
+        self._when_ns = when_ns
+        self._timer = self._loop.call_later(max(0, when_ns - now_ns) / 1e9, on_timer)
+
 
 # Below this size the heap is not worth cleaning.
 _MIN_CLEAN = 64

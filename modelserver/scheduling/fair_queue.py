@@ -1,8 +1,8 @@
-"""A queue in which callers share the model by weight, whoever sends more: start-time fair queueing.
+"""A queue in which callers share the model by weight, however much each sends: start-time fair queueing.
 
-Each request gets a tag: where its caller's last one ended, or where the queue is now, whichever is later; it ends its
-rows, divided by the caller's weight, after that. Requests of a priority level are served in the order of their tags
-(Goyal, Vin and Cheng 1996). Of one caller alone that is the order of arrival.
+Each request gets a tag: where its caller's last one ended, or where the queue is now, whichever is later. Its end is
+the tag plus its rows, divided by the caller's weight. Requests of a priority level are served in the order of their
+tags (Goyal, Vin and Cheng 1996). For a single caller that is the order of arrival.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from operator import attrgetter
 from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.queue import EntryOrder, Lane, QueueEntry, RequestQueue
 
-# Callers that have nothing queued are remembered up to this number.
+# At most this many callers that have nothing queued are remembered.
 _MAX_IDLE_CALLERS = 1024
-# How many entries are looked at for the oldest of a lane that is not in the order of arrival.
+# How many entries of a lane, which is not in the order of arrival, are examined to find the oldest.
 _MAX_LOOKED_AT = 64
 
 _tag = attrgetter("tag")
@@ -69,7 +69,7 @@ class FairOrder(EntryOrder):
         return FairLane()
 
     def oldest_ns(self) -> int:
-        """As ever, of the entries that are served next: the first ones of each lane."""
+        """As in `EntryOrder`, but only among the entries that are served next: the first ones of each lane."""
         lanes = [lane.values() for lane in self._lanes.values() if lane]
         return min(entry.enqueue_ns for lane in lanes for entry in list(lane)[:_MAX_LOOKED_AT])
 
@@ -104,7 +104,7 @@ class _Caller:
         self.num_entries -= 1
 
     def part(self, level: int) -> float:
-        """What it has in the queue at a level, by its weight."""
+        """Its rows in the queue at a level, divided by its weight."""
         entries = self.levels.get(level)
         return self.rows[level] / next(iter(entries)).request.share if entries else 0.0
 
@@ -142,7 +142,7 @@ class FairQueue(RequestQueue):
         super().remove(entry)
         self._callers[entry.request.caller].remove(entry)
         if not len(self):
-            # Nobody waits: whoever comes next begins where all have ended.
+            # The queue is empty: the next caller begins where all have ended.
             self._now = max(caller.end for caller in self._callers.values())
             self._callers.clear()
         elif len(self._callers) > _MAX_IDLE_CALLERS:
@@ -153,7 +153,7 @@ class FairQueue(RequestQueue):
             self.remove(entry)
 
     def last_of_hog(self, newcomer: QueueEntry) -> QueueEntry | None:
-        """The last entry of who has most at the newcomer's level, by weight; None unless the newcomer has less."""
+        """The last entry of the caller with most rows by weight at this level; None if it would not have more."""
         level, own = newcomer.level, newcomer.request.caller
         name, hog = max(self._callers.items(), key=lambda item: item[1].part(level), default=("", None))
         if hog is None or name == own:

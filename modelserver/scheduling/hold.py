@@ -1,6 +1,6 @@
-"""Test hooks: a scheduler that executes nothing until so many requests wait, to make batches that can be foretold.
+"""Test hooks: a scheduler that executes nothing until a number of requests wait, so that its batches are predictable.
 
-The environment variables are Triton's. A server that is started without them has none of this in its way.
+The environment variables are Triton's. Without them none of this code runs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from modelserver.core.numerals import is_digits
 from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.batch import Batch, FormBatch
-from modelserver.scheduling.bucket import BucketKey
-from modelserver.scheduling.instance_slots import InstanceSlots
 from modelserver.scheduling.policy import BatchingRules
-from modelserver.scheduling.queue import RequestQueue
+from modelserver.scheduling.queue import BucketKey, RequestQueue
 from modelserver.scheduling.sequence import SequenceEntry
-from modelserver.scheduling.sequence_rules import SequenceRules
+from modelserver.scheduling.sequence_places import InstanceSlots
+from modelserver.scheduling.sequence_policy import SequenceRules
 from modelserver.scheduling.sequence_table import SequenceTable
 
 _VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
@@ -25,21 +24,21 @@ _BACKLOG_VARIABLE = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Until `num_requests` are queued and `num_backlogged` more, of sequences that wait for a slot or their turn."""
+    """Hold until `num_requests` are queued, and `num_backlogged` more of sequences that wait for a slot or turn."""
 
     num_requests: int = 0
     num_backlogged: int = 0
 
 
 def hold_from(environ: Mapping[str, str]) -> Hold | None:
-    """What the environment asks for; None for nothing, also where a variable holds no number."""
+    """The hold that the environment asks for; None without one, and where a variable is not a number."""
     numbers = [environ.get(variable, "") for variable in (_VARIABLE, _BACKLOG_VARIABLE)]
     num_requests, num_backlogged = (int(text) if is_digits(text) else 0 for text in numbers)
     return Hold(num_requests, num_backlogged) if num_requests or num_backlogged else None
 
 
 def held_form(hold: Hold, form: FormBatch) -> FormBatch:
-    """`form`, but not before so many requests wait; afterwards as ever."""
+    """`form`, but not before enough requests wait; after that, `form` unchanged."""
     is_open = False
 
     def form_when_open(queue: RequestQueue, rules: BatchingRules, now_ns: int) -> tuple[Batch | None, int | None]:
@@ -51,7 +50,7 @@ def held_form(hold: Hold, form: FormBatch) -> FormBatch:
 
 
 class HeldSequenceTable(SequenceTable):
-    """Gives nothing out before so many requests wait, in slots and in the backlog together.
+    """Gives out no requests before enough of them wait, in slots and in the backlog together.
 
     The sum counts, because the scheduler queues a sequence behind an ended one of the same id, in its slot. Triton
     leaves it in the backlog.
@@ -80,7 +79,7 @@ class HeldSequenceTable(SequenceTable):
     def add(self, request: InFlightRequest, now_ns: int) -> SequenceEntry:
         entry = super().add(request, now_ns)
         if not self._is_open:
-            self.touched.update(self._owners)  # anyone may be the one who finds that it is enough
+            self.touched.update(self._owners)  # any of them may find that enough requests wait
         return entry
 
     def take(self, owner: InstanceSlots, now_ns: int) -> tuple[list[SequenceEntry], int | None]:

@@ -1,4 +1,4 @@
-"""Where workers wait for their next batch, and who of them is woken."""
+"""Where workers wait for their next batch, and which of them is woken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class WaitingWorker(Protocol):
     """A worker's place at a batcher. The batcher changes the flags under its lock.
 
     `is_parked`: it waits to be woken. `is_woken`: it was woken and has not looked at the queue since.
-    `is_closed`: it gets no more batches. `is_left`: its worker knows that, and does not come back.
+    `is_closed`: it gets no more batches. `is_left`: its worker has seen that, and does not come back.
     """
 
     is_parked: bool
@@ -26,7 +26,7 @@ class WaitingWorker(Protocol):
         """Make the worker look at the queue. Called under the batcher's lock, so it only gives the signal."""
 
     def settle(self) -> None:
-        """The signal of the last `wake` is spent, even if the worker came for another reason. Called as `wake` is."""
+        """Clear the signal of the last `wake`, even if the worker came for another reason. Called as `wake` is."""
 
 
 class WaitingThread:
@@ -60,8 +60,8 @@ class WaitingThread:
 class ParkedWorkers:
     """The workers that sleep; every call is made under the batcher's lock.
 
-    At most one is woken at a time: it sees to the next one itself, when there is more than it takes. At
-    most one, the watcher, looks again by itself at a certain time, when a queue delay ends.
+    At most one is woken at a time: it wakes the next one itself if it leaves requests. At most one, the watcher,
+    looks again by itself at a certain time, when a queue delay ends.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class ParkedWorkers:
 
     @property
     def can_wake(self) -> bool:
-        """Whether somebody sleeps and nobody is on the way to look at the queue."""
+        """Whether a worker sleeps and none is on its way to look at the queue."""
         return bool(self._parked) and not self._num_woken
 
     @property
@@ -102,11 +102,11 @@ class ParkedWorkers:
             worker.settle()
 
     def wake_one(self) -> None:
-        """Wake the watcher, or else the one that slept last. Somebody must sleep."""
+        """Wake the watcher, or else the worker that fell asleep last. At least one must sleep."""
         self.wake(self._watcher or self._parked[-1])
 
     def wake_watcher(self) -> None:
-        """Let the one that watches, if any, find out anew when to look."""
+        """Let the watcher, if any, work out again when to look."""
         if self._watcher is not None:
             self.wake(self._watcher)
 

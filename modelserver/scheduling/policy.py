@@ -1,7 +1,6 @@
 """The batching decision: (candidates, now) -> plan. Pure: no clock, no queue, no thread.
 
-It knows rows and ages only. Which requests may share a batch, and in which order they come, is the
-queue's business; taking them is the batcher's.
+It knows rows and ages only. The queue knows which requests may share a batch, and their order; the batcher takes them.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modelserver.config.schema import ModelConfig
+from modelserver.config.schema import ModelConfig, ModelDynamicBatching, SequenceStrategyOldest
 
 _NS_PER_US = 1000
 
@@ -31,17 +30,22 @@ class BatchingRules:
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> BatchingRules:
-        max_rows = max(1, config.max_batch_size)
-        batching = config.dynamic_batching
-        if batching is None:
+        if config.dynamic_batching is None:
+            max_rows = max(1, config.max_batch_size)
             return cls(max_rows, (max_rows,), is_single=True)
+        return cls.of(config.dynamic_batching, config.max_batch_size)
+
+    @classmethod
+    def of(cls, batching: ModelDynamicBatching | SequenceStrategyOldest, max_batch_size: int) -> BatchingRules:
+        """The rules of a batcher's options."""
+        max_rows = max(1, max_batch_size)
         return cls(
             max_rows=max_rows,
             preferred_rows=tuple(sorted(set(batching.preferred_batch_size))) or (max_rows,),
             max_delay_ns=batching.max_queue_delay_microseconds * _NS_PER_US,
             keep_order=batching.preserve_ordering,
-            # Without a batch dimension there is nothing to join.
-            is_single=config.max_batch_size == 0,
+            # Without a batch dimension requests cannot be joined.
+            is_single=max_batch_size == 0,
         )
 
 
@@ -78,7 +82,7 @@ def plan_batch(rules: BatchingRules, candidates: Candidates, now_ns: int) -> Bat
     ready_ns = candidates.oldest_ns + rules.max_delay_ns
     total = sum(candidates.rows)
     if total <= rules.max_rows and rules.preferred_rows[0] == rules.max_rows:
-        # The usual case, and the hot one: all fit, and there is no preferred size but the largest.
+        # The usual case, and the hot one: all fit, and the only preferred size is the largest.
         everything, preferred, is_closed = BatchPlan(len(candidates.rows), total), None, candidates.is_closed
     else:
         everything, preferred, is_closed = _fill(rules, candidates)
@@ -94,8 +98,8 @@ def plan_batch(rules: BatchingRules, candidates: Candidates, now_ns: int) -> Bat
 def _fill(rules: BatchingRules, candidates: Candidates) -> tuple[BatchPlan, BatchPlan | None, bool]:
     """All that fits, the last preferred size met on the way, and whether something did not fit.
 
-    When the next candidate would go beyond every preferred size and none was met, what is there counts
-    as preferred: waiting cannot make it better.
+    If the next candidate would exceed every preferred size and none was met, the candidates so far count as preferred,
+    because waiting cannot improve them.
     """
     largest_preferred = rules.preferred_rows[-1]
     total = num_considered = 0

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from modelserver.config.schema import ModelConfig
 from modelserver.core.request import InFlightRequest
 
-# How many requests that do not fit are passed over in search of ones that do.
+# At most this many requests that do not fit are skipped in search of ones that do.
 _MAX_LOOKAHEAD = 64
 
 
@@ -20,7 +21,7 @@ class QueueEntry:
     """A queued request. Only entries with the same `key` may share a batch.
 
     `level` is its priority level; a delayed entry comes after all others of its level. `enqueue_ns`
-    counts for queue delay and statistics. `is_queued` until it is taken or dropped: whoever removes
+    counts for queue delay and statistics. `is_queued` until it is taken or dropped: the code that removes
     an entry from the queue answers its request. `tag` is its place in a queue that callers share by weight.
     """
 
@@ -100,7 +101,7 @@ class EntryOrder:
             self._ranks.remove(rank)
 
     def clear(self) -> None:
-        """All leave at once."""
+        """Remove all entries."""
         self._lanes.clear()
         self._ranks.clear()
         self.num_entries = self.rows = 0
@@ -183,7 +184,7 @@ class RequestQueue:
             self._ripe[entry.key] = None
 
     def remove(self, entry: QueueEntry) -> None:
-        """The entry leaves; the caller of this answers its request. It must be queued."""
+        """Remove a queued entry. The caller answers its request."""
         entry.is_queued = False
         self._all.remove(entry)
         if entry.key is None or self._keep_order:
@@ -252,12 +253,12 @@ class RequestQueue:
         return self.is_mixed and self.bucket_of(next(iter(self._all))) is bucket
 
     def remove_all(self, entries: Sequence[QueueEntry]) -> None:
-        """These leave, which are all different; for each as `remove`."""
+        """Remove several entries, each as `remove` does. They must be distinct."""
         if len(entries) < self._all.num_entries:
             for entry in entries:
                 self.remove(entry)
             return
-        # The usual batch takes all that there is.
+        # The usual batch takes everything.
         for entry in entries:
             entry.is_queued = False
         self._all.clear()
@@ -281,3 +282,34 @@ class RequestQueue:
             assert bucket.rows == sum(entry.rows for entry in members), f"bucket {key} has a wrong number of rows"
             assert (bucket.rows >= self._ripe_rows) == (key in self._ripe), f"bucket {key} is ripe and not, at once"
         assert self._ripe.keys() <= self._buckets.keys(), "a ripe bucket is gone"
+
+
+BucketKey = Callable[[InFlightRequest], Hashable]
+
+
+def bucket_key(config: ModelConfig) -> BucketKey | None:
+    """A function that tells which of the model's requests fit together; None when all of them do.
+
+    The key holds what may differ between two valid requests and must not within a batch: which optional
+    inputs are present, the sizes of variable dimensions without the batch dimension, and the contents of
+    shape tensors. Ragged inputs may differ.
+    """
+    optional = tuple(spec.name for spec in config.input if spec.optional)
+    variable = tuple(spec.name for spec in config.input if -1 in spec.dims and not spec.allow_ragged_batch)
+    by_content = tuple(spec.name for spec in config.input if spec.is_shape_tensor)
+    if not optional and not variable and not by_content:
+        return None
+
+    if len(variable) == 1 and not optional and not by_content:
+        # The usual case among models that need a key.
+        [only] = variable
+        return lambda request: request.inputs[only].data.shape[1:]
+
+    def key(request: InFlightRequest) -> Hashable:
+        inputs = request.inputs
+        parts: list[Hashable] = [name in inputs for name in optional]
+        parts += [inputs[name].data.shape[1:] for name in variable if name in inputs]
+        parts += [inputs[name].data.tobytes() for name in by_content if name in inputs]
+        return tuple(parts)
+
+    return key

@@ -1,9 +1,11 @@
 """Which instance may execute, when several need the same resources: --rate-limit=execution_count.
 
-An instance claims what its `rate_limiter` names, executes when it is granted, and gives it back. Whoever has executed
-least goes first, a claim of priority 2 counting each time twice. One that has to wait for a resource keeps it from
-those behind it, and from nobody else; so neither do large claims starve, nor does anything lie idle that no one in
-front needs.
+An instance claims what its `rate_limiter` names, executes when the claim is granted, and gives it back. The claim with
+the fewest executions goes first; one of priority 2 counts each twice. A claim that waits for a resource keeps it from
+those behind it only. So large claims do not starve, and no resource lies idle that no claim in front needs.
+
+`LimitedSource` takes no batch before its instance has its resources. So requests wait in their queue, where they can be
+cancelled, expire, and be joined by others, and where other instances of the model may take them.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from modelserver.config.schema import ModelRateLimiter
+from modelserver.core.request import Delivery
 from modelserver.errors import ConfigError
 from modelserver.options.resources import ResourceLimit
+from modelserver.scheduling.batch import Batch
+from modelserver.scheduling.parked_workers import WaitingWorker
+from modelserver.scheduling.scheduler import BatchSource
 from modelserver.telemetry.rate_limit import ResourceUse
 
 # A resource on a device; on none, if it is global.
@@ -21,7 +27,7 @@ Place = tuple[str, int | None]
 
 
 class Claim:
-    """What one instance needs, and how it stands with it. The limiter changes it under its lock."""
+    """The resources that one instance needs, and whether it has them. The limiter changes it under its lock."""
 
     __slots__ = ("arrival", "count_after", "demands", "is_granted", "is_waiting", "name", "priority", "wake")
 
@@ -40,8 +46,8 @@ class Claim:
 class RateLimiter:
     """The resources of a server. `_lock` guards everything; from any thread.
 
-    Without `limits` there is of each resource what the most demanding instance needs, so that one at a time executes
-    of those that need it all; with limits there is nothing but what they give.
+    Without `limits` each resource has the size of the largest claim, so that instances which need all of it execute one
+    at a time. With limits only the resources that they name exist.
     """
 
     def __init__(self, limits: Sequence[ResourceLimit] = ()) -> None:
@@ -51,7 +57,7 @@ class RateLimiter:
         self._waiting: list[Claim] = []
         self._used: dict[Place, int] = {}
         self._num_arrivals = 0
-        # The count of who was granted last: who comes after a pause begins there, and makes up for nothing.
+        # The count of the last claim granted. A claim that returns after a pause begins there, with no arrears.
         self._floor = 0
 
     def join(self, name: str, device: int, wish: ModelRateLimiter) -> Claim:
@@ -81,10 +87,10 @@ class RateLimiter:
             self._allot()
 
     def acquire(self, claim: Claim, wake: Callable[[], None], *, has_executed: bool = False) -> bool:
-        """Whether the instance may execute now. If not, it waits, and `wake` says that it is worth to ask again.
+        """Whether the instance may execute now. If not, it waits, and `wake` is called when it should ask again.
 
-        If it has executed, it first gives back what it had, and then stands in line with those that waited meanwhile.
-        `wake` is called once at most, under the lock, so it only gives a signal.
+        If it has executed, it first gives back its resources, and then queues behind the claims that waited meanwhile.
+        `wake` is called at most once, under the lock, so it only gives a signal.
         """
         with self._lock:
             if has_executed:
@@ -103,7 +109,7 @@ class RateLimiter:
             return claim.is_granted
 
     def release(self, claim: Claim, *, has_executed: bool = True) -> None:
-        """Give back what was granted, or wait no more. Safe to repeat."""
+        """Give back the resources, or stop waiting for them. Safe to repeat."""
         with self._lock:
             if has_executed:
                 self._count(claim)
@@ -111,7 +117,7 @@ class RateLimiter:
             self._allot()
 
     def nudge(self, claim: Claim) -> None:
-        """Wake who waits, because there is something else for it to see."""
+        """Wake the instance if it waits, because something else has changed for it."""
         with self._lock:
             _wake(claim)
 
@@ -127,7 +133,7 @@ class RateLimiter:
         return len(self._waiting)
 
     def check_integrity(self) -> None:
-        """Assert that the accounts are right, and that nobody waits in vain. For tests."""
+        """Assert that resources are counted right, and that no claim waits needlessly. For tests."""
         with self._lock:
             used: dict[Place, int] = {}
             for claim in self._claims:
@@ -135,7 +141,7 @@ class RateLimiter:
                 for place, count in claim.demands.items() if claim.is_granted else ():
                     used[place] = used.get(place, 0) + count
             assert used == {place: count for place, count in self._used.items() if count}, "resources are miscounted"
-            # Without limits, there is less as soon as the most demanding instance has left.
+            # Without limits, the size shrinks as soon as the largest claim has left.
             assert not self._limits or all(count <= self._capacity(place) for place, count in used.items()), "overuse"
             before = len(self._waiting)
             self._allot()
@@ -206,6 +212,71 @@ def _by_name(place: Place) -> tuple[str, int]:
     return name, -1 if device is None else device
 
 
-def limits_something(wishes: Iterable[ModelRateLimiter | None]) -> bool:
-    """Whether any of these needs resources."""
-    return any(wish is not None and wish.resources for wish in wishes)
+class LimitedSource:
+    """A source of batches for an instance that needs resources; wraps the source of its worker.
+
+    A worker that comes back for more is done with what it took.
+    """
+
+    takes_ahead = False  # resources are granted for one execution
+
+    def __init__(self, source: BatchSource, limiter: RateLimiter, claim: Claim) -> None:
+        self._source = source
+        self._limiter = limiter
+        self._claim = claim
+        self._is_executing = False
+        self.is_shared = source.is_shared
+
+    def try_take(self, worker: WaitingWorker) -> tuple[Batch | None, int | None]:
+        """As `BatchSource.try_take`; None and None while the instance waits for resources: these wake the worker.
+
+        A closed worker needs none: it only ends, or ends its sequences.
+        """
+        has_executed, self._is_executing = self._is_executing, False
+        if worker.is_closed:
+            self._limiter.release(self._claim, has_executed=has_executed)
+        elif not self._limiter.acquire(self._claim, _ignore, has_executed=has_executed):
+            # `pass_on` comes first: it may clear the worker's signal, which must not be the limiter's.
+            self._source.pass_on(worker)
+            if not self._limiter.acquire(self._claim, worker.wake):
+                if _is_closed(worker):
+                    # It was closed in between, while it did not count as parked.
+                    self._limiter.nudge(self._claim)
+                return None, None
+        batch, wait_until_ns = self._source.try_take(worker)
+        self._is_executing = batch is not None
+        if batch is None:
+            self._limiter.release(self._claim, has_executed=False)
+        return batch, wait_until_ns
+
+    def pass_on(self, worker: WaitingWorker) -> None:
+        """As `BatchSource.pass_on`; no resources are held meanwhile."""
+        has_executed, self._is_executing = self._is_executing, False
+        self._limiter.release(self._claim, has_executed=has_executed)
+        self._source.pass_on(worker)
+
+    def take_more(self, worker: WaitingWorker, limit: int) -> list[Batch]:  # noqa: ARG002
+        """Nothing: the resources are granted for one execution."""
+        return []
+
+    def deliver(self, deliveries: Iterable[Delivery]) -> None:
+        self._source.deliver(deliveries)
+
+    def post(self, callback: Callable[..., object], *args: object) -> None:
+        self._source.post(callback, *args)
+
+    def give_up(self) -> None:
+        self._source.give_up()
+
+    def close_worker(self, worker: WaitingWorker) -> None:
+        self._source.close_worker(worker)
+        self._limiter.nudge(self._claim)
+
+
+def _is_closed(worker: WaitingWorker) -> bool:
+    """The current value: another thread may have closed the worker since the last look."""
+    return worker.is_closed
+
+
+def _ignore() -> None:
+    """The caller asks again at once."""

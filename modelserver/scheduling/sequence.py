@@ -1,27 +1,28 @@
-"""A sequence: requests with one correlation id, executed in order and one at a time; and the slot that it holds."""
+"""Sequences: requests with one correlation id, executed in order and one at a time; their slots and batches."""
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 from modelserver.core.request import InFlightRequest
 from modelserver.core.sequence_state import SequenceState
+from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.queue import QueueEntry
 
 
 class SequenceEnd(enum.Enum):
-    """Why the model sees no more of a sequence."""
+    """Why a sequence ended for the model."""
 
     END = "end"  # its last request was executed
     IDLE = "idle"  # no request came for max_sequence_idle_microseconds
-    CANCELLED = "cancelled"  # a client gave up one of its requests
+    CANCELLED = "cancelled"  # a client cancelled one of its requests
     RESTARTED = "restarted"  # a START came before the END; the next request is the first of another sequence
-    UNLOADED = "unloaded"  # the model goes
+    UNLOADED = "unloaded"  # the model is unloaded
 
 
-# Called with the correlation id and the reason of a sequence of which the instance sees no more.
+# Called with the correlation id of a sequence that has ended for the instance, and the reason.
 EndHook = Callable[[int | str, SequenceEnd], None]
 
 
@@ -36,9 +37,9 @@ class SequenceEntry(QueueEntry):
 
 
 class LiveSequence:
-    """Requests of one correlation id that wait, and the one that a worker has.
+    """The waiting requests of one correlation id, and the one that a worker has.
 
-    `key` is what a further request is found by: the id, but for iterative ones, which have no further requests.
+    `key` finds the sequence for a further request: the id, except for iterative sequences, which have no further ones.
     `is_open` while more requests may come: the last one had no END. `has_begun` once the model has seen it.
     `end` is set when it ended while its request is still being executed. After an END, a START of the same id may
     wait in `entries`: those are of the next sequence.
@@ -76,7 +77,7 @@ class LiveSequence:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it only waits for its client."""
+        """Whether it only waits for its client's next request."""
         return not self.entries and self.taken is None
 
     def segment(self, entry: SequenceEntry) -> list[SequenceEntry]:
@@ -102,3 +103,42 @@ class SequenceSlot:
         self.owner = owner
         self.index = index
         self.sequence: LiveSequence | None = None
+
+
+class SequenceBatch(Batch):
+    """One request of each sequence."""
+
+    has_slots = True
+    __slots__ = ("num_padding", "rescheduled")
+
+    def __init__(self, requests: list[InFlightRequest], enqueue_ns: list[int], taken_ns: int, num_padding: int) -> None:
+        super().__init__(requests, enqueue_ns, len(requests), taken_ns)
+        self.num_padding = num_padding
+        self.rescheduled: list[InFlightRequest] = []
+
+    @classmethod
+    def packed(cls, entries: Sequence[SequenceEntry], taken_ns: int) -> SequenceBatch:
+        """The entries in their order, one row each."""
+        requests = [entry.request for entry in entries]
+        return cls(requests, [entry.enqueue_ns for entry in entries], taken_ns, 0)
+
+    @classmethod
+    def slotted(cls, entries: Sequence[SequenceEntry], num_rows: int, taken_ns: int) -> SequenceBatch:
+        """Each entry in the row of its slot, and padding in the rows of the others. There is at least one entry."""
+        if len(entries) == num_rows:
+            return cls.packed(entries, taken_ns)
+        requests = [_padding(entries[0].request) for _ in range(num_rows)]
+        enqueue_ns = [taken_ns] * num_rows
+        for entry in entries:
+            slot = entry.sequence.slot
+            assert slot is not None, "an executing sequence has a slot"
+            requests[slot.index] = entry.request
+            enqueue_ns[slot.index] = entry.enqueue_ns
+        return cls(requests, enqueue_ns, taken_ns, num_rows - len(entries))
+
+
+def _padding(like: InFlightRequest) -> InFlightRequest:
+    """A request with inputs of the same shapes, whose values mean nothing: the model sees it as not ready."""
+    return InFlightRequest(
+        model_name=like.model_name, version=like.version, inputs=dict(like.inputs), rows=like.rows, is_padding=True
+    )

@@ -1,4 +1,4 @@
-"""Which requests of sequences are accepted: those that fit, for which there is room, and that would not be late.
+"""Which requests of sequences are accepted: valid ones that find room in the queue and would not be late.
 
 Every call but `check` is made under the batcher's lock.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from modelserver.core.request import InFlightRequest
 from modelserver.errors import InvalidArgumentError, QueueFullError
-from modelserver.scheduling.drain_rate import DrainRate, expected_ns
-from modelserver.scheduling.sequence_rules import SequenceRules
+from modelserver.scheduling.admission import DrainRate, expected_ns
+from modelserver.scheduling.sequence_policy import SequenceRules
 from modelserver.scheduling.sequence_table import SequenceTable
 
 
 class SequenceAdmission:
-    """`max_queue_size` bounds the requests that wait (0: nothing does). `is_adaptive`: who would be late is refused."""
+    """`max_queue_size` bounds the waiting requests (0: unbounded). `is_adaptive`: late requests are refused at once."""
 
     def __init__(
         self, rules: SequenceRules, table: SequenceTable, model_name: str, *, max_queue_size: int, is_adaptive: bool
@@ -26,7 +26,7 @@ class SequenceAdmission:
         self._rate = DrainRate()  # of slots that become free
 
     def check(self, request: InFlightRequest) -> None:
-        """Raise InvalidArgumentError for what no sequence could take."""
+        """Raise InvalidArgumentError for a request that no sequence could take."""
         what = f"inference request to model '{self._model_name}'"
         if request.rows > 1:
             raise InvalidArgumentError(
@@ -37,11 +37,11 @@ class SequenceAdmission:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more requests may wait."""
+        """Whether the queue has no room for another request."""
         return 0 < self._max_queue_size <= self._table.num_waiting
 
     def refusal_of_full(self, now_ns: int) -> QueueFullError:
-        """What is told to a request for which there is no room."""
+        """The error of a request that finds the queue full."""
         error = QueueFullError(
             f"Exceeds maximum queue size: model '{self._model_name}' already has {self._max_queue_size} requests "
             "in its queue; send fewer at a time, or raise --max-queue-size"
@@ -53,7 +53,7 @@ class SequenceAdmission:
         """Raise QueueFullError for a request that would get a slot, or be answered, when it is too late.
 
         Called for those that have a deadline or a timeout: a timeout is about the backlog, a deadline about the answer.
-        Nobody is refused for what is not known yet.
+        No request is refused while the rates are unknown.
         """
         ahead = self._table.ahead_of(request)
         slot_ns = self._rate.per_request_ns(now_ns) or 0.0
@@ -74,7 +74,7 @@ class SequenceAdmission:
         raise error
 
     def note_released(self, now_ns: int) -> None:
-        """Slots may have become free since the last time."""
+        """Record the slots that have become free since the last call."""
         places = self._table.places
         if not places.num_released:
             return

@@ -1,34 +1,31 @@
-"""Which sequences live, which slots they hold, and who waits for one. Knows no thread and no clock.
+"""Which sequences exist, which slots they hold, and which of them wait for one. Knows no thread and no clock.
 
 request -> its sequence -> a slot of an instance (or the backlog)
-        -> taken by the instance's worker -> finished: the next request, or the next sequence, may go
+        -> taken by the instance's worker -> finished: the next request, or the next sequence, may be taken
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
 from modelserver.core.request import InFlightRequest
 from modelserver.errors import InvalidArgumentError
+from modelserver.scheduling.admission import DrainRate
 from modelserver.scheduling.batch import form_batch
-from modelserver.scheduling.bucket import BucketKey
-from modelserver.scheduling.drain_rate import DrainRate
-from modelserver.scheduling.instance_slots import InstanceSlots
 from modelserver.scheduling.policy import BatchingRules
-from modelserver.scheduling.queue import RequestQueue
+from modelserver.scheduling.queue import BucketKey, RequestQueue
 from modelserver.scheduling.sequence import LiveSequence, SequenceEnd, SequenceEntry, SequenceSlot
-from modelserver.scheduling.sequence_places import SequencePlaces, owner_of
-from modelserver.scheduling.sequence_policy import SlotHead, plan_direct
-from modelserver.scheduling.sequence_rules import DirectRules, SequenceRules
+from modelserver.scheduling.sequence_places import InstanceSlots, SequencePlaces, owner_of
+from modelserver.scheduling.sequence_policy import DirectRules, SequenceRules, SlotHead, plan_direct
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What goes before a request: sequences that wait for a slot; then, on an instance that is known, requests that
-    wait for their turn and those that execute, and how fast they do.
+    """What is ahead of a request: sequences that wait for a slot; then, on a known instance, waiting and executing
+    requests, and the rate at which they are executed.
     """
 
     num_sequences: int = 0
@@ -38,7 +35,7 @@ class Ahead:
 
 
 class SequenceTable:
-    """Every call is made under the batcher's lock. `touched` collects the instances that have something new to do.
+    """Every call is made under the batcher's lock. `touched` collects the instances whose workers should look again.
 
     `is_fair`: callers share slots, and turns within an instance, by weight.
     """
@@ -75,11 +72,6 @@ class SequenceTable:
         """Sequences that hold a slot or wait for one."""
         return len(self._live)
 
-    @property
-    def num_backlogged(self) -> int:
-        """Requests of sequences that wait for a slot."""
-        return sum(len(sequence.entries) for sequence in self._backlog)
-
     def has_sequence(self, sequence_id: Hashable) -> bool:
         """Whether a request without START would be taken for this id."""
         sequence = self._live.get(sequence_id)
@@ -93,7 +85,7 @@ class SequenceTable:
         return owner
 
     def close_instance(self, owner: InstanceSlots) -> None:
-        """It gets no further sequence; those that it has go on to their end."""
+        """Give the instance no further sequences; existing ones continue to their end."""
         owner.is_closed = True
 
     def add(self, request: InFlightRequest, now_ns: int) -> SequenceEntry:
@@ -157,9 +149,9 @@ class SequenceTable:
     def finish(
         self, owner: InstanceSlots, rescheduled: Collection[InFlightRequest], now_ns: int
     ) -> list[InFlightRequest]:
-        """The worker is done with what it took: the sequences go on, or end.
+        """The worker has executed the requests that it took: their sequences continue, or end.
 
-        `rescheduled` are to run once more; those of them that are not, because they were given up, are returned.
+        `rescheduled` run once more; those of them that do not, because they were cancelled, are returned.
         """
         given_up: list[InFlightRequest] = []
         taken, owner.taken = owner.taken, []
@@ -193,7 +185,7 @@ class SequenceTable:
         return sequence in self._backlog
 
     def ahead_of(self, request: InFlightRequest) -> Ahead:
-        """What goes before a request that comes now, as far as that is known."""
+        """What is ahead of a request that arrives now, as far as that is known."""
         sequence = None if self._rules.is_iterative else self._live.get(request.sequence_id)
         slot = sequence.slot if sequence is not None else self.places.free_slot()
         if slot is None:
@@ -202,9 +194,9 @@ class SequenceTable:
         return Ahead(0, owner.num_before(request), len(owner.taken), owner.rate)
 
     def make_room(self, newcomer: InFlightRequest, now_ns: int) -> list[SequenceEntry]:
-        """End the last waiting sequence of who has more in the backlog than the newcomer's caller, by weight.
+        """End the last waiting sequence of a caller with more in the backlog, by weight, than the newcomer's caller.
 
-        Its waiting requests, which the caller of this answers; none where nobody has more.
+        Returns its waiting requests, which the caller of this method answers; none if no caller has more.
         """
         sequence = self._backlog.last_of_hog(newcomer)
         if sequence is None or sequence is self._live.get(newcomer.sequence_id):
@@ -212,18 +204,18 @@ class SequenceTable:
         return self.end_early(sequence.entries[-1], now_ns)
 
     def end_early(self, entry: SequenceEntry, now_ns: int) -> list[SequenceEntry]:
-        """The sequence that `entry` belongs to is given up; its waiting requests, which the caller answers."""
+        """End the sequence of `entry`. Returns its waiting requests, which the caller answers."""
         sequence = entry.sequence
         dropped = sequence.segment(entry)
         taken = sequence.taken
-        # A START begins another sequence: what comes before it goes on, be it queued or being executed.
+        # A START begins another sequence: requests before it continue, whether queued or executing.
         is_later = bool(dropped) and (
             dropped[0] is not sequence.entries[0] or (taken is not None and dropped[0].request.sequence_start)
         )
         self._drop(dropped)
         if is_later:
             last = sequence.entries[-1] if sequence.entries else taken
-            assert last is not None, "something was before what was dropped"
+            assert last is not None, "a request came before the dropped ones"
             sequence.is_open = not last.request.sequence_end
         elif taken is not None:
             sequence.end = SequenceEnd.CANCELLED
@@ -234,17 +226,14 @@ class SequenceTable:
             self._go_on(sequence, now_ns)
         return dropped
 
-    def end_idle(self, now_ns: int) -> int:
-        """End the sequences that were idle for too long; how many there were."""
-        num_ended = 0
+    def end_idle(self, now_ns: int) -> None:
+        """End the sequences that were idle for too long."""
         while self._idle:
             sequence = next(iter(self._idle))
             if sequence.idle_since_ns + self._rules.idle_ns > now_ns:
                 break
             del self._idle[sequence]
             self._release(sequence, SequenceEnd.IDLE)
-            num_ended += 1
-        return num_ended
 
     def next_idle_ns(self, now_ns: int) -> int | None:
         """The earliest time at which a sequence may have been idle for too long; None without sequences."""
@@ -255,21 +244,15 @@ class SequenceTable:
 
     def clear(self) -> list[SequenceEntry]:
         """End everything at once; the requests that waited, which the caller answers."""
-        dropped = [entry for sequence in self._live.values() for entry in sequence.entries]
-        self._drop(dropped)
         for sequence in list(self._backlog):
             self._backlog.discard(sequence)
-        for sequence in list(self._live.values()):
-            sequence.is_open = False
-            if sequence.taken is not None:
-                sequence.end = SequenceEnd.UNLOADED
-            else:
-                self._release(sequence, SequenceEnd.UNLOADED)
-        return dropped
+        return self._unload(list(self._live.values()))
 
     def clear_instance(self, owner: InstanceSlots) -> list[SequenceEntry]:
         """End the sequences of one instance; their requests that waited, which the caller answers."""
-        sequences = [slot.sequence for slot in owner.slots if slot.sequence is not None]
+        return self._unload([slot.sequence for slot in owner.slots if slot.sequence is not None])
+
+    def _unload(self, sequences: Sequence[LiveSequence]) -> list[SequenceEntry]:
         dropped = [entry for sequence in sequences for entry in sequence.entries]
         self._drop(dropped)
         for sequence in sequences:
@@ -281,14 +264,11 @@ class SequenceTable:
         return dropped
 
     def reconfigure_delays(self) -> None:
-        """Nobody waits for company any more: what is there goes."""
+        """Stop delaying requests to fill batches."""
         self._direct = DirectRules()
         if self._oldest is not None:
-            self._oldest = BatchingRules(
-                self._oldest.max_rows, self._oldest.preferred_rows, 0, self._oldest.keep_order, self._oldest.is_single
-            )
-        for sequence in self._live.values():
-            self._touch(sequence.slot)
+            self._oldest = replace(self._oldest, max_delay_ns=0)
+        self.touched.update(owner_of(each.slot) for each in self._live.values() if each.slot is not None)
 
     # Steps.
 
@@ -300,7 +280,8 @@ class SequenceTable:
         if not any(heads):
             return [], None
         plan = plan_direct(self._direct, heads, now_ns)
-        return [slot.sequence.entries[0] for slot in _chosen(owner, plan.slots) if slot.sequence], plan.wait_until_ns
+        chosen = (owner.slots[index].sequence for index in plan.slots)
+        return [sequence.entries[0] for sequence in chosen if sequence is not None], plan.wait_until_ns
 
     def _take_oldest(
         self, queue: RequestQueue, rules: BatchingRules, now_ns: int
@@ -309,7 +290,7 @@ class SequenceTable:
         return ([] if batch is None else [self._entries[request] for request in batch.requests]), wait_until_ns
 
     def _refill(self, slot: SequenceSlot) -> None:
-        """A slot has become free: the sequence that is next gets it."""
+        """A slot has become free: give it to the next sequence."""
         owner = owner_of(slot)
         if owner.is_closed:
             self.touched.add(owner)  # its worker may be able to leave now
@@ -319,7 +300,7 @@ class SequenceTable:
             self._make_ready(sequence)
 
     def _make_ready(self, sequence: LiveSequence) -> None:
-        """The sequence has a slot and a request that may go."""
+        """The sequence has a slot and a request that may be executed."""
         slot, head = sequence.slot, sequence.head
         assert slot is not None, "only a sequence with a slot is executed"
         assert head is not None, "there is a request to execute"
@@ -345,7 +326,7 @@ class SequenceTable:
             self._idle[sequence] = None
 
     def _release(self, sequence: LiveSequence, end: SequenceEnd) -> None:
-        """The sequence is over. Its slot goes to the next; requests that follow its END begin another one."""
+        """End the sequence. The next one gets its slot; requests that follow its END begin another one."""
         del self._live[sequence.key]
         self._idle.pop(sequence, None)
         self._backlog.discard(sequence)
@@ -371,7 +352,7 @@ class SequenceTable:
             self.touched.add(owner)
 
     def _drop(self, entries: Iterable[SequenceEntry]) -> None:
-        """These requests leave their queues; the caller answers them."""
+        """Remove these requests from their queues. The caller answers them."""
         for entry in entries:
             sequence = entry.sequence
             slot = sequence.slot
@@ -382,10 +363,6 @@ class SequenceTable:
             sequence.entries.remove(entry)
             del self._entries[entry.request]
             self.num_waiting -= 1
-
-    def _touch(self, slot: SequenceSlot | None) -> None:
-        if slot is not None:
-            self.touched.add(owner_of(slot))
 
     def check_integrity(self, instances: Iterable[InstanceSlots]) -> None:
         """Assert that sequences, slots and queues agree. For tests."""
@@ -403,13 +380,5 @@ class SequenceTable:
             if owner.queue is not None:
                 owner.queue.check_integrity()
                 heads = {slot.sequence.head for slot in owner.slots if slot.sequence is not None} - {None}
-                assert set(_entries(owner.queue)) == heads, "the queue does not hold the first of each sequence"
+                assert set(owner.queue) == heads, "the queue does not hold the first of each sequence"
         self.places.check_integrity()
-
-
-def _chosen(owner: InstanceSlots, slots: Iterable[int]) -> Iterator[SequenceSlot]:
-    return (owner.slots[index] for index in slots)
-
-
-def _entries(queue: RequestQueue) -> list[object]:
-    return list(queue)

@@ -1,7 +1,7 @@
 """Custom batching: Python code of the model decides which requests share a batch.
 
-Where Triton loads a library, this loads `batchstrategy.py`. Its functions, of which only `include_request` must be
-there, are called with what the one before has returned:
+Where Triton loads a library, this loads `batchstrategy.py`. Only `include_request` is required. Each function gets what
+the one before has returned:
 
     batcher = model_init(config)              once, with the model's config as a dict in Triton's JSON form
     batch = init(batcher)                     when a batch is begun
@@ -9,8 +9,8 @@ there, are called with what the one before has returned:
     fini(batch)                               when the batch is complete
     model_fini(batcher)                       when the model is unloaded
 
-The first request of a batch is part of it, whatever `include_request` says of it. Its `InFlightRequest` must not be
-changed or kept. All this happens under the scheduler's lock, so it has to be quick.
+The first request of a batch is part of it, whatever `include_request` returns. Strategies must not change or keep the
+`InFlightRequest`. They run under the scheduler's lock, so they have to be quick.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ STRATEGY_FILENAME = "batchstrategy.py"
 
 
 def find_strategy(config: ModelConfig, directories: Sequence[Path]) -> Path | None:
-    """The strategy's file: what the config's parameter names, or the first that lies in one of `directories`.
+    """The strategy's file: the one that the config's parameter names, or the first found in `directories`.
 
-    None without dynamic batching, and where there is none. Raises ConfigError for a file that is not there, and for
-    a compiled library.
+    None without dynamic batching or without a file. Raises ConfigError for a missing file, and for a compiled library.
     """
     if config.dynamic_batching is None:
         return None
@@ -67,7 +66,7 @@ class BatchStrategy:
         self._what = f"the batching strategy {path} of model '{config.name}'"
         self._has_failed = False
         try:
-            # By its contents too, so that a changed file is not taken for the one that was imported before.
+            # The name includes a hash of the contents, so that a changed file is imported anew.
             module = import_source(f"{path.stem}_{sha256(path.read_bytes()).hexdigest()[:12]}", path)
             self._include: Callable[[Any, Any], Any] = module.include_request
             self._init, self._fini = _optional(module, "init"), _optional(module, "fini")
@@ -102,7 +101,7 @@ class BatchStrategy:
             logger.exception("%s failed in model_fini", self._what)
 
     def _choose(self, entries: Sequence[QueueEntry], max_rows: int) -> tuple[list[QueueEntry], int, bool]:
-        """The first of the candidates, their rows, and whether the next one was left out: then they wait for nobody."""
+        """The first of the candidates, their rows, and whether one was left out: then the batch does not wait."""
         taken: list[QueueEntry] = []
         rows = 0
         try:
@@ -117,7 +116,7 @@ class BatchStrategy:
             self._fini(batch)
         except Exception:
             if not self._has_failed:
-                logger.exception("%s failed; a batch ends where it does", self._what)
+                logger.exception("%s failed; the batch ends at the request where it failed", self._what)
             self._has_failed = True
             taken = taken or [entries[0]]
             return taken, sum(entry.rows for entry in taken), True

@@ -7,7 +7,7 @@ from support.batching import batching_config, tensor
 from modelserver.config.schema import ModelInput
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
-from modelserver.scheduling.bucket import BucketKey, bucket_key
+from modelserver.scheduling.queue import BucketKey, bucket_key
 
 FP32 = Datatype.FP32
 

@@ -1,6 +1,6 @@
 import pytest
 
-from modelserver.scheduling.drain_rate import DrainRate, expected_ns
+from modelserver.scheduling.admission import DrainRate, expected_ns
 
 MS = 1_000_000
 

@@ -4,7 +4,7 @@ import pytest
 from support.batching import batching_config, request
 
 from modelserver.config.schema import ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
-from modelserver.scheduling.limits import PriorityLevels, QueuePolicy
+from modelserver.scheduling.admission import PriorityLevels, QueuePolicy
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from modelserver.config.schema import ModelRateLimiter, RateLimiterResource
 from modelserver.errors import ConfigError
 from modelserver.options.resources import ResourceLimit
-from modelserver.scheduling.rate_limit import Claim, RateLimiter, limits_something
+from modelserver.scheduling.rate_limit import Claim, RateLimiter
 from modelserver.telemetry.rate_limit import ResourceUse
 
 
@@ -215,11 +215,6 @@ def test_a_resource_is_global_or_not() -> None:
     scene.join("a", R=1)
     with pytest.raises(ConfigError, match="'R' is global in the rate_limiter of 'b' and per device in that of 'a'"):
         scene.join("b", R=1, is_global=True)
-
-
-def test_limits_something() -> None:
-    assert not limits_something([None, ModelRateLimiter()])
-    assert limits_something([ModelRateLimiter((RateLimiterResource("R", count=1),))])
 
 
 def test_nobody_waits_in_vain_whatever_happens() -> None:

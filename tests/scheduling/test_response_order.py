@@ -3,7 +3,7 @@ from __future__ import annotations
 from support.batching import request
 
 from modelserver.core.response import InferResponse
-from modelserver.scheduling.response_order import ResponseOrder
+from modelserver.scheduling.batch import ResponseOrder
 
 
 def test_responses_wait_for_those_before_them() -> None:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.scheduling.sequence_policy import DirectPlan, SlotHead, plan_direct
-from modelserver.scheduling.sequence_rules import DirectRules
+from modelserver.scheduling.sequence_policy import DirectPlan, DirectRules, SlotHead, plan_direct
 
 EAGER = DirectRules()
 PATIENT = DirectRules(0.5, 1000)

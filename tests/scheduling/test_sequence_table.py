@@ -19,10 +19,8 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import QueueFullError, ServerError, UnavailableError
 from modelserver.scheduling.parked_workers import WaitingThread
-from modelserver.scheduling.sequence import SequenceEnd
-from modelserver.scheduling.sequence_batch import SequenceBatch
-from modelserver.scheduling.sequence_batcher import SequenceBatcher
-from modelserver.scheduling.sequence_source import InstanceSource
+from modelserver.scheduling.sequence import SequenceBatch, SequenceEnd
+from modelserver.scheduling.sequence_batcher import InstanceSource, SequenceBatcher
 from modelserver.telemetry.statistics import ModelStatistics
 
 _IDLE_US = 1000

@@ -21,10 +21,8 @@ from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.scheduling.hold import Hold
 from modelserver.scheduling.parked_workers import WaitingThread
-from modelserver.scheduling.sequence import SequenceEnd
-from modelserver.scheduling.sequence_batch import SequenceBatch
-from modelserver.scheduling.sequence_batcher import SequenceBatcher
-from modelserver.scheduling.sequence_source import InstanceSource
+from modelserver.scheduling.sequence import SequenceBatch, SequenceEnd
+from modelserver.scheduling.sequence_batcher import InstanceSource, SequenceBatcher
 from modelserver.telemetry.statistics import ModelStatistics
 
 TRACES = sorted((Path(__file__).parent / "sequence_traces").glob("*.txt"))

@@ -20,7 +20,7 @@ from modelserver.execution.response_dispatcher import OpenResponse
 from modelserver.execution.runner import MAX_TOGETHER, TOGETHER_BUDGET_NS, Runner
 from modelserver.execution.workers import AWAY_NS, LoopWorker, Peers
 from modelserver.scheduling.batch import Batch
-from modelserver.scheduling.source import BatchSource
+from modelserver.scheduling.scheduler import BatchSource
 
 logger = logging.getLogger(__name__)
 
