@@ -25,7 +25,8 @@ RECIPE := pyproject.toml setup.py modelserver/core/_accelerator.c modelserver/co
 
 # Half as many processes again as there are processors, as tests wait too; up to eight.
 PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, max(1, os.cpu_count() * 3 // 2)))' 2>/dev/null || echo 2)
-TESTS := $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# Bytecode is kept, whatever the environment says, or each process that a test starts would compile the server anew.
+TESTS := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: serve test nightly kernels check format bench wheel docs docs-serve clean
 

@@ -2,50 +2,86 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from modelserver.cli import (
-    bench,
-    build_engine,
-    chat,
-    check,
-    completion,
-    convert,
-    doctor,
-    health,
-    infer,
-    inspect,
-    keys,
-    logs,
-    manifest,
-    models,
-    ps,
-    quantize,
-    serve,
-    top,
-    traffic,
-    tune,
-)
 from modelserver.cli.output import print_error
 from modelserver.errors import ServerError
 
 DEBUG = "--debug"
 
-app = typer.Typer(
-    name="modelserver",
-    help="One server for every kind of model. Start with: modelserver serve --model-repository=DIRECTORY",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+# Each command with the module that registers it and its line in the help. A module is imported when one of its commands
+# is called, since what one command needs would keep the others waiting.
+COMMANDS = {
+    "serve": ("serve", "Serve model repositories over HTTP and gRPC."),
+    "check": ("check", "Validate every model of a repository without serving it."),
+    "list": ("models", "List the models of a running server, or of a repository."),
+    "show": ("models", "Show a model: its inputs and outputs, its completed config, and its statistics."),
+    "load": ("models", "Load a model, or load it again; or one version of it."),
+    "unload": ("models", "Unload a model, or one version of it."),
+    "version": ("models", "Print the version of this program, and of a server if one is named."),
+    "traffic": ("traffic", "Show how versions share a model's requests."),
+    "ps": ("ps", "Show the models that serve: instances, queue, requests per second, latency, memory."),
+    "top": ("top", "Watch a server's models."),
+    "logs": ("logs", "Print the newest lines of a server's log."),
+    "health": ("health", "Check whether a server is ready."),
+    "doctor": ("doctor", "Check ports, limits, shared memory, devices and packages."),
+    "infer": ("infer", "Send one request."),
+    "chat": ("chat", "Talk to a language model."),
+    "bench": ("bench", "Measure a running server: throughput and latency."),
+    "tune": ("tune", "Find the instance count, batching and threads that serve a model best."),
+    "convert": ("convert", "Convert PyTorch to ONNX, torch.export or compiled code, and ONNX to FP16."),
+    "quantize": ("quantize", "Quantize a model to 8 or 4 bits, and report the loss of accuracy."),
+    "build-engine": ("build_engine", "Build a TensorRT engine from an ONNX file."),
+    "inspect": ("inspect", "Describe a model file: its kind, its inputs and outputs, and how it was built."),
+    "completion": ("completion", "Print the script that completes this program."),
+    "keys": ("keys", "Create and list API keys (--api-keys-file)."),
+    "manifest": ("manifest", "Print deployment manifests: for Kubernetes, docker compose, KServe."),
+}
 
 
-@app.callback()
+# Of the program and of each of its commands.
+_SETTINGS: dict[str, Any] = {
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name, each made when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        module, _ = COMMANDS[name]
+        registered = typer.Typer(callback=_common, **_SETTINGS)
+        importlib.import_module(f"modelserver.cli.{module}").register(registered)
+        return typer.main.get_group(registered).commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _CommandGroup(TyperGroup):
+    """The program's commands, listed in the help without importing them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Commands()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
 def _common(
     debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error.")] = False,
 ) -> None:
@@ -53,26 +89,14 @@ def _common(
     del debug
 
 
-serve.register(app)
-check.register(app)
-models.register(app)
-traffic.register(app)
-ps.register(app)
-top.register(app)
-logs.register(app)
-health.register(app)
-doctor.register(app)
-infer.register(app)
-chat.register(app)
-bench.register(app)
-tune.register(app)
-convert.register(app)
-quantize.register(app)
-build_engine.register(app)
-inspect.register(app)
-keys.register(app)
-manifest.register(app)
-completion.register(app)
+app = typer.Typer(
+    name="modelserver",
+    cls=_CommandGroup,
+    callback=_common,
+    help="One server for every kind of model. Start with: modelserver serve --model-repository=DIRECTORY",
+    no_args_is_help=True,
+    **_SETTINGS,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

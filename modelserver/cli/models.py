@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import base64
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from modelserver.cli.inspection import inspect_model, inspect_repositories
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.client.address import URL_VARIABLE
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
-from modelserver.config.message import config_to_json
 from modelserver.errors import ConfigError, InvalidArgumentError, ServerError
-from modelserver.repository.options import DefinitionOptions
 
 Url = Annotated[str, typer.Option("--url", "-u", envvar=URL_VARIABLE, help="HTTP address of the server.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -65,6 +61,10 @@ def show(
 ) -> None:
     """Show a model: its inputs and outputs, its completed config, and its statistics."""
     if model_repository:
+        from modelserver.cli.inspection import inspect_model
+        from modelserver.config.message import config_to_json
+        from modelserver.repository.options import DefinitionOptions
+
         inspection = inspect_model(model_repository, model, DefinitionOptions())
         if inspection.definition is None:
             raise ConfigError("\n".join(str(problem) for problem in inspection.problems), inspection.problems)
@@ -136,6 +136,8 @@ def unload(
 
 def version(url: Annotated[str, typer.Option(help="Also ask this server.")] = "", as_json: AsJson = False) -> None:
     """Print the version of this program, and of a server if one is named."""
+    from importlib import metadata
+
     document: dict[str, Any] = {"version": metadata.version("modelserver")}
     if url:
         document["server"] = ServerClient(url).server_metadata()
@@ -149,6 +151,9 @@ def version(url: Annotated[str, typer.Option(help="Also ask this server.")] = ""
 
 
 def _offline_rows(repositories: list[str]) -> list[dict[str, str]]:
+    from modelserver.cli.inspection import inspect_repositories
+    from modelserver.repository.options import DefinitionOptions
+
     found, _ = inspect_repositories(repositories, DefinitionOptions())
     rows = []
     for inspection in found:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
-from rich.table import Table
-from rich.text import Text
+# rich is imported where something is drawn on a terminal, so that programs do not wait for it.
+if TYPE_CHECKING:
+    from rich.live import Live
 
 # Without a terminal, lines of a table are not wrapped: they are for grep and for logs.
 PLAIN_WIDTH = 1000
@@ -27,6 +26,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
     """Print a table on standard output: with borders on a terminal, else columns separated by blanks."""
     lines = [tuple(row) for row in rows]
     if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table(title=title or None, title_justify="left", header_style="bold")
         for column in columns:
             table.add_column(column, overflow="fold")
@@ -52,6 +55,12 @@ def print_line(text: str, *, flush: bool = False) -> None:
 
 def print_error(message: str) -> None:
     """Print `error: message` on standard error."""
+    if not sys.stderr.isatty():
+        sys.stderr.write(f"error: {message}\n")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     console.print(Text.assemble(("error: ", "bold red"), message))
 
@@ -68,6 +77,9 @@ class Steps:
 
     def __enter__(self) -> Steps:
         if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
             console = Console(stderr=True)
             self._live = Live(console=console, refresh_per_second=_REFRESHES_PER_S, transient=True)
             self._live.start()
@@ -81,4 +93,7 @@ class Steps:
     def show(self, step: str) -> None:
         """Drawn at once, so that a short step is seen, too."""
         if self._live is not None:
+            from rich.spinner import Spinner
+            from rich.text import Text
+
             self._live.update(Spinner("dots", text=Text(f"{step} ..."), style="status.spinner"), refresh=True)

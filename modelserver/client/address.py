@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modelserver.errors import InvalidArgumentError, UnavailableError
+
+if TYPE_CHECKING:
+    import asyncio
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -65,6 +68,8 @@ class Address:
 
     async def connect(self, factory: Callable[[], asyncio.BaseProtocol], alpn: str) -> None:
         """Open a connection for the protocol that `factory` makes. Raises UnavailableError."""
+        import asyncio  # here, because most commands ask once, over http.client, and should answer at once
+
         loop = asyncio.get_running_loop()
         context = self.tls.context(alpn) if self.tls is not None else None
         try:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from support.model_files import write_identity, write_model
 from support.serving import RunningServer, running_server
 
-from modelserver.cli.main import main
+from modelserver.cli.main import COMMANDS, app, main
 from modelserver.platform import gpus
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -311,6 +312,28 @@ def test_serve_explains_its_flags_and_where_values_come_from(shell: Shell, monke
     assert ["--log-info", "false", "flag"] in rows
     assert ["--metrics-port", "8002", "default"] in rows
     assert "--model-repository is missing" in shell.run("serve", status=2)[1]
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["health", "--url=http://127.0.0.1:1"], ["list", "--url=http://127.0.0.1:1"]]
+)
+def test_what_only_asks_a_server_imports_nothing_heavy(words: list[str]) -> None:
+    program = (
+        "import sys; from modelserver.cli.main import COMMANDS, app, main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: print('\\nIMPORTED', *sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    imported = {name.partition(".")[0] for name in ran.stdout.rpartition("IMPORTED")[2].split()}
+    assert "modelserver" in imported
+    assert not imported & {"asyncio", "grpc", "numpy", "onnxruntime", "rich", "torch", "yaml"}
+
+
+def test_the_help_says_of_each_command_what_the_command_says() -> None:
+    listed = {name: line for name, (_, line) in COMMANDS.items()}
+    for name, line in listed.items():
+        command = typer.main.get_group(app).commands[name]
+        assert (command.help or "").startswith(line.rstrip("."))
 
 
 def test_output_that_goes_to_no_terminal_is_plain() -> None:
