@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 
 
 def source_digest(directory: str) -> tuple[str, str]:
-    """So that a build knows what it was made of: see modelserver/core/extension.py."""
+    """So that a build knows what it was made of: see modelserver/core/accelerator.py."""
     sources = sorted(Path(directory).glob("*.[ch]"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
     return "SOURCE_DIGEST", f'"{digest}"'

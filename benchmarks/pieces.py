@@ -36,10 +36,9 @@ from modelserver.protocol.response import HttpResponse
 from modelserver.repository.options import RepositoryOptions
 from modelserver.repository.repository import ModelRepository
 from modelserver.telemetry.wire import WireCounts
-from modelserver.wire.context import WireContext
+from modelserver.wire.context import Outbox, WireContext
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.limits import WireLimits
-from modelserver.wire.outbox import Outbox
 
 ROUNDS = 60
 TURNS = 32  # of a round; in each, every connection asks once

@@ -11,7 +11,7 @@ import numpy as np
 from modelserver.toolkit.conversion import Outcome
 from modelserver.toolkit.onnx_quantize import OnnxQuantizeOptions
 from modelserver.toolkit.quantization import Method, QuantizationOptions, quantize
-from modelserver.toolkit.sample_options import SampleOptions
+from modelserver.toolkit.sample_files import SampleOptions
 from training.digits import held_out, training_set
 
 

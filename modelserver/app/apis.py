@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from modelserver.api import Api, ApiContext
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.api_choices import FLAG, ApiChoice
-from modelserver.options.flags import nearest_hint
+from modelserver.options.flags import FLAG, ApiChoice, nearest_hint
 
 logger = logging.getLogger(__name__)
 

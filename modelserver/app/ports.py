@@ -21,7 +21,7 @@ from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.address import Address
 from modelserver.wire.limits import Http2Limits, KeepaliveLimits, TimeLimits, WireLimits
 from modelserver.wire.native_server import NativeServer
-from modelserver.wire.no_http import NoHttp
+from modelserver.wire.port import NoHttp
 from modelserver.wire.processes.server import FrontPort, WireProcesses
 from modelserver.wire.processes.setup import CorePlanes
 from modelserver.wire.tls import TlsFiles

@@ -35,9 +35,9 @@ from modelserver.config.schema import (
     ModelOutput,
     ModelTransactionPolicy,
 )
+from modelserver.core.accelerator import load_extension
 from modelserver.core.datatype import Datatype
 from modelserver.core.documents import parse_json, shortened
-from modelserver.core.extension import load_extension
 from modelserver.core.json_pieces import parse_pieces as parse_long_json
 from modelserver.core.numerals import parse_float
 from modelserver.core.request import InferRequest

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from modelserver.client.address import Address
 from modelserver.client.control import TIMEOUT_S
 from modelserver.client.http_lane import HttpLane
-from modelserver.client.questions import Questions
+from modelserver.client.lane import Questions
 from modelserver.client.request_heads import HttpHead
 from modelserver.errors import ServerError, UnavailableError
 

@@ -12,7 +12,7 @@ from modelserver.cli.output import Steps, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from modelserver.toolkit.conversion import Outcome
-    from modelserver.toolkit.sample_options import SampleOptions
+    from modelserver.toolkit.sample_files import SampleOptions
     from modelserver.toolkit.tensor_spec import ModuleOptions
 
 
@@ -105,7 +105,7 @@ def module_options(inputs: list[str] | None, outputs: list[str] | None, max_batc
 
 def sample_options(data: Path | None, shapes: list[str] | None, label_output: str) -> SampleOptions:
     """The source of samples. Raises InvalidArgumentError."""
-    from modelserver.toolkit.sample_options import SampleOptions
+    from modelserver.toolkit.sample_files import SampleOptions
     from modelserver.toolkit.tensor_spec import parse_shape
 
     return SampleOptions(data, dict(parse_shape(text) for text in shapes or ()), label_output)

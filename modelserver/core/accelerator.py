@@ -3,17 +3,69 @@ guards of memory that other processes may truncate.
 
 It is present if a compiler was available at installation. It does nothing that Python could not do: without it, or with
 MODELSERVER_PURE_PYTHON=1 in the environment, the functions are None and their callers do the same work in Python.
+`load_extension` decides so for every optional C module: one is used if it was built, is wanted, and was built from the
+sources beside it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from modelserver.core.extension import VARIABLE, is_wanted, load_extension
+# An environment variable, because child processes inherit it, and because modules decide this
+# when they are imported: once, so that no request asks.
+VARIABLE = "MODELSERVER_PURE_PYTHON"
+_OFF = frozenset({"", "0", "false", "no", "off"})
+
+logger = logging.getLogger(__name__)
+
+
+def is_wanted(environment: Mapping[str, str]) -> bool:
+    return environment.get(VARIABLE, "").lower() in _OFF
+
+
+def load_extension(name: str, environment: Mapping[str, str]) -> ModuleType | None:
+    """The C module of that name; None if it was not built, is not wanted, or was built from other sources.
+
+    A stale binary remains when a checkout is updated without installing again; using it would fail requests.
+    """
+    if not is_wanted(environment):
+        return None
+    try:
+        module = import_module(name)
+    except ImportError:
+        return None
+    if _is_stale(module):
+        logger.warning(
+            "%s was built from other sources than those beside it and is ignored: Python does its work, more slowly; "
+            "install again (pip install --editable .)",
+            module.__file__,
+        )
+        return None
+    return module
+
+
+def _is_stale(module: ModuleType) -> bool:
+    """Whether its sources are here and it was built from others. A build without setup.py may not record them."""
+    built_of = getattr(module, "SOURCE_DIGEST", None)
+    here = source_digest(Path(module.__file__ or "").parent)
+    return built_of is not None and here is not None and built_of != here
+
+
+def source_digest(directory: Path) -> str | None:
+    """The hash that setup.py gives to the compiler; None without sources, as in an installed wheel."""
+    sources = sorted(directory.glob("*.[ch]"))
+    if not sources:
+        return None
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+
 
 _MODULE = "modelserver.core._accelerator"
 _MAX_DIMS = 32
@@ -31,7 +83,7 @@ WriteArray = Callable[[object], bytes | None]
 JoinAnswer = Callable[[int, tuple[object, ...], bytes, bytes], bytes | None]
 # Of data, a position in it, where it ends, and the size of the largest DATA: the kind of the frame there, its stream,
 # its payload and where the next one begins; None for an unusual or incomplete frame. The twin is
-# `http2/usual_frame.py`.
+# `wire/http2/frame.py: read_in_python`.
 ReadFrame = Callable[[bytes | bytearray, int, int, int], tuple[int, int, Any, int] | None]
 # Of a mapped file that others may make smaller: a number for its guard; None when there are too many guards. From then
 # on, reading bytes that the file has lost gives zeros, which `is_broken` reports, instead of killing the process.

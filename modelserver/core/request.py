@@ -1,21 +1,98 @@
-"""One inference request, as every room below the frontends sees it."""
+"""One inference request, as every room below the frontends sees it, and the records that belong to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeGuard
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
 import msgspec
+import numpy as np
 
-from modelserver.core.call_origin import CallOrigin
+from modelserver.core.datatype import Datatype
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.sender import ResponseSender
-from modelserver.core.sequence_state import SequenceState
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.core.trace import ComputeNotes
-from modelserver.core.transfer import Transfer
-from modelserver.errors import InternalError
+from modelserver.errors import InternalError, UnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class RegionSlice:
+    """Bytes of a region that a client has registered under the name `region`."""
+
+    region: str
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegionInput:
+    """An input whose elements lie in a region."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    place: RegionSlice
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Inputs that are in regions, and outputs that go there, by name; outputs wanted as classes, and how many.
+
+    It is never changed: equal requests may share one.
+    """
+
+    inputs: tuple[RegionInput, ...] = ()
+    placed: Mapping[str, RegionSlice] = field(default_factory=dict)
+    class_counts: Mapping[str, int] = field(default_factory=dict)
+
+    def without(self, items: Sequence[RegionInput]) -> Transfer | None:
+        """What is left when these inputs were read; None if nothing is."""
+        rest = Transfer(tuple(item for item in self.inputs if item not in items), self.placed, self.class_counts)
+        return rest if rest.inputs or rest.placed or rest.class_counts else None
+
+
+class SequenceState:
+    """State tensors by the name of the model's input; none before the first request was executed.
+
+    Owned by the current holder of the sequence's one request: the scheduler, or the thread that executes it.
+    """
+
+    __slots__ = ("arrays",)
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the state tensors, in the order of the config; empty at the start of a sequence."""
+        return tuple(array.shape for array in self.arrays.values())
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrigin:
+    """Who calls: an instance, and its model with the number of its instances."""
+
+    instance: str
+    model: str = ""
+    num_instances: int = 0
+
+
+def check_has_free_instance(model: str, origins: Sequence[CallOrigin]) -> None:
+    """Refuse a call of a model if all of its instances already wait for the answer: the call would never end.
+
+    `origins` are the waiting callers, outermost first. Raises UnavailableError.
+    """
+    waiting = {caller.instance for caller in origins if caller.model == model}
+    limits = [caller.num_instances for caller in origins if caller.model == model]
+    if waiting and len(waiting) >= limits[-1] > 0:
+        chain = " -> ".join([*(caller.model for caller in origins), model])
+        raise UnavailableError(
+            f"calling model '{model}' would wait for ever: all its {limits[-1]} instances wait for "
+            f"the answer ({chain}); give it more instances (instance_group), or do not call in a circle"
+        )
 
 
 class RequestForm:

@@ -23,10 +23,9 @@ from modelserver.cache.store import (
     response_size,
 )
 from modelserver.core.clock import Clock
-from modelserver.core.relay import RelayStream
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.stream import RelayStream, ResponseStream
 from modelserver.errors import CancelledError, ErrorCode, QueueTimeoutError, ServerError
 from modelserver.scheduling.admission import refuse
 from modelserver.telemetry.statistics import ModelStatistics

@@ -7,12 +7,12 @@ flags) as values only. `server_options` lists the flags, `sources` says where th
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from modelserver.config.suggestion import suggest
-from modelserver.core.numerals import parse_float, parse_int
+from modelserver.core.numerals import is_digits, parse_float, parse_int
 from modelserver.errors import InvalidArgumentError
 
 TRUE_WORDS = frozenset({"true", "1", "yes", "on", "y", "t"})
@@ -131,3 +131,40 @@ def nearest_hint(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: `; did you mean '--http-port'?`, or empty without a close match."""
     nearest = suggest(name, known)
     return f"; did you mean '{nearest}'?" if nearest else ""
+
+
+FLAG = "--api"
+_MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class ApiChoice:
+    """An operator's choice for one API; with `port` None the API keeps its own default port."""
+
+    is_served: bool = True
+    port: int | None = None
+
+
+def parse_api_choices(texts: Sequence[str]) -> dict[str, ApiChoice]:
+    """Choices by the names of APIs, in lower case. Raises InvalidArgumentError."""
+    choices: dict[str, ApiChoice] = {}
+    for text in texts:
+        name, equals, value = (part.strip().lower() for part in text.partition("="))
+        if not name or not equals:
+            raise InvalidArgumentError(f"{FLAG} expects NAME=on, NAME=off or NAME=PORT, got '{text:.60}'")
+        if name in choices:
+            raise InvalidArgumentError(f"{FLAG}: the API '{name:.60}' is given twice; keep one of them")
+        choices[name] = _parse_choice(name, value)
+    return choices
+
+
+def _parse_choice(name: str, value: str) -> ApiChoice:
+    if is_digits(value) and len(value) <= 5 and value not in ("0", "1") and int(value) <= _MAX_PORT:
+        return ApiChoice(port=int(value))
+    if value in TRUE_WORDS:
+        return ApiChoice()
+    if value in FALSE_WORDS:
+        return ApiChoice(is_served=False)
+    raise InvalidArgumentError(
+        f"{FLAG}={name:.60}: expected on, off or a port from 2 to {_MAX_PORT}, got '{value:.60}'"
+    )

@@ -17,12 +17,13 @@ from modelserver.cache.settings import CacheSettings, parse_cache_config
 from modelserver.config.config_limits import parse_config_limits
 from modelserver.core.numerals import is_digits
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.api_choices import ApiChoice, parse_api_choices
 from modelserver.options.flags import (
     BOOL_EXPECTATION,
+    ApiChoice,
     FlagState,
     flag,
     nearest_hint,
+    parse_api_choices,
     parse_bool,
 )
 from modelserver.options.resources import (

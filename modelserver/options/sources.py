@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from modelserver.config.suggestion import suggest
-from modelserver.core import extension
+from modelserver.core import accelerator as extension
 from modelserver.core.documents import parse_yaml
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import FALSE_WORDS, TRUE_WORDS, Option, OptionValue, nearest_hint

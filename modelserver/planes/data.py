@@ -12,11 +12,10 @@ from typing import Protocol
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
 from modelserver.core.long_work import Result, long_work
-from modelserver.core.request import InFlightRequest
+from modelserver.core.request import InFlightRequest, RegionInput, Transfer
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor, placeholder
-from modelserver.core.transfer import RegionInput, Transfer
 from modelserver.errors import (
     CancelledError,
     InternalError,
@@ -35,11 +34,10 @@ from modelserver.planes.shared_memory import CudaSharedMemory, Region, SharedMem
 from modelserver.planes.shared_memory_io import TransferStream, long_inputs, region_slices, resolve
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
-from modelserver.telemetry.access_log import note_request
+from modelserver.telemetry.access_log import LoggedStream, log_refusal, note_request
 from modelserver.telemetry.audit import audited
 from modelserver.telemetry.counts import RefusalCounts
 from modelserver.telemetry.log_settings import LogSettings
-from modelserver.telemetry.request_log import LoggedStream, log_refusal
 from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 from modelserver.telemetry.trace_settings import Changes
 from modelserver.telemetry.tracer import TracedStream, Tracer

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.relay import RelayStream
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.stream import RelayStream, ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ServerError
 from modelserver.execution.model import Model

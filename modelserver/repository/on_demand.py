@@ -21,8 +21,8 @@ from modelserver.repository.namespaces import key_of
 from modelserver.repository.operations import SupersededError
 from modelserver.repository.options import DemandOptions
 from modelserver.repository.state import UNLOADED, IndexEntry, ModelState
+from modelserver.telemetry.counts import DemandCounts
 from modelserver.telemetry.host import own_memory_bytes
-from modelserver.telemetry.on_demand import DemandCounts
 
 if TYPE_CHECKING:
     from modelserver.repository.layout import ModelLayout

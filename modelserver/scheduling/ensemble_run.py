@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from modelserver.config.ensemble_parameters import StepLimits
-from modelserver.core.call_origin import check_has_free_instance
-from modelserver.core.request import InFlightRequest
+from modelserver.core.request import InFlightRequest, check_has_free_instance
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.tensor import Tensor
 from modelserver.errors import CancelledError, InternalError, ServerError

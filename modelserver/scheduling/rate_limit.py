@@ -20,7 +20,7 @@ from modelserver.options.resources import ResourceLimit
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.parked_workers import WaitingWorker
 from modelserver.scheduling.scheduler import BatchSource
-from modelserver.telemetry.rate_limit import ResourceUse
+from modelserver.telemetry.counts import ResourceUse
 
 # A resource on a device; on none, if it is global.
 Place = tuple[str, int | None]

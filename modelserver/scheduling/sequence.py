@@ -6,8 +6,7 @@ import enum
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
-from modelserver.core.request import InFlightRequest
-from modelserver.core.sequence_state import SequenceState
+from modelserver.core.request import InFlightRequest, SequenceState
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.queue import QueueEntry
 

@@ -1,14 +1,13 @@
-"""Counts that the server keeps beside those of its models: refusals, loads, callers, and shadow requests."""
-
-# Refusals are inference requests that no model accepted. A loaded model counts the requests that it accepted
-# (`statistics`). These requests never reached one, and a name invented by a client must not become a label.
+"""Counts that the server keeps beside those of its models: refusals, loads, callers, shadow requests,
+models on demand, and resources of the rate limiter."""
 
 from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from prometheus_client.core import Metric
 
@@ -145,3 +144,85 @@ class ShadowCounts:
             for version, number in sorted(by_version.items()):
                 weight.add_sample(weight.name, {"model": name, "version": str(version)}, number)
         return [shadows, weight]
+
+
+@dataclass(frozen=True, slots=True)
+class DemandCounts:
+    """Since the server started: loads by requests, evictions by key and reason, and loads in progress.
+
+    `loaded_bytes` is the memory of each model on demand that is loaded.
+    """
+
+    loads: Mapping[str, int]
+    evictions: Mapping[tuple[str, str], int]
+    loaded_bytes: Mapping[str, int]
+    num_loading: int
+    budget_bytes: int
+
+
+class MeasuredOnDemand(Protocol):
+    """The numbers of a repository's on_demand. Event loop thread."""
+
+    @property
+    def is_active(self) -> bool: ...
+
+    def counts(self) -> DemandCounts: ...
+
+
+def on_demand_families(on_demand: MeasuredOnDemand) -> list[Metric]:
+    """The families; empty while no model is on demand."""
+    if not on_demand.is_active:
+        return []
+    counts = on_demand.counts()
+    resident = Metric(
+        "modelserver_on_demand_resident_bytes",
+        "Bytes that models on demand take, those that are in memory: measured, or as their config says",
+        "gauge",
+    )
+    for key, num_bytes in counts.loaded_bytes.items():
+        resident.add_sample(resident.name, {"model": key}, num_bytes)
+    budget = Metric(
+        "modelserver_on_demand_budget_bytes", "Bytes that models on demand may take together; 0: no limit", "gauge"
+    )
+    budget.add_sample(budget.name, {}, counts.budget_bytes)
+    loads = Metric("modelserver_on_demand_loads", "Loads that requests for a model have caused", "counter")
+    for key, count in sorted(counts.loads.items()):
+        loads.add_sample(f"{loads.name}_total", {"model": key}, count)
+    evictions = Metric(
+        "modelserver_on_demand_evictions", "Models that left memory, because they were idle or for others", "counter"
+    )
+    for (key, reason), count in sorted(counts.evictions.items()):
+        evictions.add_sample(f"{evictions.name}_total", {"model": key, "reason": reason}, count)
+    return [resident, budget, loads, evictions]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUse:
+    """A resource at one moment; `device` None is global."""
+
+    name: str
+    device: int | None
+    capacity: int
+    used: int
+
+
+class MeasuredLimiter(Protocol):
+    """The numbers of a rate limiter."""
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    def uses(self) -> Sequence[ResourceUse]: ...
+
+
+def limiter_families(limiter: MeasuredLimiter) -> list[Metric]:
+    """The families by resource and device; the device of a global resource is empty."""
+    capacity = Metric("modelserver_resource_capacity", "Units of a resource that instances may hold", "gauge")
+    used = Metric("modelserver_resource_used", "Units of a resource that executing instances hold", "gauge")
+    for use in limiter.uses():
+        labels = {"resource": use.name, "device": "" if use.device is None else str(use.device)}
+        capacity.add_sample(capacity.name, labels, use.capacity)
+        used.add_sample(used.name, labels, use.used)
+    waiting = Metric("modelserver_resource_waiting_instances", "Instances that wait for resources", "gauge")
+    waiting.add_sample(waiting.name, {}, limiter.num_waiting)
+    return [capacity, used, waiting]

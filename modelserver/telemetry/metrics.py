@@ -14,7 +14,16 @@ from prometheus_client.core import Metric
 from modelserver.cache.store import StoreCounts
 from modelserver.core.long_work import Slices, finish
 from modelserver.telemetry.cache import cache_families
-from modelserver.telemetry.counts import CallerCounts, LoadCounts, RefusalCounts, ShadowCounts
+from modelserver.telemetry.counts import (
+    CallerCounts,
+    LoadCounts,
+    MeasuredLimiter,
+    MeasuredOnDemand,
+    RefusalCounts,
+    ShadowCounts,
+    limiter_families,
+    on_demand_families,
+)
 from modelserver.telemetry.exposition import exposed_name, has_samples
 from modelserver.telemetry.file_reloads import FileReloads
 from modelserver.telemetry.gpu import GpuGauges, gpu_families
@@ -22,8 +31,6 @@ from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import measured_families, with_queue
 from modelserver.telemetry.model_families import MeasuredModel, MetricsOptions, ModelFamilies
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
-from modelserver.telemetry.on_demand import MeasuredOnDemand, on_demand_families
-from modelserver.telemetry.rate_limit import MeasuredLimiter, limiter_families
 from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, wire_families
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from modelserver.core.relay import RelayStream
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
+from modelserver.core.stream import RelayStream
 from modelserver.core.trace import Trace
 from modelserver.telemetry.trace_file import TraceFile
 from modelserver.telemetry.trace_otlp import TraceCollector, parse_context

@@ -19,7 +19,7 @@ from modelserver.toolkit.loaded_model import LoadedModel, define
 from modelserver.toolkit.model_directory import check_target, config_text, model_bytes, new_model_directory
 from modelserver.toolkit.onnx_file import read_onnx, readable_names, write_onnx
 from modelserver.toolkit.onnx_float16 import to_float16
-from modelserver.toolkit.sample_options import SampleOptions
+from modelserver.toolkit.sample_files import SampleOptions
 from modelserver.toolkit.source import Source, SourceKind, open_source
 from modelserver.toolkit.tensor_spec import ModuleOptions
 from modelserver.toolkit.torch_onnx import program_to_onnx, torchscript_to_onnx

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.toolkit.libraries import require
+from modelserver.toolkit import require
 
 # Protobuf holds less than 2 GiB; larger weights go into a file beside.
 MAX_INLINE_BYTES = 1_500_000_000

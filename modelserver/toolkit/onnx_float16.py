@@ -11,7 +11,7 @@ import numpy as np
 
 from modelserver.errors import InvalidArgumentError, UnsupportedError
 from modelserver.options.flags import nearest_hint
-from modelserver.toolkit.libraries import require
+from modelserver.toolkit import require
 from modelserver.toolkit.onnx_file import count_ops, onnx_library
 
 # The largest number that FP16 has.

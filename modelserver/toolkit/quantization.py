@@ -21,8 +21,7 @@ from modelserver.toolkit.loaded_model import define
 from modelserver.toolkit.model_directory import check_target, new_model_directory
 from modelserver.toolkit.onnx_file import readable_names, write_onnx
 from modelserver.toolkit.onnx_quantize import OnnxQuantizeOptions, quantize_onnx
-from modelserver.toolkit.sample_files import read_requests, read_samples
-from modelserver.toolkit.sample_options import SampleOptions
+from modelserver.toolkit.sample_files import SampleOptions, read_requests, read_samples
 from modelserver.toolkit.samples import Samples
 from modelserver.toolkit.source import Source, SourceKind, open_source
 from modelserver.toolkit.tensor_spec import ModuleOptions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
 from modelserver.core.documents import parse_json
 from modelserver.errors import InvalidArgumentError
-from modelserver.toolkit.samples import Array, Samples, checked_samples
+from modelserver.toolkit.comparison import MEASURE_S
+from modelserver.toolkit.samples import Array, MadeUp, Samples, checked_samples, made_up_samples
 
 # The records of Triton's trace files that hold the inputs of a request.
 _TRACED_INPUT = "TENSOR_QUEUE_INPUT"
@@ -159,3 +161,26 @@ def _written_request(entry: Any, config: ModelConfig, where: str) -> dict[str, A
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(f"{where}: input '{name}' does not fit {list(spec.dims)}: {error}") from None
     return arrays
+
+
+# Random samples for the comparison if none are given.
+NUM_MADE_UP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOptions:
+    """Where samples come from: a file or directory; else made up, with `shapes` for variable dimensions.
+
+    `measure_s` is how long latencies are measured for each number of rows, by those who measure them.
+    """
+
+    path: Path | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    label_output: str = ""
+    measure_s: float = MEASURE_S
+
+    def samples(self, config: ModelConfig, count: int = NUM_MADE_UP) -> Samples:
+        """Raises InvalidArgumentError."""
+        if self.path is not None:
+            return read_samples(self.path, config)
+        return made_up_samples(config, MadeUp(count, self.shapes))

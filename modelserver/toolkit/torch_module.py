@@ -16,7 +16,7 @@ from typing import Any
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
 from modelserver.options.flags import nearest_hint
-from modelserver.toolkit.libraries import require
+from modelserver.toolkit import require
 from modelserver.toolkit.tensor_spec import ModuleOptions
 
 # Sizes of the example that a module is traced with; 0 and 1 would be taken for constants.

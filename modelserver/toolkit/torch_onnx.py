@@ -10,7 +10,7 @@ from typing import Any
 
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import UnsupportedError
-from modelserver.toolkit.libraries import require
+from modelserver.toolkit import require
 from modelserver.toolkit.onnx_file import read_onnx, strip_origin, subgraphs
 from modelserver.toolkit.tensor_spec import TensorSpec
 from modelserver.toolkit.torch_module import example_tensor, first_line, load_program, quiet_torch, torch_library

@@ -8,7 +8,16 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from modelserver.wire.accepted import AcceptedSocket
+
+class AcceptedSocket(socket.socket):
+    """Says its family and type as plain numbers: event loops ask for them, and `socket.socket` takes microseconds
+    to make an enum of each."""
+
+    __slots__ = ()
+
+    family = socket.SocketType.family  # type: ignore[assignment]
+    type = socket.SocketType.type  # type: ignore[assignment]
+
 
 _logger = logging.getLogger(__name__)
 

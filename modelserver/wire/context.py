@@ -3,20 +3,109 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from modelserver.protocol.call import Frontend as GrpcFrontend
 from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.telemetry.wire import WireCounts
-from modelserver.wire.arena import Arena
 from modelserver.wire.assembly import AssemblyBudget
-from modelserver.wire.bulk import BulkTurns
 from modelserver.wire.busy_poll import BusyPoll
 from modelserver.wire.http2.deadlines import DeadlineWheel
 from modelserver.wire.http2.settings import announcement
 from modelserver.wire.limits import WireLimits
-from modelserver.wire.outbox import Outbox
+
+# Bytes that a connection may be sent before it waits for its next turn.
+TURN_BYTES = 64 * 1024
+# Connections served in one turn of the loop: about a millisecond of making, copying and sending.
+MAX_TURNS_AT_ONCE = 16
+
+
+class BulkTurns:
+    """Resumes waiting connections, a few in each turn of the loop, in the order of their arrival. Loop thread only."""
+
+    __slots__ = ("_loop", "_waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Return when it is the caller's turn, in the loop's next turn at the earliest."""
+        turn: asyncio.Future[None] = self._loop.create_future()
+        if not self._waiting:
+            self._loop.call_soon(self._give)
+        self._waiting.append(turn)
+        await turn
+
+    def _give(self) -> None:
+        num_left = MAX_TURNS_AT_ONCE
+        while num_left and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # cancelled
+                turn.set_result(None)
+                num_left -= 1
+        if self._waiting:
+            self._loop.call_soon(self._give)
+
+
+class Flushable(Protocol):
+    """A connection with something to send."""
+
+    __slots__ = ()
+
+    def flush(self) -> None:
+        """Send the collected data in one write. Does not raise."""
+
+
+class Outbox:
+    """Connections with data to send, flushed at the end of this turn of the loop.
+
+    A connection that answers while it reads flushes itself when it has read all; one that is answered from
+    elsewhere (a batch, a timer) calls `add`. Many answers of one turn then leave in one write.
+    """
+
+    __slots__ = ("_loop", "_waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: list[Flushable] = []
+
+    def add(self, connection: Flushable) -> None:
+        """Have `connection` flush soon. The caller must add it only once."""
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.append(connection)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for connection in waiting:
+            connection.flush()
+
+
+# The kernel returns up to about this much in one call.
+ARENA_BYTES = 320 * 1024
+
+
+class Arena:
+    """Memory that every connection of a loop receives into, so that an idle one owns none.
+
+    All transports, ours and the loops', ask a `BufferedProtocol` for its buffer, fill it and call `buffer_updated` in
+    one go, without anything else of the loop running in between. So the receiver must copy the bytes that it wants to
+    keep before `buffer_updated` returns: afterwards another connection overwrites them. `view` is what `get_buffer`
+    returns; `memory` are the same bytes, for `find` and the like.
+    """
+
+    __slots__ = ("memory", "view")
+
+    def __init__(self, num_bytes: int = ARENA_BYTES) -> None:
+        self.memory = bytearray(num_bytes)
+        self.view = memoryview(self.memory)
+
 
 # The time that a client without requests in flight gets to send one when the server stops: a round trip and a margin.
 FIRST_WORDS_S = 0.25
@@ -78,3 +167,20 @@ class WireContext:
         self.deadlines = DeadlineWheel(self.loop)
         self.busy_poll = BusyPoll(self.loop, self.limits.busy_poll_percent)
         self.http2_announcement = announcement(self.limits)
+
+
+_DROP_UNSENT = struct.pack("ii", 1, 0)
+
+
+def cut(transport: asyncio.Transport, context: WireContext) -> None:
+    """Close at once with a reset, so that the peer knows; the system drops its unsent data.
+
+    After a plain close the system would try to send the rest for minutes, and the peer would believe it is still
+    connected.
+    """
+    context.num_given_up_bytes += transport.get_write_buffer_size()
+    opened = transport.get_extra_info("socket")
+    if opened is not None:
+        with suppress(OSError):  # lost already
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP_UNSENT)
+    transport.abort()

@@ -11,13 +11,13 @@ from modelserver.core.large_buffers import LARGE_BUFFERS
 from modelserver.core.long_work import long_work
 from modelserver.platform.tuning import give_back
 from modelserver.protocol.call import Frontend as GrpcFrontend
+from modelserver.protocol.exchange import Frontend, HttpExchange
 from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.response import message_response
 from modelserver.telemetry.wire import Violation, WireCounts
-from modelserver.wire.context import Connection, WireContext
-from modelserver.wire.entrance import Entrance, MakeConnection
+from modelserver.wire.context import Connection, Outbox, WireContext
 from modelserver.wire.limits import WireLimits
-from modelserver.wire.outbox import Outbox
-from modelserver.wire.protocol_detector import ProtocolDetector
+from modelserver.wire.protocol_detector import Entrance, MakeConnection, ProtocolDetector
 from modelserver.wire.refusal import Refusal, last_words
 from modelserver.wire.sockets.poller import Poller
 from modelserver.wire.sockets.tls_transport import TlsTerms, TlsTransport
@@ -205,3 +205,11 @@ class Port:
                 connection.abort()
         if rest := connections[_SWEEP_SLICE:]:
             self.context.loop.call_soon(self._sweep_slice, rest)
+
+
+class NoHttp(Frontend):
+    """Tells HTTP clients which port to use."""
+
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer 404."""
+        exchange.respond(message_response(404, "this port serves gRPC and no HTTP: see --http-port and --shared-ports"))

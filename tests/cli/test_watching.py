@@ -21,8 +21,8 @@ from support.model_files import write_identity
 from support.serving import RunningServer, running_server
 
 from modelserver.cli import doctor as doctor_command
-from modelserver.cli.deployments import Deployment, compose, kserve, kubernetes
 from modelserver.cli.main import main
+from modelserver.cli.manifest import Deployment, compose, kserve, kubernetes
 from modelserver.cli.usage import bytes_text, duration_text, model_usages, number_text
 from modelserver.errors import InvalidArgumentError
 from modelserver.platform.diagnosis import Finding, FindingLevel

@@ -23,7 +23,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.json_tensor import struct_letter, tensor_from_json
 from modelserver.wire.http2 import grpc_call
-from modelserver.wire.http2.usual_frame import read_in_python
+from modelserver.wire.http2.frame import read_in_python
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = [datatype for datatype in Datatype if struct_letter(datatype) is not None]

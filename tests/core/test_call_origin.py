@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.core.call_origin import CallOrigin, check_has_free_instance
+from modelserver.core.request import CallOrigin, check_has_free_instance
 from modelserver.errors import UnavailableError
 
 FIRST, SECOND, OTHER = CallOrigin("a_0", "a", 2), CallOrigin("a_1", "a", 2), CallOrigin("b_0", "b", 1)

@@ -10,7 +10,7 @@ import pytest
 from modelserver_backends.llm import kernels
 
 from modelserver.core import accelerator
-from modelserver.core.extension import load_extension, source_digest
+from modelserver.core.accelerator import load_extension, source_digest
 
 
 def module(directory: Path, monkeypatch: pytest.MonkeyPatch, **contents: str) -> ModuleType:

@@ -15,11 +15,10 @@ from support.gate import until
 from modelserver.cache.local import LocalStore
 from modelserver.cache.store import NO_CACHE_PARAMETER, CachedAnswer, RequestKey
 from modelserver.core.clock import SystemClock
-from modelserver.core.request import InFlightRequest
+from modelserver.core.request import InFlightRequest, RegionInput, RegionSlice, Transfer
 from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
-from modelserver.core.transfer import RegionInput, RegionSlice, Transfer
 from modelserver.errors import CancelledError, ErrorCode, InternalError, ServerError, UnavailableError
 from modelserver.execution.response_cache import ResponseCache
 from modelserver.telemetry.statistics import ModelStatistics

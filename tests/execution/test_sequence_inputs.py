@@ -17,8 +17,8 @@ from modelserver.config.schema import (
 )
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
+from modelserver.core.request import SequenceState as KeptState
 from modelserver.core.response import InferResponse
-from modelserver.core.sequence_state import SequenceState as KeptState
 from modelserver.errors import ConfigError, InternalError
 from modelserver.execution.sequence_inputs import SequenceInputs
 

@@ -13,11 +13,10 @@ from support.memory_transport import exchange, exchange_from_start
 from support.replaying import ReplayHttp, replay_context
 
 from modelserver.wire.context import WireContext
-from modelserver.wire.entrance import Entrance
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.http2.connection import Http2Connection
 from modelserver.wire.limits import WireLimits
-from modelserver.wire.protocol_detector import ProtocolDetector
+from modelserver.wire.protocol_detector import Entrance, ProtocolDetector
 
 
 def converse(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.api_choices import ApiChoice, parse_api_choices
+from modelserver.options.flags import ApiChoice, parse_api_choices
 
 
 def test_each_api_is_on_off_or_on_a_port() -> None:

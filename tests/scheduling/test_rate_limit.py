@@ -11,7 +11,7 @@ from modelserver.config.schema import ModelRateLimiter, RateLimiterResource
 from modelserver.errors import ConfigError
 from modelserver.options.resources import ResourceLimit
 from modelserver.scheduling.rate_limit import Claim, RateLimiter
-from modelserver.telemetry.rate_limit import ResourceUse
+from modelserver.telemetry.counts import ResourceUse
 
 
 class Scene:

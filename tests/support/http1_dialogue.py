@@ -14,10 +14,9 @@ from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.response import HttpResponse
 from modelserver.telemetry.wire import Protocol, Violation, WireCounts
-from modelserver.wire.context import WireContext
+from modelserver.wire.context import Outbox, WireContext
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.limits import TimeLimits, WireLimits
-from modelserver.wire.outbox import Outbox
 
 Answer = Callable[[HttpExchange], None]
 

@@ -25,10 +25,9 @@ from support.wire_frontends import GrpcHandlers, HttpHandlers
 
 from modelserver.protocol.call import Method
 from modelserver.telemetry.wire import Violation, WireCounts
-from modelserver.wire.context import WireContext
+from modelserver.wire.context import Outbox, WireContext
 from modelserver.wire.http2.connection import Http2Connection
 from modelserver.wire.limits import WireLimits
-from modelserver.wire.outbox import Outbox
 
 
 async def until(holds: Callable[[], bool], patience_s: float = 60.0) -> None:

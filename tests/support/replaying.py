@@ -16,9 +16,8 @@ from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.response import HttpResponse
 from modelserver.telemetry.wire import WireCounts
-from modelserver.wire.context import WireContext
+from modelserver.wire.context import Outbox, WireContext
 from modelserver.wire.limits import WireLimits
-from modelserver.wire.outbox import Outbox
 
 RECORDINGS = Path(__file__).resolve().parent.parent / "wire" / "recordings"
 

@@ -9,7 +9,7 @@ import pytest
 
 from modelserver.core import accelerator
 from modelserver.wire.http2 import receiver
-from modelserver.wire.http2.usual_frame import read_in_python
+from modelserver.wire.http2.frame import read_in_python
 
 # Without the accelerator there is nothing to compare, and the tests are those of Python's part.
 TWINS = ["python"] if accelerator.read_array is None else ["python", "c"]

@@ -14,7 +14,7 @@ from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoun
 from modelserver.toolkit.comparison import Difference
 from modelserver.toolkit.conversion import ConversionOptions, Target, check_tolerance, convert
 from modelserver.toolkit.loaded_model import LoadedModel
-from modelserver.toolkit.sample_options import SampleOptions
+from modelserver.toolkit.sample_files import SampleOptions
 from modelserver.toolkit.tensor_spec import ModuleOptions, parse_tensor_spec
 
 QUICK = SampleOptions(measure_s=0.0)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from modelserver.errors import UnavailableError
-from modelserver.toolkit.libraries import require
+from modelserver.toolkit import require
 
 
 def test_a_library_that_is_there_is_imported() -> None:

@@ -15,7 +15,7 @@ from modelserver.toolkit.conversion import Outcome
 from modelserver.toolkit.onnx_file import read_onnx
 from modelserver.toolkit.onnx_quantize import Calibration, OnnxQuantizeOptions, products_saturate, quantized_ops
 from modelserver.toolkit.quantization import Method, QuantizationOptions, quantize
-from modelserver.toolkit.sample_options import SampleOptions
+from modelserver.toolkit.sample_files import SampleOptions
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from modelserver.wire.arena import ARENA_BYTES, Arena
+from modelserver.wire.context import ARENA_BYTES, Arena
 
 
 class _Receiver(asyncio.BufferedProtocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
-from modelserver.wire.bulk import MAX_TURNS_AT_ONCE, BulkTurns
+from modelserver.wire.context import MAX_TURNS_AT_ONCE, BulkTurns
 
 
 async def test_a_few_go_on_in_each_turn_of_the_loop_in_their_order() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.certificates import Authority
 
-from modelserver.wire.certificate import first_not_after_s
+from modelserver.wire.tls import first_not_after_s
 
 # The date from which on years have four digits, and the one before.
 MOMENTS = [

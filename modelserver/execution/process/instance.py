@@ -21,9 +21,8 @@ from modelserver.backend import (
     ServerError,
     UnavailableError,
 )
-from modelserver.core.call_origin import CallOrigin
 from modelserver.core.loop_thread import LoopThread
-from modelserver.core.request import InferRequest, InFlightRequest, is_in_flight
+from modelserver.core.request import CallOrigin, InferRequest, InFlightRequest, is_in_flight
 from modelserver.execution.process.channel import PeerGoneError
 from modelserver.execution.process.child_connection import ChildConnection, ReadinessProbe, Remains
 from modelserver.execution.process.child_process import ChildProcess

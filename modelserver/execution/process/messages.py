@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from modelserver.core.request import Transfer
 from modelserver.core.response import ParameterValue
-from modelserver.core.transfer import Transfer
 from modelserver.errors import CancelledError, ErrorCode, InternalError, ServerError
 from modelserver.telemetry.measurement import Measurement
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from modelserver.backend import InferResponse, InternalError, ServerCalls, ServerError, UnavailableError
-from modelserver.core.call_origin import CallOrigin, check_has_free_instance
-from modelserver.core.request import InFlightRequest
+from modelserver.core.request import CallOrigin, InFlightRequest, check_has_free_instance
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import ErrorCode
 from modelserver.execution.process.messages import (

@@ -5,19 +5,32 @@ Every handler's exceptions end here; those that are not `ServerError`s are logge
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from math import ceil
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InternalError, InvalidArgumentError, LoadOnDemandError, ServerError
-from modelserver.frontends.grpc.tasks import Tasks
 from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
 from modelserver.protocol.grpc_status import Status, status_of
+
+
+class Tasks:
+    """Keeps the tasks that it started until they are done. Used on the event loop thread."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
 
 _logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.numerals import is_digits
-from modelserver.core.transfer import RegionInput, RegionSlice, Transfer
+from modelserver.core.request import RegionInput, RegionSlice, Transfer
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.grpc.parameters import CLASSIFICATION, REGION, class_count, region_slice
 from modelserver.pb import grpc_service_pb2 as pb

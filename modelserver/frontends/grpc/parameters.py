@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from modelserver.core.request import InFlightRequest
+from modelserver.core.request import InFlightRequest, RegionSlice
 from modelserver.core.response import ParameterValue
-from modelserver.core.transfer import RegionSlice
 from modelserver.errors import InvalidArgumentError
 from modelserver.pb import grpc_service_pb2 as pb
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from modelserver.pb import grpc_service_pb2 as pb
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from modelserver.execution.model import Model
     from modelserver.planes.data import ModelMetadata, ServerMetadata, TensorMetadata
     from modelserver.repository.state import IndexEntry
+    from modelserver.repository.traffic import Traffic
     from modelserver.telemetry.statistics_snapshot import DurationStat, ResponseStat, StatisticsSnapshot
 
 
@@ -100,4 +101,31 @@ def repository_index(entries: Iterable[IndexEntry]) -> pb.RepositoryIndexRespons
             )
             for entry in entries
         ]
+    )
+
+
+def traffic_document(message: pb.ModelTraffic) -> dict[str, Any]:
+    """The message's content in the form of the JSON."""
+    document: dict[str, Any] = {
+        "weights": dict(message.weights),
+        "sticky_by": message.sticky_by,
+        "shadows": dict(message.shadows),
+    }
+    if message.HasField("tolerance"):
+        document["tolerance"] = message.tolerance
+    return document
+
+
+def traffic_reply(traffic: Traffic | None, shares: Mapping[int, float]) -> pb.RepositoryModelTrafficResponse:
+    """The current traffic."""
+    if traffic is None:
+        return pb.RepositoryModelTrafficResponse()
+    return pb.RepositoryModelTrafficResponse(
+        traffic=pb.ModelTraffic(
+            weights=dict(traffic.weights),
+            sticky_by=traffic.sticky_by,
+            shadows=dict(traffic.shadows),
+            tolerance=traffic.tolerance,
+        ),
+        shares=dict(shares),
     )

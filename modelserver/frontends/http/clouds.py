@@ -10,7 +10,7 @@ from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import Guard, KeyUse
 from modelserver.errors import InvalidArgumentError, PermissionDeniedError
 from modelserver.frontends.http.frontend import HttpFrontend
-from modelserver.frontends.http.rerouted import BinaryType, ReroutedExchange
+from modelserver.frontends.http.relayed import BinaryType, ReroutedExchange
 from modelserver.frontends.http.sagemaker import MultiModel
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from modelserver.auth.access import EVERYBODY, Admitted
@@ -9,11 +10,49 @@ from modelserver.auth.api_keys import CALLER
 from modelserver.auth.guard import Guard, Needs, RestrictedError
 from modelserver.errors import LoadOnDemandError, NotFoundError, ServerError, UnauthenticatedError
 from modelserver.frontends.http.router import Match, Router, allowed_methods, route_for
-from modelserver.frontends.http.waiting import WaitingExchanges
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead
 from modelserver.protocol.response import ErrorWriter, HttpResponse
 from modelserver.telemetry.audit import PEER
+
+
+class WaitingExchanges:
+    """Keeps the Tasks of waiting exchanges. Event loop thread only."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def retry(
+        self,
+        exchange: HttpExchange,
+        unloaded: LoadOnDemandError,
+        handle: Callable[[HttpExchange], None],
+        errors: ErrorWriter,
+    ) -> None:
+        """Load the model, then call `handle` again; the wait ends if the client leaves."""
+        task = asyncio.get_running_loop().create_task(
+            _retry(exchange, unloaded, handle, errors), name="exchange for an unloaded model"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+        def leave() -> None:
+            task.cancel()
+
+        exchange.on_disconnect = leave
+
+
+async def _retry(
+    exchange: HttpExchange, unloaded: LoadOnDemandError, handle: Callable[[HttpExchange], None], errors: ErrorWriter
+) -> None:
+    try:
+        await unloaded.load()
+    except Exception as error:
+        exchange.on_disconnect = None
+        exchange.respond(errors.failed(error))
+    else:
+        exchange.on_disconnect = None
+        handle(exchange)
 
 
 class HttpFrontend(Frontend):

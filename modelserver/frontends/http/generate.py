@@ -12,14 +12,12 @@ from modelserver.core.response import InferResponse
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import UnsupportedError
-from modelserver.frontends.http.answer_form import AnswerForm, document_form, events_form
 from modelserver.frontends.http.body import answer_errors, check_size, respond_compressed, with_plain_body
-from modelserver.frontends.http.event_stream import EventStream
+from modelserver.frontends.http.event_stream import AnswerForm, EventStream, document_form, events_form
 from modelserver.frontends.http.generate_codec import decode_generate, encode_generate, generate_slices
 from modelserver.frontends.http.inference import parse_version
 from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP
-from modelserver.frontends.http.load_report import reporting
-from modelserver.frontends.http.timeouts import adopt
+from modelserver.frontends.http.proxy_headers import adopt, reporting
 from modelserver.protocol.compression import choose_encoding
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits

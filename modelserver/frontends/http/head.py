@@ -18,8 +18,8 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.json_pieces import check_depth, document_slices
 from modelserver.core.long_work import Slices
 from modelserver.core.recognition import Memory
+from modelserver.core.request import RegionInput, RegionSlice, Transfer
 from modelserver.core.tensor import Buffer
-from modelserver.core.transfer import RegionInput, RegionSlice, Transfer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
 from modelserver.frontends.http.json_text import (
     as_finite,
@@ -27,8 +27,13 @@ from modelserver.frontends.http.json_text import (
     has_non_finite,
     parse_non_finite,
 )
-from modelserver.frontends.http.request_parameters import size_parameter
-from modelserver.frontends.http.tensor_transfer import CLASSIFICATION, REGION, class_count, region_slice
+from modelserver.frontends.http.request_parameters import (
+    CLASSIFICATION,
+    REGION,
+    class_count,
+    region_slice,
+    size_parameter,
+)
 from modelserver.protocol.limits import HttpLimits
 
 _DATATYPES = {datatype.value: datatype for datatype in Datatype}

@@ -8,14 +8,12 @@ from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
 from modelserver.config.message import config_to_json
 from modelserver.frontends.http import documents
-from modelserver.frontends.http.control import Control
+from modelserver.frontends.http.control import Control, TrafficRoutes
 from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, parse_version
-from modelserver.frontends.http.log_settings import LogRoutes
 from modelserver.frontends.http.overview import Overview
 from modelserver.frontends.http.regions import Regions
-from modelserver.frontends.http.trace_settings import TraceRoutes
-from modelserver.frontends.http.traffic import TrafficRoutes
+from modelserver.frontends.http.settings import LogRoutes, TraceRoutes
 from modelserver.protocol.api import Api, Route, RouteCall
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits

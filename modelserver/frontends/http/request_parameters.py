@@ -1,4 +1,5 @@
-"""Parameters of an infer request: the reserved ones set fields, the others travel to the model."""
+"""Parameters of an infer request: the reserved ones set fields, the others travel to the model, and those of
+a tensor say where its bytes are."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelserver.core.documents import beginning
-from modelserver.core.request import InFlightRequest
+from modelserver.core.request import InFlightRequest, RegionSlice
 from modelserver.core.response import ParameterValue
 from modelserver.errors import InvalidArgumentError
 
@@ -81,3 +82,25 @@ def scalar_parameter(name: str, value: Any) -> ParameterValue:
     if type(value) is int and not _MIN_INT64 <= value <= _MAX_UINT64:
         raise InvalidArgumentError(f"parameter '{name}' does not fit 64 bits")
     return value
+
+
+REGION = "shared_memory_region"
+CLASSIFICATION = "classification"
+
+
+def region_slice(owner: str, parameters: Mapping[str, Any]) -> RegionSlice | None:
+    """The region that the tensor is in or goes to, if any. Raises InvalidArgumentError; `owner` names the tensor."""
+    region = parameters.get(REGION)
+    if region is None:
+        return None
+    if not isinstance(region, str):
+        raise InvalidArgumentError(f"{owner}: parameter '{REGION}' must be a string, got {beginning(region, 40)}")
+    num_bytes = size_parameter(owner, parameters, "shared_memory_byte_size")
+    if num_bytes is None:
+        raise InvalidArgumentError(f"{owner}: parameter 'shared_memory_byte_size' must come with '{REGION}'")
+    return RegionSlice(region, size_parameter(owner, parameters, "shared_memory_offset") or 0, num_bytes)
+
+
+def class_count(owner: str, parameters: Mapping[str, Any]) -> int:
+    """How many classes are wanted; 0 if the tensor itself is."""
+    return size_parameter(owner, parameters, CLASSIFICATION) or 0

@@ -21,7 +21,7 @@ from modelserver.errors import LoadOnDemandError, UnsupportedError
 from modelserver.frontends.http.body import check_size
 from modelserver.frontends.http.framing import Framing, respond_document, respond_text
 from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP, object_slices, parse_object
-from modelserver.frontends.http.timeouts import adopt
+from modelserver.frontends.http.proxy_headers import adopt
 from modelserver.frontends.llm.errors import MediaTypeError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import load_on_demand

@@ -15,8 +15,7 @@ from modelserver.client.grpc_messages import frame, unframe
 from modelserver.client.h2_connection import H2Connection
 from modelserver.client.http_lane import HttpLane
 from modelserver.client.infer_answer import grpc_outputs, http_outputs
-from modelserver.client.lane import Lane
-from modelserver.client.questions import Questions
+from modelserver.client.lane import Lane, Questions
 from modelserver.client.request_heads import GrpcHead, HttpHead, model_path
 from modelserver.config.schema import ModelConfig
 from modelserver.core.tensor import Tensor, tensor_to_bytes

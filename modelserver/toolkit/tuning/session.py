@@ -20,7 +20,7 @@ from modelserver.errors import InvalidArgumentError, ServerError
 from modelserver.repository.layout import scan_model
 from modelserver.toolkit.comparison import Parity
 from modelserver.toolkit.model_directory import model_bytes
-from modelserver.toolkit.sample_options import SampleOptions
+from modelserver.toolkit.sample_files import SampleOptions
 from modelserver.toolkit.samples import Samples
 from modelserver.toolkit.tuning.candidate import Candidate, apply_candidate
 from modelserver.toolkit.tuning.served_answers import check_labels, compare_settings, reason_not_to_ask

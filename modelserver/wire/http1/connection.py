@@ -13,9 +13,9 @@ from modelserver.core.tensor import Buffer
 from modelserver.protocol.response import HttpResponse, message_response
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import peer_of
-from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S, WireContext
-from modelserver.wire.cut import cut
-from modelserver.wire.http1.answer import (
+from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S, WireContext, cut
+from modelserver.wire.http1.exchange import Answering
+from modelserver.wire.http1.head import (
     BODYLESS,
     CLOSE,
     CONTINUE,
@@ -23,11 +23,10 @@ from modelserver.wire.http1.answer import (
     LENGTH_AND_CLOSE,
     LENGTH_AND_KEEP_ALIVE,
     NO_LENGTH,
+    RequestHead,
     answer_start,
 )
-from modelserver.wire.http1.exchange import Answering
-from modelserver.wire.http1.head import RequestHead
-from modelserver.wire.http1.incoming import Incoming
+from modelserver.wire.http1.incoming_body import Incoming
 from modelserver.wire.http1.outgoing import Outgoing
 from modelserver.wire.http1.pieces import PieceSink, PieceWriter
 from modelserver.wire.http1.reader import RequestReader

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from modelserver.core.tensor import Buffer
-from modelserver.wire.bulk import TURN_BYTES, BulkTurns
-from modelserver.wire.http1.progress import Progress
-from modelserver.wire.outbox import Flushable, Outbox
+from modelserver.wire.context import TURN_BYTES, BulkTurns, Flushable, Outbox
+from modelserver.wire.limits import Progress
 from modelserver.wire.sockets.transport import gathers
 
 # Below this one write is cheaper than avoiding a copy.

@@ -20,10 +20,10 @@ from modelserver.wire.busy_poll import HTTP1_WOKEN_NS, ReceiveSoon
 from modelserver.wire.context import WireContext
 from modelserver.wire.http1.exchange import Http1Exchange
 from modelserver.wire.http1.head import END_OF_HEAD, ForeignError, RefusedError, RequestHead, check_beginning
-from modelserver.wire.http1.incoming import Incoming
+from modelserver.wire.http1.incoming_body import Incoming
 from modelserver.wire.http1.memo import HeadMemo
 from modelserver.wire.http1.outgoing import Outgoing
-from modelserver.wire.http1.progress import Progress
+from modelserver.wire.limits import Progress
 
 _logger = logging.getLogger(__name__)
 

@@ -2,11 +2,152 @@
 
 from __future__ import annotations
 
+import enum
+import time
+from collections import deque
+from collections.abc import Callable
+
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.http2.frame import too_much
-from modelserver.wire.http2.keepalive import PingStrikes
-from modelserver.wire.http2.protection import TokenBucket
-from modelserver.wire.limits import WireLimits
+from modelserver.wire.limits import KeepaliveLimits, WireLimits
+
+# How often a peer without calls may ping that is not allowed to.
+_WITHOUT_CALLS_S = 7200.0
+
+
+class PingStrikes:
+    """Counts pings that come too soon after the one before.
+
+    Senders of HEADERS or DATA call `forgive`: clients measure the bandwidth with pings while data flows.
+    """
+
+    __slots__ = ("_last_s", "_limits", "_num_strikes")
+
+    def __init__(self, limits: KeepaliveLimits) -> None:
+        self._limits = limits
+        self._last_s: float | None = None
+        self._num_strikes = 0
+
+    def count(self, now_s: float, *, has_streams: bool) -> bool:
+        """A ping arrived; returns whether it is still acceptable."""
+        limits = self._limits
+        is_allowed = has_streams or limits.ping_without_calls
+        interval_s = limits.min_ping_interval_s if is_allowed else max(_WITHOUT_CALLS_S, limits.min_ping_interval_s)
+        if self._last_s is not None and now_s - self._last_s < interval_s:
+            self._num_strikes += 1
+        self._last_s = now_s
+        # As in gRPC's core, 0 means any number.
+        return not limits.max_ping_strikes or self._num_strikes <= limits.max_ping_strikes
+
+    def forgive(self) -> None:
+        """Data was sent."""
+        self._last_s = None
+        self._num_strikes = 0
+
+
+class Pulse(enum.Enum):
+    """The results of `Keepalive.check`."""
+
+    FINE = "fine"
+    PING = "send a ping"
+    DEAD = "the peer does not answer"
+
+
+class Keepalive:
+    """When to ping a peer that has been silent, and when to give it up."""
+
+    __slots__ = ("_heard_s", "_limits", "_num_pings", "_pinged_s")
+
+    def __init__(self, limits: KeepaliveLimits, now_s: float) -> None:
+        self._limits = limits
+        self._heard_s = now_s
+        self._pinged_s: float | None = None
+        # Since data was sent last.
+        self._num_pings = 0
+
+    def heard(self, now_s: float) -> None:
+        """The peer sent something."""
+        self._heard_s = now_s
+        self._pinged_s = None
+
+    def check(self, now_s: float, *, has_streams: bool, has_sent: bool = False) -> Pulse:
+        """The action to take; the caller takes it. `has_sent` says that data was sent since the last call."""
+        limits = self._limits
+        if has_sent:
+            self._num_pings = 0
+        if self._pinged_s is not None:
+            return Pulse.DEAD if now_s - self._pinged_s >= limits.ping_timeout_s else Pulse.FINE
+        if limits.max_pings_without_data and self._num_pings >= limits.max_pings_without_data:
+            return Pulse.FINE
+        is_silent = now_s - self._heard_s >= limits.ping_after_s
+        if is_silent and (has_streams or limits.ping_without_calls):
+            self._pinged_s = now_s
+            self._num_pings += 1
+            return Pulse.PING
+        return Pulse.FINE
+
+
+# How many closed streams are remembered: enough for the frames that may be in flight.
+_MAX_REMEMBERED = 256
+
+
+class TokenBucket:
+    """Lets `burst` tokens pass at once, and then a number per second."""
+
+    __slots__ = ("_burst", "_clock", "_level", "_per_s", "_since_s")
+
+    def __init__(self, burst: int, per_s: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._burst = float(burst)
+        self._per_s = per_s
+        self._clock = clock
+        self._level = float(burst)
+        self._since_s = clock()
+
+    def take(self, num_tokens: int = 1) -> bool:
+        """Whether there were enough tokens left; they are taken."""
+        self._level -= num_tokens
+        if self._level < 0:  # the clock is read only when the limit may be exceeded
+            now_s = self._clock()
+            before = self._level + num_tokens + (now_s - self._since_s) * self._per_s
+            self._level = min(self._burst, before) - num_tokens
+            self._since_s = now_s
+        return self._level >= 0
+
+
+class Closed(enum.Enum):
+    """How a stream ended, which decides what the peer may still send on it (RFC 9113, 5.1)."""
+
+    ENDED = "ended"
+    RESET_BY_PEER = "reset by the peer"
+    RESET_BY_US = "reset by us"
+
+
+class ClosedStreams:
+    """Recently closed streams. Ids that were skipped, or closed longer ago, are not in it.
+
+    `ended` are streams that both sides ended: answering appends to it directly, once per request.
+    """
+
+    __slots__ = ("_resets", "ended")
+
+    def __init__(self) -> None:
+        self.ended: deque[int] = deque(maxlen=_MAX_REMEMBERED)
+        self._resets: dict[int, Closed] = {}
+
+    def add(self, stream_id: int, how: Closed) -> None:
+        """Remember how a stream closed, and forget the oldest one."""
+        if how is Closed.ENDED:
+            self.ended.append(stream_id)
+            return
+        self._resets[stream_id] = how
+        if len(self._resets) > _MAX_REMEMBERED:
+            del self._resets[next(iter(self._resets))]
+
+    def get(self, stream_id: int) -> Closed | None:
+        """How the stream closed, if it did so recently."""
+        if stream_id in self._resets:
+            return self._resets[stream_id]
+        return Closed.ENDED if stream_id in self.ended else None
 
 
 class AbuseLimits:

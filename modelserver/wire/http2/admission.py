@@ -8,15 +8,14 @@ from modelserver.core.recognition import Memory
 from modelserver.protocol.grpc_status import Status
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.address import peer_of
-from modelserver.wire.grpc.status import trailers_only
+from modelserver.wire.http2.abuse_limits import Closed
 from modelserver.wire.http2.frame import END_STREAM, ConnectionFault, ErrorCode, protocol_fault
+from modelserver.wire.http2.grpc_ending import trailers_only
 from modelserver.wire.http2.head import HeadReader, MalformedError, check_trailers
 from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError
-from modelserver.wire.http2.protection import Closed
-from modelserver.wire.http2.refused_stream import RefusedStream
-from modelserver.wire.http2.route import Refusal, Route
-from modelserver.wire.http2.routes import find_route
+from modelserver.wire.http2.routes import Refusal, Route, find_route
 from modelserver.wire.http2.static_table import Field
+from modelserver.wire.http2.stream import RefusedStream
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection

@@ -9,19 +9,16 @@ from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.assembly import owner_of
 from modelserver.wire.busy_poll import GRPC_WOKEN_NS
-from modelserver.wire.context import DISMISSAL, WireContext
-from modelserver.wire.http2.abuse_limits import AbuseLimits
-from modelserver.wire.http2.closing import Closing
+from modelserver.wire.context import DISMISSAL, Flushable, WireContext
+from modelserver.wire.http2.abuse_limits import AbuseLimits, Closed, ClosedStreams
+from modelserver.wire.http2.closing import Closing, UnendedStreams
 from modelserver.wire.http2.control import ControlFrames
 from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, goaway, rst_stream
 from modelserver.wire.http2.message import MessageAssembly
-from modelserver.wire.http2.protection import Closed, ClosedStreams
 from modelserver.wire.http2.receiver import Receiver
 from modelserver.wire.http2.sender import Sender
 from modelserver.wire.http2.stream import ABANDONED, DONE, RUNNING, Http2Stream
 from modelserver.wire.http2.timeouts import Timeouts
-from modelserver.wire.http2.unended import UnendedStreams
-from modelserver.wire.outbox import Flushable
 from modelserver.wire.sockets.transport import receive_soon_of
 
 

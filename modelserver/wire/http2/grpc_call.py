@@ -14,11 +14,17 @@ from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import Metadata, Parts, RpcError, UnaryCall
 from modelserver.protocol.grpc_status import Status
 from modelserver.wire.address import peer_of
-from modelserver.wire.grpc.compression import belongs_off_loop, compress, decompress, decompress_on_loop
-from modelserver.wire.grpc.status import OK_TRAILERS, RESPONSE_HEADERS
 from modelserver.wire.http2.deadlines import Expiring
 from modelserver.wire.http2.frame import DATA, END_HEADERS, END_STREAM, HEADERS, ErrorCode, pack_u32, window_update
-from modelserver.wire.http2.grpc_ending import DEADLINE_TEXT, end_call, internal_error, refuse
+from modelserver.wire.http2.grpc_compression import belongs_off_loop, compress, decompress, decompress_on_loop
+from modelserver.wire.http2.grpc_ending import (
+    DEADLINE_TEXT,
+    OK_TRAILERS,
+    RESPONSE_HEADERS,
+    end_call,
+    internal_error,
+    refuse,
+)
 from modelserver.wire.http2.hpack import literal
 from modelserver.wire.http2.message import PREFIX_BYTES, BudgetSpentError, MessageAssembly
 from modelserver.wire.http2.stream import (
@@ -34,7 +40,7 @@ from modelserver.wire.http2.stream import (
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
-    from modelserver.wire.http2.route import Route
+    from modelserver.wire.http2.routes import Route
 
 # The frames of a small answer, but for the ids and the message: they are the same each time.
 _HEADERS_HEAD: Final = len(RESPONSE_HEADERS).to_bytes(3, "big") + bytes((HEADERS, END_HEADERS))

@@ -11,11 +11,17 @@ from modelserver.core.long_work import long_work
 from modelserver.protocol.call import Parts, RpcError, StreamCall
 from modelserver.protocol.grpc_status import Status
 from modelserver.wire.address import peer_of
-from modelserver.wire.grpc.compression import belongs_off_loop, compress
-from modelserver.wire.grpc.status import OK_TRAILERS, RESPONSE_HEADERS
 from modelserver.wire.http2.deadlines import Expiring
 from modelserver.wire.http2.frame import pack_u32
-from modelserver.wire.http2.grpc_ending import DEADLINE_TEXT, end_call, internal_error, refuse
+from modelserver.wire.http2.grpc_compression import belongs_off_loop, compress
+from modelserver.wire.http2.grpc_ending import (
+    DEADLINE_TEXT,
+    OK_TRAILERS,
+    RESPONSE_HEADERS,
+    end_call,
+    internal_error,
+    refuse,
+)
 from modelserver.wire.http2.hpack import literal
 from modelserver.wire.http2.inbox import Inbox
 from modelserver.wire.http2.message import BudgetSpentError
@@ -24,7 +30,7 @@ from modelserver.wire.http2.stream import ABANDONED, ANSWERED, DONE, RUNNING, ST
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
-    from modelserver.wire.http2.route import Route
+    from modelserver.wire.http2.routes import Route
 
 # Bytes waiting to be sent beyond which the handler waits.
 _MAX_UNSENT_BYTES: Final = 64 * 1024

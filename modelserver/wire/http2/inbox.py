@@ -11,8 +11,8 @@ from modelserver.core.long_work import long_work
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import RpcError
 from modelserver.protocol.grpc_status import Status
-from modelserver.wire.grpc.compression import decompress, decompress_on_loop
 from modelserver.wire.http2.frame import window_update
+from modelserver.wire.http2.grpc_compression import decompress, decompress_on_loop
 from modelserver.wire.http2.message import PREFIX_BYTES
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from modelserver.telemetry.wire import Violation
+from modelserver.wire.http2.abuse_limits import Closed
 from modelserver.wire.http2.admission import Admission
 from modelserver.wire.http2.frame import (
     DATA,
@@ -21,6 +22,7 @@ from modelserver.wire.http2.frame import (
     Octets,
     protocol_fault,
     read_head,
+    read_usual_frame,
     too_much,
     window_update,
 )
@@ -29,9 +31,7 @@ from modelserver.wire.http2.header_block import OpenBlock, part_of_block
 from modelserver.wire.http2.message import MIN_BUFFER_BYTES, PREFIX_BYTES
 from modelserver.wire.http2.payload import Payload
 from modelserver.wire.http2.preface import Preface
-from modelserver.wire.http2.protection import Closed
 from modelserver.wire.http2.stream import FRESH, RUNNING, Http2Stream
-from modelserver.wire.http2.usual_frame import read_usual_frame
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection

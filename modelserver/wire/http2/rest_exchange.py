@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from modelserver.core.tensor import Buffer
@@ -14,24 +15,45 @@ from modelserver.telemetry.wire import Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.assembly import owner_of
 from modelserver.wire.body import MIN_DIRECT_BYTES, BodyCollector
-from modelserver.wire.http1.answer import BODYLESS
-from modelserver.wire.http1.head import json_length
+from modelserver.wire.http1.head import BODYLESS, field_value, json_length
 from modelserver.wire.http2.frame import END_STREAM, ErrorCode, window_update
+from modelserver.wire.http2.hpack import literal
 from modelserver.wire.http2.outgoing import Outgoing
-from modelserver.wire.http2.rest_answer import answer_block, length_field
-from modelserver.wire.http2.stream import (
-    ABANDONED,
-    ANSWERED,
-    DONE,
-    RECEIVING,
-    RUNNING,
-    STREAM_SLOTS,
-    Http2Stream,
-)
+from modelserver.wire.http2.stream import ABANDONED, ANSWERED, DONE, RECEIVING, RUNNING, STREAM_SLOTS, Http2Stream
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
-    from modelserver.wire.http2.route import Route
+    from modelserver.wire.http2.routes import Route
+
+# Statuses of the static table (RFC 7541, appendix A).
+_STATUS_FIELDS: Final = {
+    200: b"\x88",
+    204: b"\x89",
+    206: b"\x8a",
+    304: b"\x8b",
+    400: b"\x8c",
+    404: b"\x8d",
+    500: b"\x8e",
+}
+# Fields of HTTP/1.1 connections, which must not come over HTTP/2, and the length, which is ours to say.
+_UNSENT_FIELDS: Final = frozenset(
+    {"connection", "content-length", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"}
+)
+
+
+@lru_cache(maxsize=512)
+def answer_block(status: int, headers: tuple[tuple[str, str], ...]) -> bytes:
+    """The block without the content-length. Most answers repeat theirs."""
+    block = _STATUS_FIELDS.get(status) or literal(b":status", b"%d" % status)
+    for name, value in headers:
+        if (lower := name.lower()) not in _UNSENT_FIELDS:
+            block += literal(lower.encode("latin-1"), field_value(value).encode("latin-1"))
+    return block
+
+
+def length_field(num_bytes: int) -> bytes:
+    return literal(b"content-length", b"%d" % num_bytes)
+
 
 _logger = logging.getLogger(__name__)
 

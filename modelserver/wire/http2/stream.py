@@ -1,15 +1,15 @@
-"""The base of all streams, of either protocol (RFC 9113, 5)."""
+"""The base of all streams, of either protocol (RFC 9113, 5), and the stream of a request that no handler gets."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from modelserver.wire.http2.frame import protocol_fault
+from modelserver.wire.http2.frame import END_STREAM, protocol_fault
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
     from modelserver.wire.http2.outgoing import Outgoing
-    from modelserver.wire.http2.route import Route
+    from modelserver.wire.http2.routes import Refusal, Route
 
 # Phases of a stream; plain numbers, because the frame loop compares them for every request.
 FRESH: Final = 0  # the head arrived, and nothing of the body
@@ -116,3 +116,44 @@ class Http2Stream:
             raise protocol_fault(
                 f"stream {self.id} announced a content-length of {length} and brought {self.num_received} bytes"
             )
+
+
+class RefusedStream(Http2Stream):
+    """Sends a refusal, and ignores the request's body."""
+
+    __slots__ = tuple(slot for slot in STREAM_SLOTS if slot != "route")
+
+    def __init__(self, connection: Http2Connection, stream_id: int) -> None:
+        self.connection = connection
+        self.id = stream_id
+        self.phase = ANSWERED
+        self.is_ended = False
+        self.num_received = 0
+        self.send_window = connection.sender.initial_window
+        self.receive_window = connection.initial_window
+        self.outgoing: Outgoing | None = None
+
+    def answer(self, refusal: Refusal) -> None:
+        """Send it; the stream closes as soon as all of it is sent."""
+        connection = self.connection
+        if refusal.body:
+            connection.sender.send_block(self.id, refusal.block)
+            connection.sender.queue(self, refusal.body, b"")
+        else:
+            connection.sender.send_block(self.id, refusal.block, END_STREAM)
+            connection.finish(self)
+
+    def receive(self, data: memoryview) -> None:
+        """Dropped."""
+
+    def end(self) -> None:
+        """Ignored."""
+
+    def give_up(self, text: str) -> None:
+        """It has its answer."""
+
+    def dismiss(self, text: str) -> None:
+        """It has its answer."""
+
+    def check_length(self, *, is_complete: bool) -> None:
+        """Ignored."""

@@ -7,9 +7,9 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from modelserver.telemetry.wire import Violation
-from modelserver.wire.cut import cut
+from modelserver.wire.context import cut
+from modelserver.wire.http2.abuse_limits import Keepalive, Pulse
 from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, ping, too_much
-from modelserver.wire.http2.keepalive import Keepalive, Pulse
 from modelserver.wire.http2.preface import FIRST_SETTINGS
 from modelserver.wire.http2.stream import Http2Stream
 

@@ -20,8 +20,7 @@ from modelserver.auth.authorized_planes import KeyedInferPlane
 from modelserver.auth.guard import Guard
 from modelserver.execution.process.shared_buffer import SharedBuffer
 from modelserver.frontends.grpc.access_log import with_access_log as with_grpc_log
-from modelserver.frontends.grpc.frontend import GrpcFrontend
-from modelserver.frontends.grpc.guarded import guarded
+from modelserver.frontends.grpc.frontend import GrpcFrontend, guarded
 from modelserver.frontends.grpc.inference import Inference as GrpcInference
 from modelserver.frontends.http.access_log import with_access_log as with_http_log
 from modelserver.frontends.http.cors import with_cors

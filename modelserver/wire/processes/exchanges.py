@@ -14,7 +14,7 @@ from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.protocol.exchange import HttpExchange, HttpHead
 from modelserver.protocol.grpc_status import Status
 from modelserver.protocol.response import HttpResponse
-from modelserver.wire.processes.link import Link
+from modelserver.wire.processes.link import Link, Window
 from modelserver.wire.processes.messages import (
     Content,
     Credit,
@@ -30,7 +30,6 @@ from modelserver.wire.processes.messages import (
     Unary,
     portable,
 )
-from modelserver.wire.processes.window import Window
 
 _logger = logging.getLogger(__name__)
 

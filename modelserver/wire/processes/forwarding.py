@@ -14,7 +14,7 @@ from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.kserve import INFER_PATH
 from modelserver.protocol.response import HttpResponse
-from modelserver.wire.processes.link import Link
+from modelserver.wire.processes.link import Link, Window
 from modelserver.wire.processes.messages import (
     Cancel,
     Content,
@@ -32,7 +32,6 @@ from modelserver.wire.processes.messages import (
 )
 from modelserver.wire.processes.setup import MethodCall
 from modelserver.wire.processes.short_calls import ShortCalls
-from modelserver.wire.processes.window import Window
 
 
 class GrpcForwarder:

@@ -13,11 +13,10 @@ from modelserver.execution.process.child import Resident
 from modelserver.execution.process.child_log import ChildLogHandler
 from modelserver.platform.tuning import keep_for_good, shorten_switch_interval, tune_malloc
 from modelserver.telemetry.wire import WireCounts
-from modelserver.wire.accepted import AcceptedSocket
+from modelserver.wire.acceptor import AcceptedSocket
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.http2.connection import Http2Connection
-from modelserver.wire.no_http import NoHttp
-from modelserver.wire.port import Port
+from modelserver.wire.port import NoHttp, Port
 from modelserver.wire.processes.core import Core
 from modelserver.wire.processes.counts import CountsReader
 from modelserver.wire.processes.messages import Report

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -14,11 +15,52 @@ from modelserver.telemetry.wire import FrontGauges, WireCounts
 from modelserver.wire.acceptor import Acceptor
 from modelserver.wire.address import Address, authority
 from modelserver.wire.limits import WireLimits
-from modelserver.wire.processes.dealer import Dealer
 from modelserver.wire.processes.front_process import FrontOptions, FrontProcess
 from modelserver.wire.processes.session import FrontSession
 from modelserver.wire.processes.setup import CorePlanes, FrontSetup, FrontSockets, PortSetup
 from modelserver.wire.tls import TlsFiles, TlsReloader
+
+
+class Dealer:
+    """Holds the fronts that serve. Event loop thread only.
+
+    `changed` is called when the first front was added or the last one removed.
+    """
+
+    def __init__(self, changed: Callable[[bool], None]) -> None:
+        self._changed = changed
+        self._sessions: list[FrontSession] = []
+
+    @property
+    def sessions(self) -> list[FrontSession]:
+        """The fronts that serve now."""
+        return self._sessions
+
+    def add(self, session: FrontSession) -> None:
+        """Deal to this front from now on."""
+        self._sessions.append(session)
+        if len(self._sessions) == 1:
+            self._changed(True)
+
+    def remove(self, session: FrontSession) -> None:
+        """Stop dealing to this front; does nothing if it is not here."""
+        if session in self._sessions:
+            self._sessions.remove(session)
+            if not self._sessions:
+                self._changed(False)
+
+    def deal(self, port_index: int, accepted: socket.socket) -> None:
+        """Deal a connection. If no front takes it, which means that all hang, it is closed."""
+        for session in sorted(self._sessions, key=_load):
+            if session.deal(port_index, accepted):
+                return
+        _logger.error("closed a new connection: no front process takes it")
+        accepted.close()
+
+
+def _load(session: FrontSession) -> int:
+    return session.num_connections
+
 
 _logger = logging.getLogger(__name__)
 

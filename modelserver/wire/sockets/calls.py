@@ -12,7 +12,7 @@ import select
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from modelserver.core.extension import load_extension
+from modelserver.core.accelerator import load_extension
 from modelserver.core.tensor import Buffer
 
 READ: Final = getattr(select, "EPOLLIN", 1)

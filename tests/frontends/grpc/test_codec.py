@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.request import InFlightRequest
+from modelserver.core.request import InFlightRequest, RegionSlice
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor, encode_bytes_elements
-from modelserver.core.transfer import RegionSlice
 from modelserver.errors import InvalidArgumentError, NotFoundError, PayloadTooLargeError, ServerError
 from modelserver.frontends.grpc import codec
 from modelserver.frontends.grpc.codec import decode_infer_request

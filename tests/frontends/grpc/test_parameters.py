@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from modelserver.core.request import InFlightRequest
-from modelserver.core.transfer import RegionSlice
+from modelserver.core.request import InFlightRequest, RegionSlice
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.grpc.parameters import (
     apply_parameters,

@@ -18,7 +18,7 @@ from modelserver.client.endpoint import endpoint_at
 from modelserver.client.server_client import ServerClient
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from modelserver.toolkit.sample_options import SampleOptions
+from modelserver.toolkit.sample_files import SampleOptions
 from modelserver.toolkit.tuning.report import (
     before_after_rows,
     html_report,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelserver.protocol.call import RpcError
-from modelserver.wire.grpc.compression import (
+from modelserver.wire.http2.grpc_compression import (
     belongs_off_loop,
     check_encoding,
     choose_encoding,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserver.wire.grpc.metadata import decode, decode_binary, encode
+from modelserver.wire.http2.grpc_metadata import decode, decode_binary, encode
 
 
 def test_the_protocols_own_fields_are_left_out() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserver.wire.grpc.status import OK_TRAILERS, RESPONSE_HEADERS, percent_encode, trailers, trailers_only
+from modelserver.wire.http2.grpc_ending import OK_TRAILERS, RESPONSE_HEADERS, percent_encode, trailers, trailers_only
 
 
 def fields(block: bytes) -> list[tuple[bytes, bytes]]:

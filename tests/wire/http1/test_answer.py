@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.wire.http1.answer import answer_start, field_value
+from modelserver.wire.http1.head import answer_start, field_value
 
 
 def test_an_answer_starts_with_its_status_and_headers() -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from modelserver.errors import PayloadTooLargeError
 from modelserver.wire.body import BodyCollector
-from modelserver.wire.http1.chunked import (
+from modelserver.wire.http1.head import RefusedError
+from modelserver.wire.http1.incoming_body import (
     MAX_CHUNKS_PER_TURN,
     MAX_EXTENSION_BYTES,
     MAX_TINY_CHUNKS,
@@ -18,7 +19,6 @@ from modelserver.wire.http1.chunked import (
     MAX_TRAILERS,
     ChunkedBody,
 )
-from modelserver.wire.http1.head import RefusedError
 
 HEAD = b"POST / HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
 LIMIT = 1 << 20

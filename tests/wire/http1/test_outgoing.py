@@ -5,9 +5,8 @@ import asyncio
 import pytest
 from support.http1_dialogue import PeerTransport
 
-from modelserver.wire.bulk import TURN_BYTES, BulkTurns
+from modelserver.wire.context import TURN_BYTES, BulkTurns, Outbox
 from modelserver.wire.http1.outgoing import Outgoing
-from modelserver.wire.outbox import Outbox
 
 
 def _outgoing() -> tuple[Outgoing, PeerTransport]:

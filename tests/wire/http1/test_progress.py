@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.wire.http1.progress import Progress
-from modelserver.wire.limits import TimeLimits
+from modelserver.wire.limits import Progress, TimeLimits
 
 TIMES = TimeLimits(body_pause_s=30, body_window_s=60, body_rate=1000)
 

@@ -19,10 +19,9 @@ from support.memory_http2 import until
 from support.wire_frontends import GrpcHandlers, HttpHandlers
 
 from modelserver.telemetry.wire import Protocol, WireCounts
-from modelserver.wire.context import WireContext
+from modelserver.wire.context import Outbox, WireContext
 from modelserver.wire.http2.connection import Http2Connection
 from modelserver.wire.limits import KeepaliveLimits, WireLimits
-from modelserver.wire.outbox import Outbox
 
 MIB = 1 << 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.wire.http2.keepalive import Keepalive, PingStrikes, Pulse
+from modelserver.wire.http2.abuse_limits import Keepalive, PingStrikes, Pulse
 from modelserver.wire.limits import KeepaliveLimits
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelserver.wire.http2.protection import Closed, ClosedStreams, TokenBucket
+from modelserver.wire.http2.abuse_limits import Closed, ClosedStreams, TokenBucket
 
 
 class Clock:

@@ -24,7 +24,7 @@ from modelserver.protocol.exchange import Frontend as HttpFrontend
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.grpc_status import Status
 from modelserver.protocol.response import HttpResponse
-from modelserver.wire.processes.window import WINDOW_PIECES
+from modelserver.wire.processes.link import WINDOW_PIECES
 
 HEALTH = "/grpc.health.v1.Health"
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from modelserver.wire.processes.window import WINDOW_PIECES, Window
+from modelserver.wire.processes.link import WINDOW_PIECES, Window
 
 
 async def test_a_sender_waits_until_there_is_room() -> None:

@@ -1,4 +1,4 @@
-"""`/v2/logging`: the settings of the log, and the log itself."""
+"""Requests that read and change settings: those of the log, and those of request tracing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from modelserver.auth.access import ApiGroup
+from modelserver.core.documents import beginning
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.json_body import with_object
 from modelserver.protocol.api import Route
@@ -18,6 +19,7 @@ from modelserver.telemetry.log_tail import NUM_KEPT, LogFollower
 
 if TYPE_CHECKING:
     from modelserver.planes.control import AnyControlPlane
+    from modelserver.planes.data import AnyDataPlane
 
 _TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 _MAX_DIGITS = 9
@@ -92,3 +94,39 @@ def _number_of_lines(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS:
         raise InvalidArgumentError(f"'lines' in the query must be a number from 0 to {NUM_KEPT}, got '{text:.40}'")
     return min(int(text), NUM_KEPT)
+
+
+class TraceRoutes:
+    """Answers the trace extension. Called from the event loop thread."""
+
+    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
+        self._dataplane = dataplane
+        self._limits = limits
+
+    def routes(self) -> tuple[Route, ...]:
+        return tuple(
+            Route(method, pattern, call, ApiGroup.TRACE)
+            for pattern in ("/v2/trace/setting", "/v2/models/{name}/trace/setting")
+            for method, call in (("GET", self.read), ("POST", self.update))
+        )
+
+    def read(self, exchange: HttpExchange, name: str = "") -> None:
+        exchange.respond(json_response(self._dataplane.trace_settings(name)))
+
+    def update(self, exchange: HttpExchange, name: str = "") -> None:
+        """The body names the settings to change, with null for those to unset; the answer has all."""
+
+        def answer(document: dict[str, Any]) -> None:
+            for setting, value in document.items():
+                _check(setting, value)
+            exchange.respond(json_response(self._dataplane.update_trace_settings(document, name)))
+
+        with_object(exchange, self._limits, answer)
+
+
+def _check(setting: str, value: Any) -> None:
+    is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
+    if value is not None and not isinstance(value, str) and not is_list:
+        raise InvalidArgumentError(
+            f"trace setting '{setting:.100}' must be a string, an array of strings or null, got {beginning(value, 40)}"
+        )

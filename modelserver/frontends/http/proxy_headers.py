@@ -1,19 +1,24 @@
-"""The load of a model, in a header of its answers, for load balancers that use it (ORCA).
+"""Headers of proxies and load balancers: how long the client waits, and how busy a model is (ORCA).
 
-A client asks for it by `endpoint-load-metrics-format: text` or `json`. Named metrics are the requests in flight and
-those waiting; `application_utilization` is requests in flight per instance.
+Envoy and its derivatives tell servers when they will give up (its documentation of HTTP headers). A client asks for the
+load of a model, in a header of its answers, by `endpoint-load-metrics-format: text` or `json`. Named metrics are the
+requests in flight and those waiting; `application_utilization` is requests in flight per instance.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from modelserver.auth.access import Access
+from modelserver.core.request import InFlightRequest
 from modelserver.errors import ServerError
 from modelserver.frontends.http.relayed import RelayedExchange
 from modelserver.protocol.exchange import HttpExchange
-from modelserver.protocol.kserve import ASKING_HEADER
+from modelserver.protocol.kserve import ASKING_HEADER, TIMEOUT_HEADER
 
 if TYPE_CHECKING:
     from modelserver.planes.data import AnyDataPlane, ModelLoad
@@ -60,3 +65,35 @@ def _as_json(load: ModelLoad) -> str:
     named = {"inflight": load.num_inflight, "queue_depth": load.queue_depth}
     document = {"application_utilization": round(load.utilization, 4), "named_metrics": named}
     return "JSON " + orjson.dumps(document).decode()
+
+
+_MAX_DIGITS: Final = 12
+_NS_PER_MS: Final = 1_000_000
+
+
+def client_timeout_ns(headers: Mapping[str, str]) -> int:
+    """The time from now on in which an answer is useful; 0: no limit, also if the header is not a number."""
+    text = headers.get(TIMEOUT_HEADER)
+    if text is None or not (text.isascii() and text.isdigit()) or len(text) > _MAX_DIGITS:
+        return 0
+    return int(text) * _NS_PER_MS
+
+
+def adopt(request: InFlightRequest, exchange: HttpExchange, access: Access) -> InFlightRequest:
+    """Pass on what a call's headers say: forwarded headers, the client's trace, the deadline and the caller.
+
+    Returns the request. Raises InvalidArgumentError as `Access` does.
+    """
+    head = exchange.head
+    forwarded = access.forwarded(head.headers, head.names)
+    if forwarded is not None:
+        request.forward(forwarded)
+    context = access.context(head.headers)
+    if context:
+        request.join_trace(context)
+    timeout_ns = client_timeout_ns(head.headers)
+    if timeout_ns:
+        request.deadline_ns = time.monotonic_ns() + timeout_ns
+    if access.callers_by:
+        request.caller = access.caller(head.headers, exchange.peer)
+    return request
