@@ -12,12 +12,12 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from modelserver.core.trace import Trace
+from modelserver.telemetry.trace_settings import TraceOptions
 
 logger = logging.getLogger(__name__)
 
@@ -32,37 +32,40 @@ _PHASES = (
 
 
 class TraceCollector:
-    """A collector at `url`. Called from one thread."""
+    """The collector that the options name. Called from one thread."""
 
-    def __init__(self, url: str, resource: Mapping[str, str], version: str) -> None:
+    def __init__(self, options: TraceOptions, version: str) -> None:
+        url = options.url
         self._url = url if "://" in url else f"http://{url}"
-        self._resource = [_attribute(key, value) for key, value in resource.items()]
+        self._most_spans = options.bsp_max_export_batch_size
+        self._resource = [_attribute(key, value) for key, value in options.resource.items()]
         self._scope = {"name": "modelserver", "version": version}
         # From the monotonic clock to wall-clock time.
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     def send(self, traces: list[Trace]) -> None:
-        """Blocking. Traces that the collector does not accept are lost, which is logged."""
-        body = orjson.dumps(self.document(traces))
+        """Blocking, in messages of at most `bsp_max_export_batch_size` spans.
+
+        Spans that the collector does not accept are lost, which is logged.
+        """
+        spans = [span for trace in traces for span in self._spans(trace)]
+        for start in range(0, len(spans), self._most_spans):
+            self._post(spans[start : start + self._most_spans])
+
+    def _post(self, spans: list[dict[str, Any]]) -> None:
+        scope = {"scope": self._scope, "spans": spans}
+        document = {"resourceSpans": [{"resource": {"attributes": self._resource}, "scopeSpans": [scope]}]}
         if urllib.parse.urlsplit(self._url).scheme not in ("http", "https"):
-            logger.error("%d traces are lost: '%s' is no HTTP address of a collector", len(traces), self._url)
+            logger.error("%d spans are lost: '%s' is not the HTTP address of a collector", len(spans), self._url)
             return
         request = urllib.request.Request(  # noqa: S310 - the scheme was looked at
-            self._url, body, {"Content-Type": "application/json"}, method="POST"
+            self._url, orjson.dumps(document), {"Content-Type": "application/json"}, method="POST"
         )
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - as above
                 answer.read()
         except (OSError, urllib.error.URLError, ValueError) as error:
-            logger.error(
-                "%d traces are lost: the collector at '%s' did not take them: %s", len(traces), self._url, error
-            )
-
-    def document(self, traces: list[Trace]) -> dict[str, Any]:
-        """An ExportTraceServiceRequest."""
-        spans = [span for trace in traces for span in self._spans(trace)]
-        scope = {"scope": self._scope, "spans": spans}
-        return {"resourceSpans": [{"resource": {"attributes": self._resource}, "scopeSpans": [scope]}]}
+            logger.error("%d spans are lost: the collector at '%s' did not take them: %s", len(spans), self._url, error)
 
     def _spans(self, trace: Trace) -> list[dict[str, Any]]:
         if not trace.events:

@@ -24,8 +24,8 @@ Changes = Mapping[str, Sequence[str] | str | None]
 class TraceSettings:
     """The choice of traced requests, and the level of detail.
 
-    Every `rate`-th request is; `count` is how many more of them (-1: no end). A file gets `log_frequency` traces before
-    the next one is begun (0: one file for all).
+    Every `rate`-th request is (0: only requests that bring a trace context); `count` is how many more of them (-1: no
+    end). A file gets `log_frequency` traces before the next one is begun (0: one file for all).
     """
 
     levels: frozenset[str] = frozenset()
@@ -36,7 +36,10 @@ class TraceSettings:
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """The options of `--trace-config`. `bsp_*` configure OpenTelemetry's batching of spans; times in ms."""
+    """The options of `--trace-config`.
+
+    `bsp_*` configure the export to OpenTelemetry: the queue holds traces, a message to the collector a number of spans.
+    """
 
     start: TraceSettings = field(default_factory=TraceSettings)
     mode: str = TRITON
@@ -160,12 +163,16 @@ def parse_trace_config(flags: Sequence[str]) -> TraceOptions:
     return replace(TraceOptions(), start=TraceSettings(**settings), resource=resource, **values)
 
 
+# A rate of 0 can only be given at start, as with Triton.
+_LOWEST_FLAGS = {"rate": 0, "count": -1, "log-frequency": 0, "bsp_schedule_delay": 0}
+
+
 def _flag_number(text: str, key: str, value: str) -> int:
     try:
         number = parse_int(value)
     except ValueError:
         number = None
-    lowest = {"rate": 1, "count": -1, "log-frequency": 0}.get(key, 1)
+    lowest = _LOWEST_FLAGS.get(key, 1)
     if number is None or not lowest <= number <= _MAX_UINT32:
         raise InvalidArgumentError(f"--trace-config {key} expects an integer of at least {lowest}, got '{text}'")
     return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
 import threading
 import time
@@ -28,6 +29,8 @@ from modelserver.telemetry.trace_settings import (
     document,
 )
 
+logger = logging.getLogger(__name__)
+
 _MAX_WAITING = 10_000
 _CLOSE_TIMEOUT_S = 15.0
 # Before and after a request is read, by the protocol of the stream that waits for its answer.
@@ -47,6 +50,8 @@ class _Sampler:
 
     def takes(self) -> bool:
         """Whether to trace this request; called once per request."""
+        if not self.settings.rate:
+            return False
         self._num_seen += 1
         if self._num_seen % self.settings.rate or self.num_left == 0:
             return False
@@ -175,19 +180,23 @@ class _Writer:
     def __init__(self, options: TraceOptions, version: str) -> None:
         is_otel = options.mode == OPENTELEMETRY
         self._file = None if is_otel else TraceFile(options.file)
-        self._collector = TraceCollector(options.url, options.resource, version) if is_otel else None
-        self._most = options.bsp_max_export_batch_size if is_otel else _MAX_WAITING
+        self._collector = TraceCollector(options, version) if is_otel else None
         self._delay_s = options.bsp_schedule_delay_ms / 1000 if is_otel else 0.0
         # None ends the thread. If the queue is full, traces are dropped: tracing must not delay requests.
         size = options.bsp_max_queue_size if is_otel else _MAX_WAITING
         self._traces: queue.Queue[tuple[Trace, int] | None] = queue.Queue(size)
+        self._is_dropping = False
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trace-writer", daemon=True)
         self._thread.start()
 
     def put(self, trace: Trace, log_frequency: int) -> None:
         if not self._traces.full():
+            self._is_dropping = False
             self._traces.put_nowait((trace, log_frequency))
+        elif not self._is_dropping:
+            self._is_dropping = True
+            logger.warning("the queue of traces is full: traces are dropped until it has room again")
 
     def close(self) -> None:
         self._is_ending.set()
@@ -202,7 +211,7 @@ class _Writer:
                 self._is_ending.wait(self._delay_s)
             batch = [] if first is None else [first]
             is_running = first is not None
-            while is_running and len(batch) < self._most and not self._traces.empty():
+            while is_running and len(batch) < _MAX_WAITING and not self._traces.empty():
                 entry = self._traces.get()
                 if entry is None:
                     is_running = False

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from support.clients import ClientError, ProtocolClient
+from support.clients import ClientError, HttpClient, ProtocolClient
 from support.model_files import write_identity, write_model
 from support.otlp_receiver import otlp_receiver
 from support.serving import RunningServer, running_server
@@ -215,6 +215,44 @@ def test_spans_reach_a_collector_as_part_of_the_clients_trace(protocol: type[Pro
         "COMPUTE_OUTPUT_START",
         "COMPUTE_END",
     ]
+
+
+def test_a_rate_of_zero_traces_only_requests_with_a_context(tmp_path: Path) -> None:
+    """And the collector gets no more spans in a message than it is said to take."""
+    with otlp_receiver() as receiver:
+        flags = (
+            "mode=opentelemetry",
+            "level=TIMESTAMPS",
+            "rate=0",
+            f"opentelemetry,url={receiver.url}",
+            "opentelemetry,bsp_schedule_delay=0",
+            "opentelemetry,bsp_max_export_batch_size=3",
+        )
+        with running_server(_repository(tmp_path), trace_config=flags) as running, HttpClient(running) as client:
+            assert _settings(client)["trace_rate"] == ["0"]
+            client.infer("echo", {"INPUT0": DATA})
+            client.infer("echo", {"INPUT0": DATA}, headers={"traceparent": PARENT})
+            client.infer("other", {"INPUT0": DATA})
+    assert [span["name"] for span in receiver.spans] == ["InferRequest", "echo", "queue", "compute"]
+    assert [len(request["resourceSpans"][0]["scopeSpans"][0]["spans"]) for request in receiver.requests] == [3, 1]
+
+
+def test_traces_that_a_full_queue_drops_are_mentioned_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with otlp_receiver() as receiver:
+        flags = (
+            "mode=opentelemetry",
+            "level=TIMESTAMPS",
+            "rate=1",
+            f"opentelemetry,url={receiver.url}",
+            "opentelemetry,bsp_schedule_delay=60000",
+            "opentelemetry,bsp_max_queue_size=1",
+        )
+        with running_server(_repository(tmp_path), trace_config=flags) as running, HttpClient(running) as client:
+            for _ in range(6):
+                client.infer("echo", {"INPUT0": DATA})
+    dropped = [record for record in caplog.records if "the queue of traces is full" in record.message]
+    assert len(dropped) == 1
+    assert 1 <= sum(span["name"] == "InferRequest" for span in receiver.spans) < 6
 
 
 CALLER = """

@@ -21,6 +21,8 @@ def test_flags_of_both_modes() -> None:
     )
     assert (options.mode, options.url, options.start.levels) == ("opentelemetry", "http://c/v1", frozenset())
     assert options.resource == {"service.name": "triton-inference-server", "a": "b=c"}
+    options = parse_trace_config(["mode=opentelemetry", "rate=0", "opentelemetry,bsp_schedule_delay=0"])
+    assert (options.start.rate, options.bsp_schedule_delay_ms) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +32,7 @@ def test_flags_of_both_modes() -> None:
         ("rates=1", "did you mean 'rate'"),
         ("file=x", "triton,file"),
         ("mode=x", "triton or opentelemetry"),
-        ("rate=0", "at least 1"),
+        ("rate=-1", "at least 0"),
         ("count=-2", "at least -1"),
         ("level=LOUD", "must be one of"),
     ],
