@@ -26,11 +26,13 @@ def reference(directory: Path) -> list[list[int]]:
 
 
 def prompts_of(family: str) -> list[list[int]]:
-    return [prompt[: LENGTHS.get(family, 128) - NUM_TOKENS] for prompt in PROMPTS]
+    """Fewer where transformers itself runs the layers: it takes most of the time, and what is ours is the same for all."""
+    prompts = PROMPTS if family in FAMILIES else PROMPTS[:6]
+    return [prompt[: LENGTHS.get(family, 128) - NUM_TOKENS] for prompt in prompts]
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *FOREIGN_FAMILIES])
-def test_a_batch_of_sixteen_equals_transformers(family: str, checkpoint: Checkpoints) -> None:
+def test_a_batch_equals_transformers(family: str, checkpoint: Checkpoints) -> None:
     directory, prompts = checkpoint(family), prompts_of(family)
     with loaded_engine(directory, max_model_len=LENGTHS.get(family, 128)) as engine:
         results = generate(engine, prompts, NUM_TOKENS)
@@ -46,6 +48,7 @@ def test_a_batch_of_sixteen_equals_transformers(family: str, checkpoint: Checkpo
 def test_small_blocks_chunks_and_preemptions_change_nothing(family: str, checkpoint: Checkpoints) -> None:
     directory = checkpoint(family)
     options = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 16, "num_gpu_blocks_override": 55}
+    options["num_gpu_blocks_override"] = 55 if family in FAMILIES else 34
     with loaded_engine(directory, max_model_len=LENGTHS.get(family, 128), **options) as engine:
         results = generate(engine, prompts_of(family), NUM_TOKENS)
         # Where all layers have windows, sequences hold so little that there is room for all.
