@@ -26,7 +26,7 @@ def reference(directory: Path) -> list[list[int]]:
 
 
 def prompts_of(family: str) -> list[list[int]]:
-    """Fewer where transformers itself runs the layers: it takes most of the time, and what is ours is the same for all."""
+    """Fewer where transformers itself computes the layers, which takes most of the time."""
     prompts = PROMPTS if family in FAMILIES else PROMPTS[:6]
     return [prompt[: LENGTHS.get(family, 128) - NUM_TOKENS] for prompt in prompts]
 
