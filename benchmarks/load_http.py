@@ -15,6 +15,8 @@ from typing import cast
 
 from benchmarks.load import summarise
 
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+
 
 class _Connection(asyncio.Protocol):
     """One connection of the closed loop. Stops sending once `run.deadline` has passed."""
@@ -42,8 +44,8 @@ class _Connection(asyncio.Protocol):
             end = self.buffer.find(b"\r\n\r\n")
             if end < 0:
                 return
-            self.expected = end + 4 + _content_length(bytes(self.buffer[:end]))
-        if len(self.buffer) < self.expected:
+            self.expected = _expected(bytes(self.buffer[:end]))
+        if not (self.buffer.endswith(_LAST_CHUNK) if self.expected == 0 else len(self.buffer) >= self.expected):
             return
         now = time.perf_counter()
         self.run.record(now, now - self.sent_at, is_ok=self.buffer[9:12] == b"200")
@@ -62,11 +64,14 @@ class _Connection(asyncio.Protocol):
         self.run.connection_ended()
 
 
-def _content_length(head: bytes) -> int:
+def _expected(head: bytes) -> int:
+    """The length of an answer with this head, blank line and body included; 0 for a body in chunks."""
     for line in head.lower().split(b"\r\n"):
         if line.startswith(b"content-length:"):
-            return int(line[15:])
-    raise SystemExit(f"the answer has no Content-Length: {head!r}")
+            return len(head) + 4 + int(line[15:])
+        if line.startswith(b"transfer-encoding:"):
+            return 0
+    raise SystemExit(f"the answer has neither Content-Length nor Transfer-Encoding: {head!r}")
 
 
 class _Run:

@@ -11,13 +11,21 @@ from benchmarks.servers.process import ServerProcess, http_ready, port_open, run
 
 
 def modelserver(
-    repository: Path, *flags: str, name: str = "modelserver", is_secured: bool = False
+    repository: Path,
+    *flags: str,
+    name: str = "modelserver",
+    python: str = sys.executable,
+    is_secured: bool = False,
 ) -> AbstractContextManager[ServerProcess]:
-    """`modelserver serve` on free ports, loading only what `flags` say; `is_secured` where they ask for TLS."""
+    """`modelserver serve` on free ports, loading only what `flags` say; `is_secured` where they ask for TLS.
+
+    `python` is the interpreter whose installation is served.
+    """
 
     def command(ports: Mapping[str, int]) -> Sequence[str]:
         return [
-            sys.executable,
+            python,
+            "-P",
             "-m",
             "modelserver",
             "serve",
