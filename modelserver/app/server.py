@@ -27,9 +27,8 @@ from modelserver.cache.local import LocalStore
 from modelserver.cache.settings import CacheSettings, LocalSettings
 from modelserver.cache.store import AnswerStore
 from modelserver.errors import UnsupportedError
-from modelserver.execution.gpu_limits import GpuLimits
 from modelserver.execution.host_policy import HostCores
-from modelserver.execution.shared_resources import SharedResources
+from modelserver.execution.shared_resources import GpuLimits, SharedResources
 from modelserver.frontends.http.kserve import EXTENSIONS
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import ineffective, ineffective_metrics_settings

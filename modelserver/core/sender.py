@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from modelserver.core.response import InferResponse
-from modelserver.errors import ServerError
+from modelserver.errors import InternalError, ServerError
 
 
 class ResponseTarget(Protocol):
@@ -31,6 +31,21 @@ class ResponseTarget(Protocol):
 
     def drop(self) -> None:
         """The sender is gone. Called by the garbage collector: takes no lock and does not raise."""
+
+
+def check_send(response: InferResponse | ServerError | None, *, is_final: bool, is_closed: bool, num_sent: int) -> None:
+    """Raise InternalError for a response after the end, or, of a model that is not decoupled, beside its one response.
+
+    For a decoupled model called only if `is_closed`.
+    """
+    if is_closed:
+        raise InternalError("Unable to send response. Response sender has been closed.")
+    if response is not None and num_sent:
+        raise InternalError("Unable to send response. Non-decoupled model cannot send more than one response.")
+    if response is None and is_final and not num_sent:
+        raise InternalError(
+            "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+        )
 
 
 class ResponseSender:

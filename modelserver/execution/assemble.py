@@ -1,4 +1,4 @@
-"""Between requests and what an instance sees: gather inputs, scatter outputs, check what came out.
+"""Between requests and instances: gather inputs, scatter outputs, and check outputs.
 
 A lone request passes its arrays as they are; several are copied once, into one array per input. Outputs
 are scattered as views of the batch's arrays.
@@ -37,16 +37,16 @@ class Assembler:
         sequence: SequenceInputs | None = None,
         batch_tensors: BatchTensors | None = None,
     ) -> None:
-        """`sequence` adds controls and states to what a model of sequences sees, and keeps its states.
+        """`sequence` adds controls and states to the inputs of a model with sequences, and keeps its states.
 
-        `batch_tensors` gathers and scatters what is not simply joined by rows.
+        `batch_tensors` gathers and scatters tensors that are not simply joined by rows.
         """
         self._sequence = sequence
         self._batch_tensors = batch_tensors if batch_tensors is not None and batch_tensors.is_needed else None
         self._model_name = signature.model_name
         self._is_batched = signature.max_batch_size > 0
         self._outputs = signature.outputs
-        # Outputs with other dims than the config's: served as they are, as Triton does, and told of once.
+        # Outputs that differ from the config: served unchanged, as in Triton, and logged once.
         self._misdescribed: set[str] = set()
         self._input_reshapes = {
             name: reshaper(spec.dims, spec.reshape, is_batched=self._is_batched)
@@ -92,7 +92,7 @@ class Assembler:
         return inputs
 
     def scatter(self, requests: Sequence[InFlightRequest], outputs: Mapping[str, Array]) -> list[InferResponse]:
-        """Each request's rows of the outputs that it asked for; an error for those whose output is missing or wrong.
+        """Each request's rows of the outputs that it asked for; an error if one of these is missing or wrong.
 
         Raises InternalError when `outputs` is not a mapping.
         """
@@ -169,11 +169,10 @@ class Assembler:
     def collect(self, requests: Sequence[InFlightRequest], entries: object) -> list[InferResponse]:
         """The responses of a BatchInstance, each checked and cut down to the outputs that its request asked for.
 
-        An entry that is wrong fails its request alone. An output that no request named may be left out,
-        and its shape is the instance's affair, because no other request depends on it. Raises InternalError when
-        there is not one entry for each request.
+        A wrong entry fails only its request. An output that no request named may be left out, and its shape is not
+        checked, because no other request depends on it. Raises InternalError unless there is one entry per request.
         """
-        # Most instances return a list, and asking for that costs a tenth of asking for a Sequence.
+        # Most instances return a list, and testing for it costs a tenth of testing for a Sequence.
         if not isinstance(entries, list | tuple) and not isinstance(entries, Sequence):
             raise self._entries_error(type(entries).__name__, len(requests))
         if len(entries) != len(requests):
@@ -192,9 +191,9 @@ class Assembler:
             return InferResponse(error=error)
 
     def collect_later(self, requests: Sequence[InFlightRequest], entries: object) -> Sequence[object]:
-        """The entries of an instance that answers later, one for each request; they are looked at when they are sent.
+        """The entries of an instance that answers later, one for each request. They are checked when they are sent.
 
-        Raises InternalError when there is not one entry for each request.
+        Raises InternalError unless there is one entry for each request.
         """
         if entries is None:
             return [None] * len(requests)
@@ -207,8 +206,8 @@ class Assembler:
     def check_sent(self, request: InFlightRequest, response: InferResponse) -> InferResponse:
         """The response that a sender was given, cut down to the outputs that its request asked for.
 
-        An output that was asked for may be missing: another response may bring it. Raises InternalError for outputs
-        that are not the model's.
+        A requested output may be missing, because another response may bring it. Raises InternalError for outputs that
+        the model does not have.
         """
         if not isinstance(response, InferResponse):
             raise InternalError(
@@ -220,7 +219,7 @@ class Assembler:
         specs, has_reshapes = self._outputs, bool(self._output_reshapes)
         for tensor in response.outputs:
             spec = specs.get(tensor.name)
-            # What is right costs no call: this runs for every streamed token.
+            # Correct outputs cost no call: this runs for every streamed token.
             if spec is None or tensor.datatype is not spec.datatype or tensor.data.dtype is not tensor.datatype.numpy:
                 self._check_tensor(tensor)
             elif has_reshapes:
@@ -279,7 +278,7 @@ class Assembler:
         return array
 
     def _checked_response(self, request: InFlightRequest, entry: object) -> InferResponse:
-        """Raises the entry's error, or InternalError for what is no proper response."""
+        """Raises the entry's error, or InternalError if it is not a valid response."""
         if not isinstance(entry, InferResponse):
             if isinstance(entry, ServerError):
                 raise entry
@@ -298,7 +297,7 @@ class Assembler:
         for tensor in entry.outputs:
             spec = self._outputs.get(tensor.name)
             datatype = tensor.datatype
-            # What is right costs no call.
+            # Correct outputs cost no call.
             if spec is None or datatype is not spec.datatype or tensor.data.dtype is not datatype.numpy:
                 self._check_tensor(tensor)
             elif self._output_reshapes:
@@ -311,9 +310,9 @@ class Assembler:
         return entry
 
     def _check_tensor(self, tensor: Tensor) -> None:
-        """Raise InternalError for an output that the config does not know, or whose array is not of its datatype.
+        """Raise InternalError for an output that is not in the config, or whose array is not of its datatype.
 
-        One of another datatype than the config's is sent as it is: Triton does, and models live by that.
+        A datatype that differs from the config's is sent unchanged, as in Triton, and models rely on that.
         """
         spec = self._outputs.get(tensor.name)
         if spec is None:
@@ -369,7 +368,7 @@ class Assembler:
 
 
 def _fits(shape: Shape, dims: Shape) -> bool:
-    # A plain loop, because this is asked for every output of every batch.
+    # A plain loop, because this runs for every output of every batch.
     if len(shape) != len(dims):
         return False
     for size, dim in zip(shape, dims, strict=True):  # noqa: SIM110

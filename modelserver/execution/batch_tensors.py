@@ -1,4 +1,4 @@
-"""What a batch of requests of different shapes needs: flat inputs, inputs that tell the shapes, and flat outputs.
+"""Batches of requests of different shapes: flat inputs, inputs that describe the shapes, and flat outputs.
 
 The fields `allow_ragged_batch`, `is_shape_tensor`, `batch_input` and `batch_output` of a config, for instances that see
 whole batches.
@@ -23,13 +23,13 @@ Numbers = Callable[[Sequence[Shape]], Array]
 
 
 class BatchTensors:
-    """Of one model; stateless, so all workers share it."""
+    """The batch inputs and outputs of one model. Stateless, so all workers share it."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._model_name = config.name
         is_batched = config.max_batch_size > 0
         self.ragged = frozenset(spec.name for spec in config.input if spec.allow_ragged_batch and is_batched)
-        # Shape tensors: the requests of a batch agree on them, which is why they are in one.
+        # Shape tensors: equal in all requests of a batch, which is a condition for sharing one.
         self.shared = frozenset(spec.name for spec in config.input if spec.is_shape_tensor)
         self._inputs: list[tuple[str, str, Numbers, np.dtype[np.generic]]] = []
         for batch_input in config.batch_input:
@@ -65,7 +65,7 @@ class BatchTensors:
         return name in self._outputs
 
     def scatter(self, name: str, array: Array, requests: Sequence[InFlightRequest]) -> list[Array]:
-        """Each request's part of an output: as many elements as its shape has, and in that shape.
+        """Each request's part of an output: its share of the elements, in its shape.
 
         The shape is the output's dims, with the sizes of the request's input where they are variable. Raises
         InternalError when the parts do not make up the whole.
@@ -100,7 +100,7 @@ _NUMBERS: dict[BatchInputKind, Numbers] = {
     BatchInputKind.BATCH_ELEMENT_COUNT: lambda shapes: np.array(_counts(shapes)),
     BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT: lambda shapes: np.cumsum(_counts(shapes)),
     BatchInputKind.BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO: lambda shapes: np.cumsum([0, *_counts(shapes)]),
-    # Its shape is the message; the elements mean nothing.
+    # Only its shape matters; the elements are zeros.
     BatchInputKind.BATCH_MAX_ELEMENT_COUNT_AS_SHAPE: lambda shapes: np.zeros(max(_counts(shapes))),
     BatchInputKind.BATCH_ITEM_SHAPE: _item_shapes,
     BatchInputKind.BATCH_ITEM_SHAPE_FLATTEN: lambda shapes: _item_shapes(shapes).reshape(-1),

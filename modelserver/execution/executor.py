@@ -3,28 +3,90 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from modelserver.backend import AnyInstance, BatchInstance, StepInstance, TensorInstance
+from modelserver.backend import AnyInstance, Array, BatchInstance, StepInstance, TensorInstance
 from modelserver.core.clock import Clock
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
-from modelserver.errors import InternalError, ServerError
+from modelserver.errors import CancelledError, InternalError, ServerError
 from modelserver.execution.assemble import Assembler
-from modelserver.execution.interruption import Interruption
 from modelserver.telemetry.statistics import BatchTiming
+
+
+class Interruption:
+    """Interrupts an instance when all requests of its batch are cancelled. Executor's thread, except `_note`.
+
+    While a batch is executed, cancels of its requests are reported here, and from here to their former callback.
+    """
+
+    def __init__(self, instance: TensorInstance) -> None:
+        self._instance = instance
+        self._lock = threading.Lock()  # guards the attributes below
+        # Requests of the batch in progress that are not cancelled; None: no batch is in progress.
+        self._waiting: set[InFlightRequest] | None = None
+        self._is_interrupted = False
+        self._inner: Callable[[InFlightRequest], None] | None = None
+
+    def run(self, requests: Sequence[InFlightRequest], inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """`instance.run`. Raises CancelledError when every request is cancelled before it is done."""
+        own = [request for request in requests if not request.is_padding]
+        inner = own[0].on_cancel if own else None
+        try:
+            self._begin(own, inner)
+            return self._instance.run(inputs)
+        finally:
+            self._end(own, inner)
+
+    def _begin(self, own: Sequence[InFlightRequest], inner: Callable[[InFlightRequest], None] | None) -> None:
+        with self._lock:
+            self._waiting = set(own)
+            self._inner = inner
+        note = self._note  # one bound method, not one per request
+        for request in own:
+            request.on_cancel = note
+        # Requests that were cancelled before had left the queue, so their former callback did nothing.
+        gone = [request for request in own if request.is_cancelled]
+        with self._lock:
+            self._waiting.difference_update(gone)
+            if own and not self._waiting:
+                self._waiting = None
+                raise CancelledError("the requests of the batch were cancelled before it was executed")
+
+    def _end(self, own: Sequence[InFlightRequest], inner: Callable[[InFlightRequest], None] | None) -> None:
+        for request in own:
+            request.on_cancel = inner
+        with self._lock:
+            self._waiting = None
+            if self._is_interrupted:
+                self._is_interrupted = False
+                self._instance.interrupt(False)
+
+    def _note(self, request: InFlightRequest) -> None:
+        """`InFlightRequest.on_cancel`. Called from the event loop thread."""
+        with self._lock:
+            inner = self._inner
+            if self._waiting is not None and request in self._waiting:
+                self._waiting.remove(request)
+                if not self._waiting:
+                    self._is_interrupted = True
+                    self._instance.interrupt(True)
+        if inner is not None:
+            inner(request)
+
 
 logger = logging.getLogger(__name__)
 
 
 class Outcome(msgspec.Struct):
-    """What became of a batch: one entry for each request, in order, and the times (ns) at which its phases ended.
+    """The result of a batch: one entry for each request, in order, and the times (ns) at which its phases ended.
 
-    An entry is a response. Where the instance answers later, it is whatever `OpenResponse.settle` understands.
+    An entry is a response. If the instance answers later, it is what `OpenResponse.settle` accepts.
     `has_failed`: the batch failed as a whole, and there are no times.
     """
 
@@ -42,7 +104,7 @@ class Outcome(msgspec.Struct):
 
 
 class Executor:
-    """One instance with what it needs around it. Called from one thread at a time."""
+    """Runs batches on one instance. Called from one thread at a time."""
 
     def __init__(self, instance: AnyInstance, assembler: Assembler, *, instance_name: str, clock: Clock) -> None:
         self.assembler = assembler
@@ -51,12 +113,12 @@ class Executor:
         self.takes_several_batches = False
         self.now_ns = clock.now_ns
         self._instance_name = instance_name
-        # None if the instance gets the requests as they are.
+        # None if the instance gets the requests unchanged.
         self._prepare: Callable[[Sequence[InFlightRequest]], Any] | None = None
         self._call: Callable[[Any], Any]
         self._call_together: Callable[[Any], Sequence[Any]]
         self._finish: Callable[[Sequence[InFlightRequest], Any], Any] = assembler.collect
-        # The instance, if it can be told to stop.
+        # The instance, if it can be interrupted.
         self._interruptible: TensorInstance | None = None
         self._interruption: Interruption | None = None
         if assembler.shapes_inputs:
@@ -74,21 +136,21 @@ class Executor:
         self.set_interruptible(True)
 
     def set_interruptible(self, is_wanted: bool) -> None:
-        """Whether a batch is ended when all of its clients have left meanwhile, if the instance can be told to stop."""
+        """Whether a batch is interrupted when all of its clients have left, if the instance supports that."""
         instance = self._interruptible
         self._interruption = Interruption(instance) if is_wanted and instance is not None else None
 
     def interrupt(self) -> None:
-        """End the run in progress, if the instance can be told to stop. From any thread."""
+        """Interrupt the run in progress, if the instance supports that. From any thread."""
         if self._interruptible is not None:
             self._interruptible.interrupt(True)
 
     def prepare(self, requests: Sequence[InFlightRequest]) -> Any:
-        """What the instance gets for these requests. Raises ServerError."""
+        """The input of the instance for these requests. Raises ServerError."""
         return requests if self._prepare is None else self._prepare(requests)
 
     def run(self, requests: Sequence[InFlightRequest]) -> Outcome:
-        """Execute a batch. Never raises: what an instance raises becomes the response of every request."""
+        """Execute a batch. Never raises: an exception of the instance becomes the response of every request."""
         try:
             inputs: Any = requests if self._prepare is None else self._prepare(requests)
             prepared_ns = self.now_ns()
@@ -130,7 +192,7 @@ class Executor:
 
 
 def _step_to_end(instance: StepInstance, requests: Sequence[InFlightRequest]) -> None:
-    """Carry requests through on an instance that no worker drives yet: warmup."""
+    """Execute requests to their end on an instance that has no worker yet: warmup."""
     for request in requests:
         instance.add(request)
     while instance.has_work:

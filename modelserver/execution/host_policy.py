@@ -1,4 +1,4 @@
-"""On which cores of the host a thread may run, and what it starts: threads and processes inherit that."""
+"""On which cores of the host instances run. Threads and processes inherit the cores of the thread that starts them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HostCores:
         self._cores = {policy.name: _resolve(policy, nodes) for policy in policies}
 
     def cores_of(self, name: str, placement: Placement) -> Cores | None:
-        """The cores for an instance of a group with this `host_policy`; None for all that the server has.
+        """The cores for an instance of a group with this `host_policy`; None for all cores of the server.
 
         A group that names no policy has that of its device, `cpu` or `gpu_<id>`, as in Triton.
         """
@@ -38,7 +38,7 @@ class HostCores:
 
 @contextmanager
 def on_cores(cores: Cores | None) -> Iterator[None]:
-    """Let this thread run there until the block ends, and whatever it starts in the block for good."""
+    """Let this thread run on `cores` until the block ends, and the threads that it starts in the block for good."""
     if cores is None:
         yield
         return
@@ -58,8 +58,8 @@ def _resolve(policy: HostPolicy, nodes: Path) -> Cores:
         wanted = of_node & available if policy.cores is None else wanted & of_node
         if not wanted:
             raise InvalidArgumentError(
-                f"--host-policy={policy.name}: NUMA node {policy.numa_node} has the cores {_listed(of_node)}, of which "
-                f"none is left; the server may use {_listed(available)}"
+                f"--host-policy={policy.name}: NUMA node {policy.numa_node} has the cores {_listed(of_node)}, none of "
+                f"which remains; the server may use {_listed(available)}"
             )
     missing = wanted - available
     if missing:

@@ -1,42 +1,110 @@
-"""Whether a model is executed on the event loop itself: what its config asks for, and what is measured.
+"""Whether a model is executed on the event loop itself: by its config, and by measurement.
 
-There a lone request crosses no thread, but whatever else the server does waits for it: so only models whose backend
-declares it, or whose config asks for it, and under a budget.
+There a lone request crosses no thread, but the whole server waits for it. So this is only for models whose backend
+declares it, or whose config asks for it, and under a budget, which `InlineGuard` watches.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import resource
+import time
+from collections.abc import Callable, Sequence
 
 from modelserver.backend import Backend, DeviceKind
 from modelserver.config.instance_rules import INLINE_EXECUTION, InlineExecution, inline_execution
 from modelserver.config.signature import ModelSignature
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ConfigError, ServerError
-from modelserver.execution.inline_guard import INLINE_BUDGET_NS
 from modelserver.execution.instances import LoadedInstance
-from modelserver.execution.probe import execute_probe
-from modelserver.execution.warmup import probe_inputs, probe_request
+from modelserver.execution.warmup import execute_probe, probe_inputs, probe_request
+
+# How long an execution may keep the event loop; docs/configuration.md promises it.
+INLINE_BUDGET_NS = 200_000
+
+# An execution over the budget adds its length in budgets to a score, up to this weight; one within it takes one off.
+# So four slow ones in a row are too many, but occasional ones on a busy machine are not.
+_MAX_WEIGHT = 4
+_TOO_SLOW = 16
+# No busy machine alone delays an execution by this much.
+_HOPELESS_NS = 100_000_000
+
+
+# CPU time in ns that a thread has used, and the number of its voluntary and involuntary waits.
+ThreadUse = tuple[int, int, int]
+
+
+def thread_use() -> ThreadUse:
+    """The use of the calling thread so far; waits are 0 if the system does not count them."""
+    if not hasattr(resource, "RUSAGE_THREAD"):
+        return time.thread_time_ns(), 0, 0
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return time.thread_time_ns(), usage.ru_nvcsw, usage.ru_nivcsw
+
+
+class InlineGuard:
+    """Watches executions on the event loop, and reports when they have become slow. Event loop thread only.
+
+    After a slow execution it measures the next ones more closely: one that only waited for a processor, and neither
+    computed for long nor waited for anything else, does not count.
+    """
+
+    __slots__ = ("_before", "_on_slow", "_score", "_thread_use", "is_worried")
+
+    def __init__(self, on_slow: Callable[[], None], thread_use: Callable[[], ThreadUse] = thread_use) -> None:
+        self._on_slow = on_slow
+        self._thread_use = thread_use
+        self._score = 0
+        self._before: ThreadUse | None = None
+        # Whether callers must call `begin`, and also note executions within the budget.
+        self.is_worried = False
+
+    def begin(self) -> None:
+        """An execution begins."""
+        self._before = self._thread_use()
+
+    def note(self, duration_ns: int) -> None:
+        """An execution took this long. Calls `on_slow` each time that the score is too high."""
+        before, self._before = self._before, None
+        if duration_ns <= INLINE_BUDGET_NS:
+            self._set_score(max(0, self._score - 1))
+            return
+        if before is not None and self._was_kept_waiting(before):
+            return
+        is_hopeless = duration_ns >= _HOPELESS_NS
+        weight = _TOO_SLOW // 2 if is_hopeless else min(_MAX_WEIGHT, duration_ns // INLINE_BUDGET_NS)
+        self._set_score(self._score + weight)
+        if self._score >= _TOO_SLOW:
+            self._set_score(0)
+            self._on_slow()
+
+    def _set_score(self, score: int) -> None:
+        self._score = score
+        self.is_worried = score > 0
+
+    def _was_kept_waiting(self, before: ThreadUse) -> bool:
+        cpu_ns, num_waits, num_forced = (now - then for now, then in zip(self._thread_use(), before, strict=True))
+        return num_forced > 0 and num_waits == 0 and cpu_ns <= INLINE_BUDGET_NS
+
 
 logger = logging.getLogger(__name__)
 
 _NUM_UNTIMED = 3
 _NUM_TIMED = 40
-# A measurement that is over the budget is repeated: something else may have run meanwhile.
+# A measurement over the budget is repeated: another process may have used the core meanwhile.
 _NUM_ATTEMPTS = 3
 # An execution this many times over the budget ends the measurement at once.
 _HOPELESS = 25
 
 
 def decide_inline(backend: Backend, instances: Sequence[LoadedInstance], signature: ModelSignature) -> bool:
-    """Whether the instances shall be executed on the event loop. Blocking if that has to be measured.
+    """Whether to execute the instances on the event loop. Blocking if that has to be measured.
 
-    Raises ConfigError when the config demands what the backend cannot do.
+    Raises ConfigError if the config demands it and the backend does not support it.
     """
     context = backend.context
     if context.config.sequence_batching is not None:
-        return False  # a sequence stays with its instance, which could not leave the loop while one is under way
+        return False  # an instance could not leave the loop while it holds a sequence
     what = f"model '{context.model_name}' version {context.version}"
     can_run_inline = backend.runs_inline or backend.can_run_inline
     match inline_execution(context.config):

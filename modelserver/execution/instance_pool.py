@@ -15,15 +15,12 @@ from modelserver.config.instance_rules import InlineExecution, inline_execution
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
-from modelserver.execution.engine import Engine
-from modelserver.execution.inline import decide_inline
-from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard
+from modelserver.execution.engine import Engine, PooledInstance, stop_instances
+from modelserver.execution.inline import INLINE_BUDGET_NS, InlineGuard, decide_inline
 from modelserver.execution.instances import InstanceFactory, LoadedInstance, close_all
 from modelserver.execution.placement import InstancePlan, plan_instances, reuse
-from modelserver.execution.pooled_instance import PooledInstance, stop_instances
-from modelserver.execution.resource_claims import ResourceClaims
 from modelserver.execution.runner import Runner
-from modelserver.execution.shared_resources import SharedResources
+from modelserver.execution.shared_resources import ResourceClaims, SharedResources
 from modelserver.execution.worker_factory import WorkerFactory
 from modelserver.scheduling.batch import FormBatch, form_batch
 from modelserver.scheduling.batcher import Batcher
@@ -37,14 +34,14 @@ from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
 
-# How long a model that is too slow for the event loop stays there while its instances are being changed.
+# When to try again to take a slow model off the event loop while its instances are being changed.
 _RETRY_S = 0.01
 
 
 class InstancePool(Engine):
-    """Made with its first instances, and then taking requests.
+    """The engine of a model with instances. It takes requests once made.
 
-    `is_inline` says where they are executed; once false it stays so.
+    `is_inline`: the event loop executes them. Once false it stays false.
     """
 
     def __init__(
@@ -98,9 +95,9 @@ class InstancePool(Engine):
         self.scheduler.stop()
 
     def update(self, config: ModelConfig) -> tuple[int, list[PooledInstance]]:
-        """As `Engine.update`: new instances are made before old ones go.
+        """As `Engine.update`: new instances are made before old ones are closed.
 
-        Those whose description is the same stay, under the name that they have, whatever their group is called now.
+        Those with an unchanged description stay under their old name, even if their group was renamed.
         """
         plans = plan_instances(config)
         old_context = self._backend.context
@@ -120,7 +117,7 @@ class InstancePool(Engine):
             tuple(added[plan] if old is None else current[old] for plan, old in zip(plans, kept, strict=True))
         )
         if self.is_inline and not is_fast:
-            with suppress(RuntimeError):  # the loop is closed: nobody executes any more
+            with suppress(RuntimeError):  # the loop is closed: no instance executes any more
                 self._loop.call_soon_threadsafe(self.leave_loop)
         return len(added), [member for plan, member in current.items() if plan not in kept]
 
@@ -129,8 +126,8 @@ class InstancePool(Engine):
         self._is_stopped = True
         has_ended = stop_instances(self.members, timeout_s)
         if has_ended:
-            # Workers know their pool: without this, what a library keeps outside of Python's memory, threads among
-            # it, would stay until the garbage collector comes by.
+            # Workers refer to their pool. Without this, memory and threads of a library would stay until the next
+            # garbage collection.
             self._serve_with(())
             self._guard = InlineGuard(_do_nothing)
             self._statistics.pending = self._statistics.inflight = _nothing
@@ -139,10 +136,10 @@ class InstancePool(Engine):
         return has_ended
 
     def leave_loop(self) -> None:
-        """From here on worker threads execute. Called from the event loop thread, between two executions.
+        """Let worker threads execute from now on. Called from the event loop thread, between two executions.
 
-        What is queued stays queued, and what was executed is answered before. While the instances are being
-        changed this has to wait.
+        Queued requests stay queued, and executed ones are answered before. This waits while the instances are being
+        changed.
         """
         if not self.lock.acquire(blocking=False):
             if not self._is_leaving:
@@ -179,14 +176,14 @@ class InstancePool(Engine):
         return f"model '{context.model_name}' version {context.version}"
 
     def _make(self, plans: Sequence[InstancePlan]) -> tuple[list[LoadedInstance], bool]:
-        """New instances, and whether they may be executed on the event loop: found out before others call them."""
+        """Create instances, and decide whether the event loop may execute them, before they get requests."""
         self._warn_of_policies(plans)
         claims = self._claims.join(plans)
         instances: list[LoadedInstance] = []
         try:
             instances = self._factory.create_all(plans)
             self._statistics.warmup_s = self._factory.warmup_s
-            # What has to wait for resources can keep the event loop no company.
+            # An instance that waits for resources cannot run on the event loop.
             is_fast = not self._claims and decide_inline(self._backend, instances, self._signature)
             self._check_steps(instances, claims)
         except BaseException:
@@ -197,7 +194,7 @@ class InstancePool(Engine):
         return instances, not instances or is_fast
 
     def _check_steps(self, instances: Sequence[LoadedInstance], claims: Collection[InstancePlan]) -> None:
-        """Raise ConfigError for what instances that go in steps cannot do: they hold many requests at all times."""
+        """Raise ConfigError for options that instances which work in steps do not support."""
         if not any(loaded.goes_in_steps for loaded in instances):
             return
         problem = None
@@ -272,7 +269,7 @@ class InstancePool(Engine):
         return tuple(members)
 
     def _on_slow(self) -> None:
-        """Executions keep the event loop for too long. Called from its thread."""
+        """Executions take too long for the event loop. Called from its thread."""
         if inline_execution(self._backend.context.config) is not InlineExecution.ALWAYS:
             self.leave_loop()
         elif not self._has_warned:
@@ -286,7 +283,7 @@ class InstancePool(Engine):
 
 
 def _do_nothing() -> None:
-    """Nobody is there any more."""
+    """The pool is closed."""
 
 
 def _nothing() -> int:

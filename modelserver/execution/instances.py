@@ -24,7 +24,7 @@ from modelserver.execution.warmup import warm_up
 
 logger = logging.getLogger(__name__)
 
-# How many instances are created at once.
+# At most this many instances are created at once.
 _MAX_CREATING = 8
 
 _Result = TypeVar("_Result")
@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class LoadedInstance:
-    """An instance, warm, and what executes batches on it.
+    """A warm instance, and its executor.
 
     `steps` is the instance if it goes in steps here, and `process` if it lives in a child process.
     """
@@ -45,7 +45,7 @@ class LoadedInstance:
 
     @property
     def goes_in_steps(self) -> bool:
-        """Whether it works on many requests at all times, here or in its process."""
+        """Whether it works in steps, here or in its process."""
         return self.steps is not None or (self.process is not None and self.process.is_stepped)
 
     @property
@@ -53,7 +53,7 @@ class LoadedInstance:
         return self.plan.placement.name
 
     def close(self) -> None:
-        """Free the instance; a failure is logged, because nobody can do better."""
+        """Free the instance. A failure is only logged, because callers could not handle it."""
         try:
             self.instance.close()
         except Exception:
@@ -66,7 +66,7 @@ class InstanceFactory:
     def __init__(
         self, backend: Backend, signature: ModelSignature, clock: Clock, cores: HostCores | None = None
     ) -> None:
-        # How long the slowest instance took to warm up, in seconds.
+        # The longest warmup of an instance, in seconds.
         self.warmup_s = 0.0
         self._cores = cores or HostCores()
         self._backend = backend
@@ -99,7 +99,7 @@ class InstanceFactory:
         return loaded
 
     def _create(self, plan: InstancePlan) -> LoadedInstance:
-        # What the instance starts, threads and child processes, stays on the cores that it is made on.
+        # Threads and child processes that the instance starts stay on the cores that it is made on.
         with on_cores(self._cores.cores_of(plan.group.host_policy, plan.placement)):
             return self._create_here(plan)
 

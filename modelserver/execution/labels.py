@@ -24,7 +24,7 @@ def read_labels(config: ModelConfig, directory: Path) -> Labels:
 
 
 def composed_labels(config: ModelConfig, labels: Labels, of_steps: Sequence[Labels]) -> Labels:
-    """Those of an ensemble: its own, and for other outputs those of the models that write them (none: only its own)."""
+    """The labels of an ensemble: its own, and for other outputs those of the steps' models that write them."""
     steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
     own = {output.name for output in config.output if output.label_filename}
     inherited = {

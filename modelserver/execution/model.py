@@ -21,16 +21,13 @@ from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import UnavailableError
-from modelserver.execution.engine import Engine
-from modelserver.execution.ensemble_engine import EnsembleEngine
-from modelserver.execution.generation import make_generation
+from modelserver.execution.engine import Engine, EnsembleEngine, InstanceInfo, stop_instances
 from modelserver.execution.instance_pool import InstancePool
 from modelserver.execution.instances import InstanceFactory, guard
 from modelserver.execution.labels import Labels, composed_labels, read_labels
 from modelserver.execution.placement import plan_instances
-from modelserver.execution.pooled_instance import InstanceInfo, stop_instances
 from modelserver.execution.process.hosted_backend import make_backend
-from modelserver.execution.response_cache import ResponseCache
+from modelserver.execution.response_cache import ResponseCache, make_generation
 from modelserver.execution.shared_resources import SharedResources
 from modelserver.scheduling.ensemble import FindHolder
 from modelserver.telemetry.histogram import first_response_bounds_ms
@@ -40,7 +37,7 @@ from modelserver.telemetry.statistics import ModelStatistics
 
 logger = logging.getLogger(__name__)
 
-# How long `close` waits for a batch that is being executed before it gives the instance up.
+# How long `close` waits for a batch in progress before it abandons the instance.
 CLOSE_TIMEOUT_S = 30.0
 
 
@@ -75,9 +72,9 @@ class Model:
         self._is_stopping = False
         self._cache: ResponseCache | None = None
         self._generation = b""
-        # When it was last asked for, or loaded (monotonic), as far as somebody wants to know.
+        # When it was last requested, or loaded (monotonic).
         self.last_use_ns = time.monotonic_ns()
-        # Why a model that is loaded cannot serve: an ensemble whose models are not all there. Empty for any other.
+        # Why a loaded model cannot serve: an ensemble with missing models. Empty for others.
         self.fault = ""
         # The models that an ensemble calls now.
         self.composing: tuple[Model, ...] = ()
@@ -97,7 +94,7 @@ class Model:
         """Load, create and warm up; the model answers from here on. Blocking, called from a load-pool thread.
 
         Raises ServerError with the reason, after freeing what was made. `default_max_queue_size` bounds
-        queues whose config does not (0: unbounded). `server` is what its backend may ask of the server.
+        queues whose config does not (0: unbounded). `server` are the calls that its backend may make.
         """
         context = replace(context, server=server)
         started_s = time.monotonic()
@@ -155,7 +152,7 @@ class Model:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is queued or executing, no sequence goes on, and nobody holds it. Event loop thread."""
+        """Whether it has no requests, no sequences, and no holders. Event loop thread."""
         return not self.inflight and not self.num_sequences and not self._num_holders
 
     @property
@@ -164,7 +161,7 @@ class Model:
         return self._engine.scheduler.num_sequences
 
     def has_sequence(self, sequence_id: int | str) -> bool:
-        """Whether a sequence of this id is under way here, and goes on. Read on the event loop thread."""
+        """Whether a sequence of this id is open here. Read on the event loop thread."""
         return self._engine.scheduler.has_sequence(sequence_id)
 
     @property
@@ -181,7 +178,7 @@ class Model:
         return self._engine.scheduler.submit(request) if cache is None else cache.submit(request)
 
     def infer(self, request: InFlightRequest) -> ResponseStream:
-        """Check and submit a request that comes from within the server: an ensemble's step. Raises ServerError."""
+        """Check and submit a request of an ensemble's step. Raises ServerError."""
         self.signature.check(request)
         request.is_decoupled = self.is_decoupled
         return self.submit(request)
@@ -193,7 +190,7 @@ class Model:
         return all(member.is_ready for member in self._engine.members)
 
     def measure(self) -> list[Sequence[Measurement]]:
-        """What each instance says of itself for the metrics page, in the order of the config. Event loop thread."""
+        """The instances' own numbers for the metrics page, in the order of the config. Event loop thread."""
         return self._engine.measure()
 
     def instances(self) -> list[InstanceInfo]:
@@ -201,7 +198,7 @@ class Model:
         return [member.info() for member in self._engine.members]
 
     def memory_usage(self) -> tuple[MemoryUsage, ...]:
-        """What can be told of its memory: that of processes of its own; nothing of what lives in the server's."""
+        """The memory of its own processes. Memory of instances in the server's process is not known."""
         return process_memory(info.pid for info in self.instances() if info.pid is not None)
 
     @property
@@ -212,7 +209,7 @@ class Model:
     def bind(self, models: Sequence[Model] | None, fault: str = "", *, find_holder: FindHolder | None = None) -> None:
         """Let the steps of an ensemble call these models from now on; until then it takes no requests.
 
-        Without models it is not ready, and `fault` says why. `find_holder` knows on which model a sequence goes on.
+        Without models it is not ready because of `fault`. `find_holder` finds the model that holds a sequence.
         Event loop thread.
         """
         self.composing = tuple(models or ())
@@ -224,7 +221,7 @@ class Model:
         self.config = replace(written, model_transaction_policy=policy)
 
     def hold(self) -> None:
-        """Keep it taking requests, of an ensemble's steps, until `release`. Event loop thread."""
+        """Keep it accepting requests of an ensemble's steps until `release`. Event loop thread."""
         self._num_holders += 1
 
     def release(self) -> None:
@@ -236,11 +233,11 @@ class Model:
             self._idle.set()
 
     def hurry(self) -> None:
-        """No request waits for company in its batch any more. Event loop thread; safe to repeat."""
+        """Stop delaying requests to fill batches. Event loop thread; safe to repeat."""
         self._engine.scheduler.hurry()
 
     def stop(self) -> None:
-        """Refuse new requests, but for those of who holds the model, and finish the accepted ones.
+        """Reject new requests, except from holders (running ensembles), and finish the accepted ones.
 
         Event loop thread; safe to repeat.
         """
@@ -255,7 +252,7 @@ class Model:
             self._cache.stop(then=self._engine.stop)
 
     async def drain(self, timeout_s: float | None) -> bool:
-        """Wait until every accepted request is answered, and nobody holds the model; False when time is up first."""
+        """Wait until all accepted requests are answered and the model has no holders; False after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.inflight or self.num_sequences or self._num_holders:
@@ -269,7 +266,7 @@ class Model:
         return True
 
     def _open_cache(self, store: AnswerStore | None, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
-        """Keep answers, if the config wants that and the server has a place for them. In a load-pool thread."""
+        """Cache answers, if the config asks for it and the server has a cache. In a load-pool thread."""
         wish = self.config.response_cache
         if store is not None:
             self._generation = make_generation(self._backend.context, is_shared=store.is_shared)
@@ -294,7 +291,7 @@ class Model:
 
     @property
     def generation(self) -> bytes:
-        """Stands in keys of cached answers for what they depend on: this load, and those of an ensemble's models."""
+        """The part of cache keys that names this load, and the loads of an ensemble's models."""
         if not self.composing:
             return self._generation
         return b"".join([self._generation, *(model.generation for model in self.composing)])
@@ -305,12 +302,10 @@ class Model:
         return self._cache is not None
 
     def update_instances(self, config: ModelConfig) -> None:
-        """Follow a config that differs in `instance_group`, and in what `update_scheduling` does, only.
+        """Apply a config that differs only in `instance_group`, and in what `update_scheduling` applies.
 
-        Blocking, called from a load-pool thread.
-
-        New instances are made before old ones go, and unchanged ones stay, so traffic goes on. Raises
-        ServerError, with nothing changed, when an instance cannot be made.
+        Blocking, called from a load-pool thread. New instances are made before old ones are closed, and unchanged ones
+        stay, so traffic continues. Raises ServerError, with nothing changed, if an instance cannot be made.
         """
         engine = self._engine
         with engine.lock:
@@ -325,16 +320,17 @@ class Model:
         )
 
     def update_scheduling(self, config: ModelConfig) -> None:
-        """Follow a config whose `dynamic_batching` differs, but in neither being there nor preserving order.
+        """Apply a config with a changed `dynamic_batching`, which must exist in both and preserve the same order.
 
-        What is queued stays queued. Event loop thread.
+        Queued requests stay queued. Event loop thread.
         """
         self._engine.scheduler.reconfigure(config)
 
     def kill_processes(self, why: str) -> bool:
-        """Kill the child processes of its instances, and fail what they have, without waiting for it.
+        """Kill the child processes of its instances and fail their requests, without waiting.
 
-        False, with nothing done, when it has none. `why` goes on after the name of an instance. From any thread.
+        False, with nothing done, if it has none. `why` continues a sentence that begins with an instance's name. From
+        any thread.
         """
         hosted = [member.loaded.process for member in self._engine.members if member.loaded.process is not None]
         if not hosted:
@@ -349,7 +345,7 @@ class Model:
         """Free everything. Blocking, called from a load-pool thread; safe to repeat.
 
         Requests still queued get UNAVAILABLE. An instance that is still executing after `timeout_s` is
-        abandoned, and with it the backend: they cannot be freed under its feet.
+        abandoned, together with the backend, because neither can be freed while it executes.
         """
         engine = self._engine
         with engine.lock:

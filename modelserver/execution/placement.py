@@ -9,7 +9,7 @@ from modelserver.backend import DeviceKind, Placement
 from modelserver.config.schema import InstanceGroupKind, ModelConfig, ModelInstanceGroup
 from modelserver.errors import ConfigError
 
-# A config that nobody normalised may still say AUTO: without a decision for a GPU, it is a CPU.
+# A config that was not normalised may still say AUTO, which then means a CPU.
 _DEVICE_KINDS = {
     InstanceGroupKind.KIND_AUTO: DeviceKind.CPU,
     InstanceGroupKind.KIND_CPU: DeviceKind.CPU,
@@ -22,7 +22,7 @@ _DEVICE_KINDS = {
 class InstancePlan:
     """One instance that a config asks for. Equal plans mean that an instance can stay as it is.
 
-    `group` is its group without what only decides how many instances there are.
+    `group` is its group without the fields that only decide the number of instances.
     """
 
     placement: Placement
@@ -34,14 +34,14 @@ class InstancePlan:
 
     @property
     def description(self) -> tuple[DeviceKind, int, ModelInstanceGroup]:
-        """What matters of it to an instance: all but its name, and its number in the group."""
+        """The part that matters to an instance: everything but its name, and its number in the group."""
         return self.placement.kind, self.placement.device_id, replace(self.group, name="")
 
 
 def reuse(plans: Sequence[InstancePlan], existing: Sequence[InstancePlan]) -> list[InstancePlan | None]:
-    """For each plan the existing one whose instance can stay for it: the same, or else one of the same description.
+    """For each plan the existing one whose instance can stay for it: the same plan, or one of the same description.
 
-    None for those that need a new instance. No existing one is taken twice.
+    None for plans that need a new instance. No existing plan is used twice.
     """
     left = dict.fromkeys(existing)
     found: list[InstancePlan | None] = []

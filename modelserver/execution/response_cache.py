@@ -1,18 +1,22 @@
 """The response cache of one loaded model: equal requests are executed once, and later ones not at all.
 
-A request whose answer is kept gets it. Else it leads a flight: it is executed, equal requests that come meanwhile wait,
-and its answer is theirs. If it was cancelled, the next one leads; if it failed, all that waited are executed, each for
-itself, as a failure is nobody else's answer.
+A request whose answer is kept gets it. Otherwise it leads a flight: it is executed, and equal requests that arrive
+meanwhile wait for its answer. If it was cancelled, the next one leads. If it failed, all that waited are executed, each
+for itself, because a failure is not shared.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from functools import partial
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
+from modelserver.backend import BackendContext
 from modelserver.cache.store import (
     NO_CACHE_PARAMETER,
     AnswerStore,
@@ -33,9 +37,9 @@ from modelserver.telemetry.statistics_snapshot import FailureReason
 
 logger = logging.getLogger(__name__)
 
-# More bytes than these are hashed and copied by a thread, rather than by the event loop.
+# Above this size requests and responses are hashed and copied by a thread instead of the event loop.
 _LOOP_BYTES = 128 << 10
-# Requests that may wait for the answers of others; further ones are executed, and so bounded by the queue.
+# At most this many requests wait for the answers of others. Further ones are executed, so the queue bounds them.
 _MAX_WAITING = 100_000
 
 Submit = Callable[[InFlightRequest], ResponseStream]
@@ -61,16 +65,16 @@ class _Flight:
 
     def __init__(self, leader: _Query) -> None:
         self.leader = leader
-        self.waiting: dict[_Query, None] = {}  # in the order of their coming
+        self.waiting: dict[_Query, None] = {}  # in the order of arrival
 
     def suits(self, query: _Query) -> bool:
-        """Whether a request may wait for this one: equal, and of a priority for which the answer comes no later."""
+        """Whether a request may wait for this one: it is equal, and has the same priority."""
         key = self.leader.key
         return query.request.priority == self.leader.request.priority and query.key.is_equal(key.head, key.check)
 
 
 class _LeaderStream(RelayStream):
-    """Passes a leader's answer on, and then lets the cache see it."""
+    """Passes a leader's answer on, and then to the cache."""
 
     __slots__ = ("_land",)
 
@@ -88,10 +92,10 @@ class _LeaderStream(RelayStream):
 
 
 class ResponseCache:
-    """Stands before the scheduler of a model, which `submit` is. Event loop thread, unless it says otherwise.
+    """The cache in front of a model's scheduler, which `submit` calls. Event loop thread, unless it says otherwise.
 
-    `generation` stands for the model as it was loaded. `num_waiting` requests are accepted here and not yet handed to
-    the scheduler; whoever waits for that is called by `on_idle`.
+    `generation` returns the name of this load of the model. `num_waiting` requests were accepted here and not yet
+    handed to the scheduler; `on_idle` is called when there are none left.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class ResponseCache:
     def submit(self, request: InFlightRequest) -> ResponseStream:
         """Answer the request from the cache, let it wait for an equal one, or hand it to the scheduler.
 
-        Raises as the scheduler's `submit` does; for a request that may be cached that is its response instead.
+        Raises as the scheduler's `submit` does. A request that may be cached gets that error as its response instead.
         """
         now_ns = self._now_ns()
         if request.arrival_ns == 0:
@@ -143,7 +147,7 @@ class ResponseCache:
         return reader
 
     def stop(self, then: Callable[[], None]) -> None:
-        """Refuse new requests; call `then` when the scheduler has all those that were accepted before."""
+        """Refuse new requests; call `then` once the scheduler has all those accepted before."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -195,7 +199,7 @@ class ResponseCache:
         self._end_wait()
 
     def _lead(self, query: _Query, flight: _Flight | None) -> None:
-        """Have the request executed. Its answer is that of the flight, if it leads one."""
+        """Have the request executed. If it leads a flight, its answer is the flight's."""
         request = query.request
         request.stream = _LeaderStream(request.stream, partial(self._on_landed, query, flight))
         self._hand_on(request)
@@ -208,11 +212,11 @@ class ResponseCache:
             request.stream.deliver(InferResponse(error=error))
 
     def _on_landed(self, query: _Query, flight: _Flight | None, response: InferResponse) -> None:
-        """A leader's answer is on its way to the client: see to those that wait for it, and keep it."""
+        """A leader's answer was delivered: answer the requests that wait for it, and keep it."""
         error = response.error
         if flight is not None:
             if error is not None and error.code is ErrorCode.CANCELLED and flight.waiting:
-                # In a turn of its own: however many are cancelled in a row, they are not on one stack.
+                # In a turn of its own, so that many cancels in a row do not recurse.
                 flight.leader = next(iter(flight.waiting))
                 del flight.waiting[flight.leader]
                 self._loop.call_soon(self._lead_next, flight)
@@ -235,7 +239,7 @@ class ResponseCache:
 
     def _lead_alone(self, query: _Query, flight: _Flight) -> None:
         if query not in flight.waiting:
-            return  # it gave up in between
+            return  # it left in between
         del flight.waiting[query]
         _forget_timer(query)
         self._lead(query, None)
@@ -280,7 +284,7 @@ class ResponseCache:
 
     def _give_up(self, query: _Query, flight: _Flight, reason: FailureReason, error: ServerError) -> None:
         if query not in flight.waiting:
-            return  # it has become the leader: the scheduler sees to it
+            return  # it has become the leader, and belongs to the scheduler
         del flight.waiting[query]
         _forget_timer(query)
         self._statistics.record_failures(reason, (self._now_ns() - query.request.arrival_ns,))
@@ -311,7 +315,7 @@ class ResponseCache:
 
 
 def _may_be_cached(request: InFlightRequest) -> bool:
-    """Whether it has one answer, its client has nothing against it, and nobody may change its inputs meanwhile."""
+    """Whether it has one answer, its client allows caching, and its inputs cannot change meanwhile."""
     transfer = request.transfer
     if request.is_decoupled or (transfer is not None and transfer.inputs):
         return False
@@ -327,3 +331,31 @@ def _forget_timer(query: _Query) -> None:
     if query.timer is not None:
         query.timer.cancel()
         query.timer = None
+
+
+_RANDOM_BYTES = 16
+
+
+def make_generation(context: BackendContext, *, is_shared: bool) -> bytes:
+    """The name of a load in the keys of cached answers: unique; or, for a cache that servers share, what was loaded.
+
+    A shared name is the same wherever the config and the files (by path, size and time of change) are the same.
+    Blocking if it is shared.
+    """
+    model = repr((context.namespace, context.model_name, context.version)).encode()
+    if not is_shared:
+        return model + os.urandom(_RANDOM_BYTES)
+    content = blake2b(repr(context.config).encode(), digest_size=_RANDOM_BYTES)
+    for directory in dict.fromkeys((context.model_directory, context.version_directory)):
+        for path in sorted(_files(directory, is_deep=directory == context.version_directory)):
+            status = path.stat()
+            content.update(repr((path.name, str(path.parent.relative_to(directory)))).encode())
+            content.update(repr((status.st_size, status.st_mtime_ns)).encode())
+    return model + content.digest()
+
+
+def _files(directory: Path, *, is_deep: bool) -> Iterator[Path]:
+    """The files of a directory, with `is_deep` also those below it. Python's own caches do not count."""
+    for root, names, files in os.walk(directory):
+        names[:] = [name for name in names if is_deep and name != "__pycache__"]
+        yield from (Path(root, name) for name in files)

@@ -1,4 +1,4 @@
-"""The server's end of requests that their model answers through a `ResponseSender`."""
+"""The server's end of requests that models answer through a `ResponseSender`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelserver.core.clock import Clock
 from modelserver.core.reading import Reading
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
-from modelserver.core.sender import ResponseSender, ResponseTarget
+from modelserver.core.sender import ResponseSender, ResponseTarget, check_send
 from modelserver.errors import CancelledError, InternalError, ServerError, UnavailableError
 from modelserver.scheduling.scheduler import BatchSource
 from modelserver.telemetry.statistics import BatchTiming, ModelStatistics, ResponseKind
@@ -26,10 +26,10 @@ Check = Callable[[InFlightRequest, InferResponse], InferResponse]
 
 
 class ResponseDispatcher:
-    """Opens a response for each request of an instance, and brings what is sent to the event loop.
+    """Opens a response for each request of an instance, and brings sent responses to the event loop.
 
-    However many responses are sent before the loop comes to its next turn, it is called once. `_lock` guards
-    the outbox and the open open_responses; nothing is called while it is held but the loop's `call_soon_threadsafe`.
+    One call to the loop brings all responses that were sent before its next turn. `_lock` guards the outbox and the
+    open responses; only the loop's `call_soon_threadsafe` is called while it is held.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ResponseDispatcher:
         clock: Clock,
         is_stepped: bool = False,
     ) -> None:
-        """`is_stepped`: there are no batches, each request is recorded as one when it has ended well."""
+        """`is_stepped`: there are no batches; each request that succeeds is recorded as one."""
         self.is_stepped = is_stepped
         self.check = check
         self.model_name = model_name
@@ -63,7 +63,7 @@ class ResponseDispatcher:
         return len(self._open)
 
     def open(self, requests: Sequence[InFlightRequest], enqueue_ns: Sequence[int], taken_ns: int) -> list[OpenResponse]:
-        """An open response for each request, which has its sender from here on. Called from the worker's thread."""
+        """An open response for each request, which now has a sender. Called from the worker's thread."""
         open_responses = [
             OpenResponse(self, request, taken_ns - queued_ns, taken_ns)
             for request, queued_ns in zip(requests, enqueue_ns, strict=True)
@@ -86,40 +86,40 @@ class ResponseDispatcher:
                 self._source.post(self._deliver)
 
     def open_responses(self) -> list[OpenResponse]:
-        """Those of the requests that have not ended. From any thread."""
+        """The open responses. From any thread."""
         with self._lock:
             return list(self._open.values())
 
     def open_response_of(self, request: InFlightRequest) -> OpenResponse | None:
-        """That of a request, unless it has ended. From any thread."""
+        """The open response of a request; None if it has ended. From any thread."""
         with self._lock:
             return self._open.get(request)
 
     def hold(self) -> None:
-        """Deliver nothing until `release`: whoever sends much within a short time spares the loop the calls."""
+        """Deliver nothing until `release`, which saves the loop calls when many responses are sent together."""
         with self._lock:
             self._is_held = True
 
     def release(self) -> None:
-        """Deliver what was sent since `hold`."""
+        """Deliver the responses sent since `hold`."""
         with self._lock:
             self._is_held = False
             if self._outbox:
                 self._source.post(self._deliver)
 
     def forget(self, open_response: OpenResponse) -> None:
-        """The response is not ended here. From any thread."""
+        """Drop the response without ending it. From any thread."""
         with self._lock:
             self._open.pop(open_response.request, None)
             if not self._open:
                 self._has_closed.notify_all()
 
     def end_soon(self, open_response: OpenResponse) -> None:
-        """End a response whose sender is gone, from the event loop: this is called by the garbage collector."""
+        """End a response whose sender is gone, from the event loop. The garbage collector may call this."""
         self._source.post(open_response.end_dropped)
 
     def close(self, deadline_s: float) -> None:
-        """Wait until all requests have ended; those that have not by then (monotonic) are ended here. Blocking."""
+        """Wait until all requests have ended, at most until `deadline_s` (monotonic), then end the rest. Blocking."""
         with self._lock:
             while self._open:
                 left_s = deadline_s - time.monotonic()
@@ -177,8 +177,8 @@ class OpenResponse(ResponseTarget):
         self._error: ServerError | None = None  # the first one that was sent
         self._on_cancel: Callable[[InFlightRequest], None] | None = None  # the scheduler's
         self._is_abandoned = False
-        self._is_ended = False  # the final response is on its way
-        self._is_closed = False  # ... and the model has said so, or was told
+        self._is_ended = False  # the final response was sent
+        self._is_closed = False  # ... and the model knows: it sent it, or got an error
 
     def begin(self) -> None:
         """Give the request its sender."""
@@ -196,9 +196,9 @@ class OpenResponse(ResponseTarget):
             trace.note(event, time_ns)
 
     def settle(self, answer: object, *, has_failed: bool) -> None:
-        """`execute` has returned: `answer` is the final response, or None when it was left to the sender.
+        """`execute` has returned: `answer` is the final response, or None if the sender sends it.
 
-        `has_failed`: it has raised, and this is why.
+        `has_failed`: `execute` raised, and `answer` is the error.
         """
         sender, self.request.own_sender = self.request.own_sender, None
         if answer is RESCHEDULE:
@@ -220,11 +220,11 @@ class OpenResponse(ResponseTarget):
             self.end(InternalError(text))
             return
         assert sender is not None, "only `settle` takes the sender away"
-        with contextlib.suppress(ServerError):  # of an answer that was wrong: the client was told so
+        with contextlib.suppress(ServerError):  # of a wrong answer: the client got the error
             sender.finish(answer)
 
     def _set_aside(self) -> None:
-        """The request is executed once more, and gets another response: nothing can be sent by this one."""
+        """The request runs again and gets another open response: nothing can be sent through this one."""
         with self._lock:
             self._is_ended = self._is_closed = True
         self.request.on_cancel = self._on_cancel
@@ -232,10 +232,10 @@ class OpenResponse(ResponseTarget):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the final response is on its way."""
+        """Whether the final response was sent."""
         return self._is_ended
 
-    # What a sender asks for, from any thread.
+    # Called by senders, from any thread.
 
     @property
     def is_cancelled(self) -> bool:
@@ -253,9 +253,7 @@ class OpenResponse(ResponseTarget):
             self.reading.wait_for_room()
         with self._lock:
             if self._is_closed or not self._dispatcher.is_decoupled:
-                problem = self._problem(response, is_final=is_final)
-                if problem is not None:
-                    raise problem
+                check_send(response, is_final=is_final, is_closed=self._is_closed, num_sent=self._num_sent)
             if self._is_ended:  # by the one response of a model that is not decoupled
                 self._is_closed = True
                 return
@@ -267,7 +265,7 @@ class OpenResponse(ResponseTarget):
             self._dispatcher.end_soon(self)
 
     def abandon(self) -> None:
-        """The server is about to end the request: nothing follows from its sender's going before."""
+        """The server is about to end the request: ignore that its sender dies first."""
         self._is_abandoned = True
 
     def end(self, error: ServerError) -> None:
@@ -284,20 +282,8 @@ class OpenResponse(ResponseTarget):
         else:
             self.end(InternalError(f"model '{name}' dropped the response sender of a request without finishing it"))
 
-    def _problem(self, response: InferResponse | ServerError | None, *, is_final: bool) -> InternalError | None:
-        """Why the model must not send this: the request has ended, or has one response. Called with the lock held."""
-        if self._is_closed:
-            return InternalError("Unable to send response. Response sender has been closed.")
-        if response is not None and self._num_sent:
-            return InternalError("Unable to send response. Non-decoupled model cannot send more than one response.")
-        if response is None and is_final and not self._num_sent:
-            return InternalError(
-                "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
-            )
-        return None
-
     def _put(self, response: InferResponse | ServerError | None, *, is_final: bool) -> None:
-        """Check, record and deliver. Called with the lock held; raises what is wrong after telling the client."""
+        """Check, record and deliver. Lock held. Raises the error of a wrong response after sending it to the client."""
         called_ns = self._dispatcher.now_ns()
         refusal: ServerError | None = None
         if response is None:
@@ -342,7 +328,7 @@ class OpenResponse(ResponseTarget):
         return ResponseKind.SUCCESS
 
     def _record(self, done_ns: int) -> None:
-        """The request's own numbers, once it has ended."""
+        """Record the request, which has ended."""
         if self.request.is_padding:
             return
         statistics = self._dispatcher.statistics
@@ -370,7 +356,7 @@ class OpenResponse(ResponseTarget):
 
 
 def _is_on_loop() -> bool:
-    """Whether an event loop runs in this thread: it must not be kept waiting."""
+    """Whether an event loop runs in this thread, which must not block."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

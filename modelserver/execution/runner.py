@@ -1,7 +1,7 @@
-"""Runs batches on an instance, and records and answers them: the same wherever the instance executes.
+"""Runs batches on an instance, and records and answers them, wherever the instance executes.
 
-With a `ResponseDispatcher` the instance answers later or many times, and what it returns goes the same way as what it
-sends. Without one the answers are what it returns.
+With a `ResponseDispatcher` the instance answers later or many times, and returned responses take the same way as sent
+ones. Without one the returned responses are the answers.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from modelserver.core.request import Delivery, InFlightRequest
 from modelserver.core.response import RESCHEDULE, InferResponse
 from modelserver.errors import CancelledError
 from modelserver.execution.executor import Executor, Outcome
-from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard
+from modelserver.execution.inline import INLINE_BUDGET_NS, InlineGuard
 from modelserver.execution.response_dispatcher import OpenResponse, ResponseDispatcher
 from modelserver.scheduling.batch import Batch
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import FailureReason
 
-# At most this many batches travel to an instance together, and only as many as it executes within the budget by what
-# the last ones took, because the answers of the first wait for the last.
+# At most this many batches travel to an instance together, and only as many as it is expected to execute within the
+# budget, because the answers of the first wait for the last.
 MAX_TOGETHER = 16
 TOGETHER_BUDGET_NS = 1_000_000
-# A batch may keep the event loop for as long as its requests alone would, for at most this many of them.
+# A batch may keep the event loop for one budget per request, but at most for this many.
 _MAX_BUDGETS = 5
 
 
 class Runner:
     """Runs batches on one instance. Called from one thread at a time.
 
-    `run` is `begin`, the execution, and `end`. A worker whose instance executes elsewhere calls the outer two.
+    `run` is `begin`, the execution, and `end`. A worker whose instance executes elsewhere calls `begin` and `end`.
     `is_busy` and `num_executions` may be read from any thread.
     """
 
-    # An instance that goes in steps may be out of order. From any thread.
+    # Whether the instance, which goes in steps, is out of order. May be read from any thread.
     is_broken = False
 
     def __init__(
@@ -55,17 +55,17 @@ class Runner:
 
     @property
     def guard(self) -> InlineGuard | None:
-        """Watches executions on the event loop; None where they are not."""
+        """Watches executions on the event loop; None if they happen elsewhere."""
         return self._guard
 
     @guard.setter
     def guard(self, guard: InlineGuard | None) -> None:
         self._guard = guard
-        # A client that leaves is noticed by the event loop, which does nothing else while it executes a batch.
+        # The event loop notices clients that leave, but not while it executes a batch itself.
         self.executor.set_interruptible(guard is None)
 
     def run(self, batch: Batch) -> list[Delivery]:
-        """Execute the batch, record it, and return what is to be delivered."""
+        """Execute the batch, record it, and return the responses to deliver."""
         if len(batch.requests) == 1 and self.dispatcher is None and not batch.has_slots:
             request = batch.requests[0]
             return [(request, self.run_lone(request, batch.enqueue_ns[0], batch.taken_ns))]
@@ -104,7 +104,7 @@ class Runner:
         return () if dispatcher is None else dispatcher.open(batch.requests, batch.enqueue_ns, batch.taken_ns)
 
     def end(self, batch: Batch, open_responses: Sequence[OpenResponse], outcome: Outcome) -> list[Delivery]:
-        """The batch has been executed: record it, and return what is to be delivered."""
+        """The batch has been executed: record it, and return the responses to deliver."""
         if self.dispatcher is not None:
             self._settle(batch, open_responses, outcome, self.dispatcher)
             return []
@@ -118,13 +118,13 @@ class Runner:
         return list(zip(batch.requests, outcome.entries, strict=True))
 
     def close(self, deadline_s: float) -> None:
-        """Wait until nothing is left to be answered, at most until then (monotonic). Blocking; called at the end."""
+        """Wait until every request is answered, at most until `deadline_s` (monotonic). Blocking; called at the end."""
         if self.dispatcher is not None:
             self.dispatcher.close(deadline_s)
 
     @property
     def num_further(self) -> int:
-        """Batches that may be run together with another one; 0 where that brings nothing or takes too long."""
+        """How many batches to run together with another one; 0 if that is of no use or takes too long."""
         if not self.executor.takes_several_batches:
             return 0
         return max(1, min(MAX_TOGETHER, int(TOGETHER_BUDGET_NS / self._mean_ns))) - 1
@@ -142,7 +142,7 @@ class Runner:
     def _settle(
         self, batch: Batch, open_responses: Sequence[OpenResponse], outcome: Outcome, dispatcher: ResponseDispatcher
     ) -> None:
-        """Let what `execute` returned go its way, and record the batch."""
+        """Send the responses that `execute` returned, and record the batch."""
         for opened, entry in zip(open_responses, outcome.entries, strict=True):
             opened.settle(entry, has_failed=outcome.has_failed)
         if batch.has_slots:
@@ -209,12 +209,12 @@ class Runner:
             self._statistics.record_batch(batch.rows, timing, queue_ns=queue_ns, request_ns=request_ns)
 
     def _remember(self, infer_ns: int) -> None:
-        """A running mean that forgets within some ten batches, and a slow one at once."""
+        """A running mean over about ten batches, which follows a slow batch at once."""
         self._mean_ns = max(1, infer_ns, self._mean_ns + (infer_ns - self._mean_ns) / 8)
 
 
 def _answered(batch: Batch, outcome: Outcome, statistics: ModelStatistics) -> tuple[Batch, Outcome]:
-    """What a batch of sequences has answered: padding has no answer, and what is to run again is no answer yet."""
+    """The answered part of a batch of sequences: without padding, and without requests that run again."""
     responses = outcome.entries
     batch.rescheduled += [
         request for request, response in zip(batch.requests, responses, strict=True) if response is RESCHEDULE
@@ -245,12 +245,12 @@ def _answered(batch: Batch, outcome: Outcome, statistics: ModelStatistics) -> tu
 
 
 def _reason_of(response: InferResponse) -> FailureReason:
-    """Why a response is an error: its client left while it was executed, or the instance failed."""
+    """Why a request failed: its client left while it was executed, or the instance failed."""
     return FailureReason.CANCELED if isinstance(response.error, CancelledError) else FailureReason.BACKEND
 
 
 def _note_traces(batch: Batch, outcome: Outcome) -> None:
-    """Tell the traces of a batch's requests when it was computed. Only few requests have one."""
+    """Note the times of a batch in the traces of its requests, few of which have one."""
     for request in batch.requests:
         if request.trace is not None:
             request.trace.note_compute(batch.taken_ns, outcome.prepared_ns, outcome.called_ns, outcome.done_ns)

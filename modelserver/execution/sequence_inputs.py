@@ -1,6 +1,6 @@
-"""What a sequence adds to a request before the model sees it: control tensors, and the state of the sequence.
+"""The inputs that sequences add to a request before the model sees it: control tensors, and the sequence's state.
 
-States come from the model too: as outputs, which are kept for the sequence's next request.
+The model returns states as outputs, which are kept for the sequence's next request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Control = Callable[[InFlightRequest], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """One state: the model's input and output, and its value at the start, with the batch dimension if there is one."""
+    """One state: the model's input and output, and its initial value, with the batch dimension if there is one."""
 
     input_name: str
     output_name: str
@@ -39,7 +39,7 @@ class StateSpec:
 
 
 class SequenceInputs:
-    """Controls and states of one model. All workers share it; what belongs to a sequence is in its requests."""
+    """Controls and states of one model. All workers share it; the requests hold the states of their sequences."""
 
     def __init__(self, config: ModelConfig, model_directory: Path) -> None:
         """Raises ConfigError for an initial state that cannot be read."""
@@ -53,7 +53,7 @@ class SequenceInputs:
         self._shown = {output.name for output in config.output}
 
     def inject(self, requests: Sequence[InFlightRequest]) -> None:
-        """Add controls and states to the inputs of each request; padding has states of the shape of the others'."""
+        """Add controls and states to the inputs of each request; padding gets zero states of the same shapes."""
         shapes: dict[str, tuple[int, ...]] = {}
         for request in requests:
             for control in self._controls:
@@ -80,7 +80,7 @@ class SequenceInputs:
     def keep_rows(self, requests: Sequence[InFlightRequest], outputs: Mapping[str, Array]) -> None:
         """Keep each request's row of the states among the outputs of a whole batch.
 
-        Raises InternalError when one is missing or not as the config says.
+        Raises InternalError if one is missing or does not match the config.
         """
         for spec in self._states:
             array = outputs.get(spec.output_name)
@@ -89,15 +89,14 @@ class SequenceInputs:
             self._check(spec, array, len(requests) if self._is_batched else None)
             for row, request in enumerate(requests):
                 if request.state is not None:
-                    # A copy of its own, so that one sequence does not keep the states of all others alive.
+                    # A copy, so that one sequence does not keep the states of all others alive.
                     mine = array if len(requests) == 1 else array[row : row + 1].copy()
                     request.state.arrays[spec.input_name] = mine
 
     def keep_outputs(self, request: InFlightRequest, response: InferResponse) -> None:
-        """Keep the states among a response's outputs, and take away those that its client is not to see.
+        """Keep the states among a response's outputs, and remove those that are hidden from clients.
 
-        A state that the response does not bring stays as it is. Raises InternalError for one that is not as the
-        config says.
+        A state that the response does not contain is kept. Raises InternalError for one that does not match the config.
         """
         if not self._states:
             return
@@ -147,7 +146,7 @@ def _control(name: str, control: SequenceControl, shape: tuple[int, ...]) -> Con
 
 
 def _correlation_id(sequence_id: int | str, datatype: Datatype, shape: tuple[int, ...]) -> Array:
-    """The id as the model takes it: text for a number where it wants text, a hash of a text where it wants a number."""
+    """The id in the model's datatype: a number as text for BYTES, a hash of a text for integers."""
     if datatype is Datatype.BYTES:
         text = "" if sequence_id == 0 else str(sequence_id)
         return np.full(shape, text.encode(), dtype=object)
@@ -161,7 +160,7 @@ def _correlation_id(sequence_id: int | str, datatype: Datatype, shape: tuple[int
 
 def _state(model_name: str, state: SequenceState, lead: tuple[int, ...], model_directory: Path) -> StateSpec:
     assert state.data_type is not None, "a validated state has a datatype"
-    # Sizes that may vary begin with 1, unless the initial state gives others.
+    # Variable sizes begin with 1, unless the initial state gives others.
     shape = tuple(1 if dim == -1 else dim for dim in state.dims)
     initial = state.initial_state[0] if state.initial_state else None
     if initial is not None:

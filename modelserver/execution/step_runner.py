@@ -1,4 +1,4 @@
-"""Holds the requests that a `StepInstance` works on: what it is given, what it gives up, and what fails with it."""
+"""Runs a `StepInstance`: gives it requests, steps it, aborts requests, and fails them with it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class StepRunner(Runner):
-    """Called from the worker's thread. Its signal is set from the event loop's when a request is cancelled.
+    """Called from the worker's thread. The event loop sets `signal`, the worker's, when a request is cancelled.
 
-    The dispatcher knows which requests have not ended, and records each when it has. `is_broken` may be read from any
-    thread. `signal` is that of the worker.
+    The dispatcher knows which requests have not ended, and records each when it ends. `is_broken` may be read from any
+    thread.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StepRunner(Runner):
         self._instance = instance
         self._name = name
         self._fault = ""
-        # Their clients have left, and the instance does not know it yet. Appended to from the event loop thread.
+        # Cancelled requests that the instance has yet to abort. The event loop thread appends to it.
         self._cancelled: deque[OpenResponse] = deque()
 
     @property
@@ -55,7 +55,7 @@ class StepRunner(Runner):
         return self.is_broken or self._instance.has_room
 
     def run(self, batch: Batch) -> list[Delivery]:
-        """Give the instance these requests; it answers them in its steps."""
+        """Give the instance these requests, which it answers in its steps."""
         for open_response in self._dispatcher.open(batch.requests, batch.enqueue_ns, batch.taken_ns):
             refusal = self._add(open_response.request)
             open_response.settle(refusal, has_failed=refusal is not None)
@@ -64,7 +64,7 @@ class StepRunner(Runner):
         return []
 
     def abort_cancelled(self) -> None:
-        """Let the instance forget the requests whose clients have left since the last call, and end them."""
+        """Abort and end the requests that were cancelled since the last call."""
         while self._cancelled:
             open_response = self._cancelled.popleft()
             if open_response.is_ended:
@@ -73,7 +73,7 @@ class StepRunner(Runner):
             open_response.end(CancelledError(f"request to model '{self._dispatcher.model_name}' was cancelled"))
 
     def step(self) -> None:
-        """One step of the instance. What it sends goes to the event loop together, when it is done."""
+        """One step of the instance. Its responses go to the event loop together, after the step."""
         self.is_busy = True
         self._dispatcher.hold()
         try:
@@ -89,7 +89,7 @@ class StepRunner(Runner):
         self.is_busy = False
 
     def fail_all(self, error: ServerError) -> None:
-        """End every request with this error; an instance that then still has work is not called again."""
+        """End every request with this error. An instance that still has work after that is not called again."""
         open_responses = self._dispatcher.open_responses()
         for open_response in open_responses:
             self._abort(open_response)
@@ -99,7 +99,7 @@ class StepRunner(Runner):
             open_response.end(error)
 
     def _add(self, request: InFlightRequest) -> ServerError | None:
-        """Why the instance does not take the request on; None if it does."""
+        """The error if the instance refuses the request; None if it accepts it."""
         if self.is_broken:
             return UnavailableError(f"instance '{self._name}' is out of order, load the model again: {self._fault}")
         self.num_executions += 1
@@ -114,15 +114,15 @@ class StepRunner(Runner):
         return None
 
     def _watch(self, open_response: OpenResponse) -> None:
-        """From here on a cancel of the request is seen before the next step."""
+        """From here on a cancel of the request takes effect before the next step."""
         request = open_response.request
         request.on_cancel = self._on_cancel
         if request.is_cancelled:  # just before
             self._cancelled.append(open_response)
 
     def _on_cancel(self, request: InFlightRequest) -> None:
-        # Looked for only now: a request that knew its open response, and with it the instance, would keep a model
-        # that is unloaded until the garbage collector comes by.
+        # Looked up here: a request that referred to its open response, and so to the instance, would keep an unloaded
+        # model alive until the next garbage collection.
         open_response = self._dispatcher.open_response_of(request)
         if open_response is not None:
             open_response.reading.cancel()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 import numpy as np
 
@@ -17,14 +18,83 @@ from modelserver.config.schema import ModelConfig, ModelWarmup, WarmupInput
 from modelserver.config.signature import ModelSignature
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
+from modelserver.core.response import InferResponse
+from modelserver.core.sender import ResponseSender, ResponseTarget
 from modelserver.core.tensor import Tensor, tensor_from_bytes
-from modelserver.errors import InvalidArgumentError, ServerError
+from modelserver.errors import InternalError, InvalidArgumentError, ServerError
 from modelserver.execution.executor import Executor
-from modelserver.execution.probe import execute_probe
+
+# A model that takes longer than this with the responses of one probe has forgotten it.
+_PATIENCE_S = 300.0
+
+
+def execute_probe(executor: Executor, request: InFlightRequest) -> int:
+    """Execute a request to its end; the duration in ns. Blocking. Raises the ServerError of a response."""
+    began_ns = executor.now_ns()
+    if executor.answers_later:
+        _execute_to_end(executor, request)
+    else:
+        response: InferResponse = executor.run([request]).entries[0]
+        if response.error is not None:
+            raise response.error
+    return executor.now_ns() - began_ns
+
+
+def _execute_to_end(executor: Executor, request: InFlightRequest) -> None:
+    target = _ProbeTarget(executor, request)
+    request.own_sender = ResponseSender(target)
+    entry = executor.run([request]).entries[0]
+    # Kept until the answer has come: a sender that dies without one drops the request.
+    sender, request.own_sender = request.own_sender, None
+    if entry is not None:
+        target.send(entry, is_final=True, wait=False)
+    del sender
+    target.wait()
+
+
+class _ProbeTarget(ResponseTarget):
+    """Takes the responses of a probe and keeps the first error."""
+
+    is_cancelled = False
+    has_room = True
+
+    def __init__(self, executor: Executor, request: InFlightRequest) -> None:
+        self._check = executor.assembler.check_sent
+        self._request = request
+        self._ended = SimpleQueue[ServerError | None]()  # `put` may be called by the garbage collector
+        self._error: ServerError | None = None
+
+    def send(self, response: InferResponse | ServerError | None, *, is_final: bool, wait: bool) -> None:  # noqa: ARG002  # there is room
+        if isinstance(response, ServerError):
+            self._error = self._error or response
+        elif response is not None:
+            self._error = self._error or response.error
+            self._check(self._request, response)
+        if is_final:
+            self._ended.put(self._error)
+
+    def watch(self, *, on_cancel: Callable[[], None] | None, on_room: Callable[[], None] | None) -> None:
+        """A probe is never cancelled, and always has room."""
+
+    def note(self, event: str, time_ns: int) -> None:
+        """A probe has no trace."""
+
+    def drop(self) -> None:
+        self._ended.put(self._error or InternalError("a response sender was dropped without finishing its request"))
+
+    def wait(self) -> None:
+        """Wait for the final response; raises the first error."""
+        try:
+            error = self._ended.get(timeout=_PATIENCE_S)
+        except Empty:
+            raise InternalError(f"a request was not finished within {_PATIENCE_S:.0f} s") from None
+        if error is not None:
+            raise error
+
 
 logger = logging.getLogger(__name__)
 
-_AUTO_HINT = " auto_warmup sends zeros, and nothing optional: where these do not do, write samples with model_warmup"
+_AUTO_HINT = " auto_warmup sends zeros, and no optional inputs: if these do not fit, write samples with model_warmup"
 
 
 def warm_up(
@@ -94,7 +164,7 @@ def probe_request(signature: ModelSignature, inputs: Sequence[Tensor]) -> InFlig
 
 
 def probe_inputs(config: ModelConfig, signature: ModelSignature, model_directory: Path) -> list[list[Tensor]]:
-    """Inputs to try the model with: its warmup samples, or else the smallest request that it takes, of zeros.
+    """Inputs to try the model with: its warmup samples, or else the smallest request of zeros that it accepts.
 
     Raises InvalidArgumentError for a sample that cannot be read.
     """
@@ -165,7 +235,7 @@ def _zero_item(datatype: Datatype, dims: tuple[int, ...]) -> Array:
 
 
 def _least_item(datatype: Datatype, dims: tuple[int, ...]) -> Array:
-    """Zeros that any model can take: a text of nothing is no prompt for a language model, so texts are "0"."""
+    """Zeros that any model accepts. Texts are "0", because language models refuse an empty prompt."""
     return np.full(dims, b"0", dtype=object) if datatype is Datatype.BYTES else _zero_item(datatype, dims)
 
 

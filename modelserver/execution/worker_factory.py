@@ -8,12 +8,12 @@ import logging
 from modelserver.backend import Backend, Instance, StepInstance
 from modelserver.core.clock import Clock
 from modelserver.execution.host_policy import Cores, HostCores
-from modelserver.execution.inline_guard import InlineGuard
+from modelserver.execution.inline import InlineGuard
 from modelserver.execution.instances import LoadedInstance
 from modelserver.execution.process.worker import ProcessWorker
-from modelserver.execution.resource_claims import ResourceClaims
 from modelserver.execution.response_dispatcher import ResponseDispatcher
 from modelserver.execution.runner import Runner
+from modelserver.execution.shared_resources import ResourceClaims
 from modelserver.execution.step_runner import StepRunner
 from modelserver.execution.workers import BatchThread, DirectWorker, InlineWorker, Peers, StepThread, Worker
 from modelserver.scheduling.direct import DirectScheduler
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerFactory:
-    """Makes the workers of one model. `peers` are the instances that serve now: whoever changes them says so there."""
+    """Makes the workers of one model. `peers` are the instances that serve now; the pool updates them."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class WorkerFactory:
         return BatchThread(name, source, runner, self._clock, loaded=loaded, peers=self.peers, cores=cores)
 
     def _source_of(self, loaded: LoadedInstance, scheduler: Scheduler) -> BatchSource:
-        """Where the worker takes its batches from: with a claim to resources, only while it has them."""
+        """The source of the worker's batches; with a resource claim, it gives some only while the claim is granted."""
         source = scheduler.source(_end_hook(loaded))
         claim = self._claims.get(loaded.plan)
         if claim is None or self._claims.limiter is None:
@@ -80,7 +80,7 @@ class WorkerFactory:
         return LimitedSource(source, self._claims.limiter, claim)
 
     def _thread_of(self, loaded: LoadedInstance) -> tuple[str, Cores | None]:
-        """Name of the worker's thread, and the cores that it runs on."""
+        """The name of the worker's thread, and the cores that it runs on."""
         context = self._backend.context
         cores = self._cores.cores_of(loaded.plan.group.host_policy, loaded.plan.placement)
         return f"{context.model_name}/{context.version}/{loaded.name}", cores
@@ -116,7 +116,7 @@ class WorkerFactory:
 
 
 def _end_hook(loaded: LoadedInstance) -> EndHook | None:
-    """How to tell an instance of sequences that ended; None if it does not want to know."""
+    """A function that tells an instance about ended sequences; None if it does not override `on_sequence_end`."""
     instance = loaded.instance
     if type(instance).on_sequence_end is Instance.on_sequence_end:
         return None

@@ -1,4 +1,4 @@
-"""Where instances are driven: each has a worker, which takes batches from its source and has its runner run them.
+"""Workers drive instances: each takes batches from its source and has its runner run them.
 
 A worker is a place, and its runner a mode:
 
@@ -27,11 +27,11 @@ from modelserver.scheduling.direct import DirectScheduler
 from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.scheduling.scheduler import BatchSource
 
-# How long an instance that cannot execute leaves the queue to the others before it looks again.
+# How long the worker of an instance that cannot execute waits before it looks at the queue again.
 AWAY_NS = 20_000_000
-# How long batches may keep the event loop before others get their turn.
+# How long batches may keep the event loop in one turn.
 _TURN_BUDGET_NS = 1_000_000
-# How long requests may be taken on before those at hand get their next step.
+# How long a stepping instance may accept requests before its next step.
 _TAKE_BUDGET_NS = 5_000_000
 
 
@@ -42,7 +42,7 @@ class Peers:
         self.instances: Sequence[LoadedInstance] = ()
 
     def may_take(self, loaded: LoadedInstance) -> bool:
-        """Whether the instance is one to run the next batch: it can, or no other can either. From any thread."""
+        """Whether the instance may run the next batch: it can execute, or no other can either. From any thread."""
         if loaded.instance.can_execute():
             return True
         return not any(other.instance.can_execute() for other in self.instances)
@@ -66,14 +66,14 @@ class Worker(abc.ABC):
 
     @abc.abstractmethod
     def join(self, timeout_s: float | None) -> bool:
-        """Wait until the batch in progress is done; False if it still is not."""
+        """Wait until the batch in progress is done; False if it is not done in time."""
 
     def give_up(self) -> None:
-        """End what the worker waits for or has begun: it was waited for long enough."""
+        """End the sequences and batches of the worker, after `join` has waited long enough."""
 
 
 class ThreadWorker(Worker):
-    """A thread, on certain cores if any are given, which works until `take_turn` says that it was the last time."""
+    """A thread, on `cores` if given, which works until `_take_turn` returns False."""
 
     def __init__(self, name: str, source: BatchSource, runner: Runner, clock: Clock, *, cores: Cores | None) -> None:
         super().__init__(runner)
@@ -97,7 +97,7 @@ class ThreadWorker(Worker):
     # A method of its own, so that no request is kept alive while the thread waits for the next.
     @abc.abstractmethod
     def _take_turn(self) -> bool:
-        """Look for work and do it, or wait for some; False when this was the last time."""
+        """Look for work and do it, or wait for some; False to end the thread."""
 
 
 class BatchThread(ThreadWorker):
@@ -170,10 +170,10 @@ class StepThread(ThreadWorker):
         self._signal.set()
 
     def settle(self) -> None:
-        """The signal is a look at everything; one too many does no harm."""
+        """Nothing: an extra turn is harmless."""
 
     def close(self) -> None:
-        """Take no further request, and end when those at hand have ended. Returns at once."""
+        """Take no further request, and end when the current ones have ended. Returns at once."""
         self._source.close_worker(self)
 
     def give_up(self) -> None:
@@ -208,7 +208,7 @@ class StepThread(ThreadWorker):
         return True
 
     def _take_more(self) -> None:
-        """Give the instance what waits in the queue and is not for others that sleep, within the budget."""
+        """Give the instance waiting requests that no parked worker will take, within the budget."""
         runner = self._steps
         ends_ns = self._now_ns() + _TAKE_BUDGET_NS
         while runner.has_room and (batches := self._source.take_more(self, 1)):
@@ -244,7 +244,7 @@ class LoopWorker(Worker):
             self._source.post(self._take_turn)
 
     def settle(self) -> None:
-        """The signal is a turn; one too many does no harm."""
+        """Nothing: an extra turn is harmless."""
 
     def close(self) -> None:
         self._source.close_worker(self)
@@ -253,14 +253,14 @@ class LoopWorker(Worker):
         self._source.give_up()
 
     def join(self, timeout_s: float | None) -> bool:
-        """Wait for what is in progress. On the loop's own thread, or when it does not run, there is nothing."""
+        """Wait for the batch in progress. On the loop's own thread, or if the loop does not run, there is none."""
         if threading.get_ident() == self._loop_thread_id or not self._loop.is_running():
             return True
         return self._has_ended.wait(timeout_s)
 
     @abc.abstractmethod
     def _take_turn(self) -> None:
-        """Take what there is; sets `_loop_thread_id`, and `_has_ended` once the worker is left."""
+        """Take the available batches. Sets `_loop_thread_id`, and `_has_ended` once the worker is left."""
 
 
 class InlineWorker(LoopWorker):
@@ -294,7 +294,7 @@ class DirectWorker(Worker):
         super().__init__(runner)
         self._scheduler = scheduler
         self._loop = loop
-        self._run = runner.run_lone  # one bound method, so that it can be found again
+        self._run = runner.run_lone  # one bound method, so that `detach` finds it
         self._has_ended = threading.Event()
 
     def start(self) -> None:
@@ -303,11 +303,11 @@ class DirectWorker(Worker):
     def close(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._leave)
-        except RuntimeError:  # the loop is closed, and with it every call of the instance
+        except RuntimeError:  # the loop is closed, so no call of the instance is in progress
             self._has_ended.set()
 
     def join(self, timeout_s: float | None) -> bool:
-        """Wait until the loop has left the instance; a loop that does not run is not in it."""
+        """Wait until the loop has left the instance; True at once if the loop does not run."""
         if not self._loop.is_running():
             return True
         return self._has_ended.wait(timeout_s)

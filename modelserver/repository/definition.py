@@ -23,7 +23,7 @@ from modelserver.config.problem import Locations, Problem, error_of, is_doubtful
 from modelserver.config.schema import ModelConfig, RepositoryAgent
 from modelserver.config.validate import validate
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
-from modelserver.execution.ensemble_engine import EnsembleBackend
+from modelserver.execution.engine import EnsembleBackend
 from modelserver.execution.process.hosted_backend import complete_config
 from modelserver.repository.backend_settings import setting_warnings
 from modelserver.repository.fingerprint import ModelFingerprint, fingerprint_tree

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from modelserver.execution.process.busy_wait import BusyWait
+from modelserver.execution.process.channel import BusyWait
 
 # How long to wait for the next request: a client that sends it at once needs some 25 µs.
 _BUDGET_US: Final = 50

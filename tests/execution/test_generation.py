@@ -8,7 +8,7 @@ import pytest
 from support.batching import batching_config
 
 from modelserver.backend import BackendContext
-from modelserver.execution.generation import make_generation
+from modelserver.execution.response_cache import make_generation
 
 
 @pytest.fixture

@@ -66,8 +66,8 @@ def test_groups_without_a_policy_have_that_of_their_device() -> None:
     [
         (HostPolicy("p", frozenset({ABSENT})), f"may use the cores .*, not {ABSENT}"),
         (HostPolicy("p", numa_node=7), "has the NUMA nodes 0, 1, not 7"),
-        (HostPolicy("p", numa_node=1), f"NUMA node 1 has the cores {ABSENT}, of which none is left"),
-        (HostPolicy("p", ONE, 1), "none is left"),
+        (HostPolicy("p", numa_node=1), f"NUMA node 1 has the cores {ABSENT}, none of which remains"),
+        (HostPolicy("p", ONE, 1), "none of which remains"),
     ],
 )
 def test_what_the_machine_does_not_have_is_named(policy: HostPolicy, message: str, tmp_path: Path) -> None:

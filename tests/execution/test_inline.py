@@ -31,7 +31,7 @@ from modelserver.config.schema import (
 from modelserver.core.clock import Clock, ManualClock
 from modelserver.core.datatype import Datatype
 from modelserver.errors import ConfigError, InternalError, ServerError, UnavailableError
-from modelserver.execution.inline_guard import InlineGuard
+from modelserver.execution.inline import InlineGuard
 from modelserver.execution.model import Model
 
 DYNAMIC = ModelDynamicBatching()

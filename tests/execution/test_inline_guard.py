@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from modelserver.execution.inline_guard import INLINE_BUDGET_NS, InlineGuard, thread_use
+from modelserver.execution.inline import INLINE_BUDGET_NS, InlineGuard, thread_use
 
 FAST, SLOW, VERY_SLOW, HOPELESS = INLINE_BUDGET_NS, INLINE_BUDGET_NS + 1, 100 * INLINE_BUDGET_NS, 500 * INLINE_BUDGET_NS
 

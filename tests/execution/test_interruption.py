@@ -21,7 +21,7 @@ from modelserver.core.request import InFlightRequest
 from modelserver.errors import CancelledError
 from modelserver.execution.assemble import Assembler
 from modelserver.execution.executor import Executor
-from modelserver.execution.inline_guard import InlineGuard
+from modelserver.execution.inline import InlineGuard
 from modelserver.execution.runner import Runner
 from modelserver.scheduling.batch import Batch
 from modelserver.telemetry.statistics import ModelStatistics

@@ -11,8 +11,8 @@ import pytest
 from modelserver.backend import DeviceKind, Placement
 from modelserver.config.schema import ModelInstanceGroup
 from modelserver.errors import InvalidArgumentError, UnavailableError
-from modelserver.execution.gpu_limits import GpuLimits
 from modelserver.execution.placement import InstancePlan
+from modelserver.execution.shared_resources import GpuLimits
 from modelserver.options.resources import parse_gpu_limits
 from modelserver.platform.gpus import gpu_memory, usable_gpus, visible_devices, visible_gpus
 from modelserver.telemetry.gpu import GpuGauges, GpuMemory, Gpus, gpu_families
@@ -157,7 +157,7 @@ def test_nothing_is_loaded_on_a_gpu_that_is_too_full() -> None:
         UnavailableError, match=r"model 'm': 81% of the memory of GPU 1 .* over --model-load-gpu-limit=1:0.8"
     ):
         limits.check("m", plans_on(0, 1))
-    with pytest.raises(UnavailableError, match="nobody can tell how full GPU 2 is"):
+    with pytest.raises(UnavailableError, match="the memory use of GPU 2 is unknown"):
         limits.check("m", plans_on(2))
 
 

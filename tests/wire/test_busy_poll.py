@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from modelserver.execution.process.busy_wait import BusyWait
+from modelserver.execution.process.channel import BusyWait
 from modelserver.wire.busy_poll import BusyPoll
 
 TURN_NS = 2_000

@@ -1,4 +1,4 @@
-"""Instances in child processes: what the server keeps of each child, and what runs inside it.
+"""Instances in child processes: the server's side of each child, and the code inside it.
 
 In the server an `instance.py: ProcessInstance` stands for each child; `supervisor.py` keeps it running, and
 `child_connection.py` talks to it. In the child, `child.py` builds the instance and executes batches; its end of the

@@ -8,10 +8,12 @@ when the last one dies, the lease goes back to the sender with the next message.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -23,7 +25,72 @@ from modelserver.execution.process.messages import AnyMessage, Message, Trim
 from modelserver.execution.process.packing import Payload
 from modelserver.execution.process.shared_buffer import Arena, ByteView, Leases, SharedBuffer
 
-# Below, two copies by the kernel cost less than a lease.
+# If a yield takes longer than this, another process has used the core.
+_CROWDED_NS = 25_000
+_MAX_PAUSE = 256
+
+
+class BusyWait:
+    """Polls for a message before sleeping, where the other process is likely to send one soon.
+
+    A wake-up takes longer than a small model: two processes that answer each other within microseconds would lose most
+    of their time by sleeping in between. So a waiter polls for a moment before it sleeps, and yields between two looks.
+    After polling that found nothing, or when others need the core, it skips ever more waits: on a busy machine, and
+    between requests that are far apart, nearly all waits just sleep.
+
+    Used by one thread at a time, for one wait after the other. A wait is `begin`; if that is true, looks, with `go_on`
+    after each that found nothing; and `end`.
+    """
+
+    __slots__ = ("_budget_ns", "_deadline_ns", "_let_go", "_next_pause", "_now_ns", "_pause", "_seen_ns")
+
+    def __init__(
+        self,
+        budget_us: int,
+        *,
+        num_cores: int | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        let_go: Callable[[], None] = os.sched_yield,
+    ) -> None:
+        """`budget_us` is how long to poll at most; 0 never polls, and neither does a machine with one core."""
+        num_cores = num_cores or len(os.sched_getaffinity(0))
+        self._budget_ns = budget_us * 1000 if num_cores > 1 else 0
+        self._now_ns = now_ns
+        self._let_go = let_go
+        self._deadline_ns = 0
+        self._seen_ns = 0
+        self._pause = 0  # waits that sleep at once
+        self._next_pause = 1
+
+    def begin(self) -> bool:
+        """Whether to poll before sleeping."""
+        if not self._budget_ns:
+            return False
+        if self._pause:
+            self._pause -= 1
+            return False
+        self._seen_ns = self._now_ns()
+        self._deadline_ns = self._seen_ns + self._budget_ns
+        return True
+
+    def go_on(self) -> bool:
+        """Yield the core; whether to look once more."""
+        self._let_go()
+        now_ns = self._now_ns()
+        is_crowded = now_ns - self._seen_ns > _CROWDED_NS
+        self._seen_ns = now_ns
+        return not is_crowded and now_ns < self._deadline_ns
+
+    def end(self, *, has_come: bool) -> None:
+        """The message has come, or the wait continues asleep."""
+        if has_come:
+            self._next_pause = 1
+        else:
+            self._pause = self._next_pause
+            self._next_pause = min(_MAX_PAUSE, 2 * self._next_pause)
+
+
+# Up to this size, two copies by the kernel cost less than a lease.
 _INLINE_BYTES: Final = 24 << 10
 _DATAGRAM_BYTES: Final = 64 << 10
 # Payload and record: where each begins in the arena (_INLINE: in this datagram), and its length.
@@ -40,14 +107,14 @@ Received = tuple[AnyMessage, bytearray | ByteView]
 
 
 class PeerGoneError(Exception):
-    """The other process closed its end. `was_unread`: it never saw what was sent last."""
+    """The other process closed its end. `was_unread`: it never read the last message."""
 
     def __init__(self, *, was_unread: bool) -> None:
         super().__init__("the other process closed the connection")
         self.was_unread = was_unread
 
     def __reduce__(self) -> tuple[Callable[[bool], PeerGoneError], tuple[bool]]:
-        """A pool that cannot unpickle an exception of its worker waits for ever."""
+        """Makes it picklable: a pool that cannot unpickle an exception of its worker waits for ever."""
         return _peer_gone, (self.was_unread,)
 
 
@@ -73,13 +140,13 @@ class Channel:
         self._mark: memoryview = memoryview(bytearray(_MARK.size))
 
     def keep_mark(self) -> None:
-        """Make room for `set_mark`: the first lease of the arena, for good."""
+        """Reserve the place of `set_mark`: the first lease of the arena, which is never freed."""
         offset = self.arena.allocate(_MARK.size)
         assert offset == 0, "the mark is where the peer looks for it"
         self._mark = self.arena.buffer.view(offset, _MARK.size).data
 
     def set_mark(self, number: int) -> None:
-        """Leave a number that the peer can read even when this process dies at once."""
+        """Leave a number that the peer can read even if this process dies at once."""
         _MARK.pack_into(self._mark, 0, number)
 
     def read_mark(self) -> int:
@@ -88,7 +155,7 @@ class Channel:
 
     @property
     def num_unreturned(self) -> int:
-        """Leases that the peer waits to hear of."""
+        """Leases that this side is done with and has not returned to the peer."""
         return self._leases.num_returned
 
     @property
@@ -98,7 +165,7 @@ class Channel:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `try_send` left messages behind for which the peer's queue has no room yet."""
+        """Whether `try_send` kept messages for which the peer's queue has no room yet."""
         return bool(self._unsent)
 
     def send(self, message: Message, payload: Payload | None = None) -> None:
@@ -111,7 +178,7 @@ class Channel:
                 raise PeerGoneError(was_unread=True) from error
 
     def send_if_free(self, message: Message) -> bool:
-        """As `send`, unless some thread, perhaps this one, is in the middle of sending: then False."""
+        """As `send`, unless a thread, perhaps this one, is sending now: then False."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -123,7 +190,7 @@ class Channel:
         return True
 
     def try_send(self, message: Message, payload: Payload | None = None) -> None:
-        """As `send`, without blocking: what finds no room is kept for `send_unsent`."""
+        """As `send`, without blocking: a message that finds no room is kept for `send_unsent`."""
         with self._lock:
             datagram = self._encode(message, payload)
             if not self._unsent:
@@ -138,7 +205,7 @@ class Channel:
             self._unsent.append(datagram)
 
     def send_unsent(self) -> None:
-        """Send what is left behind, as far as there is room. Raises PeerGoneError."""
+        """Send kept messages as far as there is room. Raises PeerGoneError."""
         unsent = self._unsent
         with self._lock:
             while unsent:
@@ -151,13 +218,13 @@ class Channel:
                 unsent.popleft()
 
     def discard_unsent(self) -> None:
-        """Forget what `try_send` left behind."""
+        """Drop the messages that `try_send` kept."""
         self._unsent.clear()
 
     def receive(self) -> Received:
-        """The next message and its payload, out of which `packing.unpack` makes tensors.
+        """The next message and its payload, from which `packing.unpack` makes tensors.
 
-        Raises PeerGoneError, and TimeoutError when a receive timeout is set and passes.
+        Blocks until there is one. Raises PeerGoneError.
         """
         return self._receive(0)
 
@@ -181,7 +248,7 @@ class Channel:
             else:
                 payload_at = self.arena.allocate(payload_bytes)
                 payload.write(self.arena.buffer.view(payload_at, payload_bytes))
-            # What it held may be views of the peer's arena: their leases go back with this very message.
+            # It may have held views of the peer's arena, whose leases go back with this very message.
             payload.clear()
         if self._leases.has_returned:
             message.released = self._leases.take_returned()
@@ -203,7 +270,7 @@ class Channel:
             # The kernel says "reset" when the peer went with datagrams in its queue.
             raise PeerGoneError(was_unread=True) from error
         except BlockingIOError as error:
-            raise TimeoutError("no message within the receive timeout") from error
+            raise TimeoutError("there is no message") from error
         except OSError as error:
             raise PeerGoneError(was_unread=False) from error
         if count == 0:
@@ -233,7 +300,7 @@ class Channel:
         return bool(poll.poll(timeout_s * 1e3))
 
     def trim(self) -> None:
-        """Give back memory that a quiet time does not need, here and at the peer. Raises PeerGoneError."""
+        """Give back memory that is not needed without traffic, here and at the peer. Raises PeerGoneError."""
         self.trim_arena()
         self.try_send(Trim())
 
@@ -241,12 +308,6 @@ class Channel:
         """Give back memory here."""
         with self._lock:
             self.arena.trim()
-
-    def set_receive_timeout(self, timeout_s: float | None) -> None:
-        """Let `receive` give up after `timeout_s`, without a system call more per message."""
-        seconds, fraction = divmod(timeout_s or 0.0, 1)
-        value = struct.pack("@ll", int(seconds), int(fraction * 1e6))
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
 
     def shutdown(self) -> None:
         """End the connection: a blocked `receive`, here or there, raises PeerGoneError. Any thread may call it."""
@@ -257,7 +318,7 @@ class Channel:
         return self._connection.fileno()
 
     def disown(self) -> None:
-        """In a forked copy of this process: leave the connection to the original. Its uses raise PeerGoneError."""
+        """In a forked copy of this process: leave the connection to the original. Using it raises PeerGoneError."""
         self._lock = threading.Lock()  # a thread that was not copied may have held it
         self._is_closed = True
         self._connection.close()

@@ -1,4 +1,4 @@
-"""What runs in a child process: builds one instance and executes the batches that the server sends.
+"""The main program of a child process: builds one instance, and executes the batches that the server sends.
 
 Started as `child_main.py NAME SOCKET INCOMING OUTGOING LIFELINE` by `child_process.py`; the last four are
 descriptors.
@@ -52,14 +52,14 @@ from modelserver.platform.tuning import shorten_switch_interval
 
 
 class Resident(abc.ABC):
-    """Takes the child process over once the server has heard that it stands."""
+    """Takes over the child process after its start was reported to the server."""
 
     @abc.abstractmethod
     def run(self) -> int:
         """Serve until the end of the process; its exit status."""
 
 
-# What was executed is answered together while it took no longer than this: were the process to die, it would be lost.
+# Executed batches are answered together for at most this time, because a process that dies loses their answers.
 _FLUSH_NS = 150_000
 
 
@@ -69,14 +69,14 @@ class Host:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._connection = ServerConnection(channel)
-        # A model may fork; its copy returns from `execute` as we do, and must not answer, nor take the next batch.
+        # A model may fork. The copy also returns from `execute`, and must neither answer nor take the next batch.
         os.register_at_fork(after_in_child=self._connection.disown)
 
     def run(self) -> int:
-        """Serve until the server says so; the exit status."""
+        """Serve until the server ends it; the exit status."""
         begin, _ = self._connection.next_message()
         assert isinstance(begin, Begin), f"the first message must be Begin, got {begin!r}"
-        # Which batch has been begun, for the case that this process dies.
+        # The number of the batch in progress, which the server reads if this process dies.
         self._channel.keep_mark()
         try:
             sys.path[:0] = begin.python_path
@@ -141,7 +141,7 @@ class Host:
             batch = requests if size == len(requests) else requests[first : first + size]
             first += size
             if not num_further:
-                # Nothing of the batches may keep its lease while the answer says what was released.
+                # The last answer returns the leases of the batches, so nothing may hold them any more.
                 numbers = range(requests[0].number, requests[-1].number + 1)
                 message.requests = requests = []
             responses, error = self._execute_batch(instance, batch, payload, content)
@@ -174,7 +174,7 @@ class Host:
             if None in answered:
                 for request, record in zip(requests, answered, strict=True):
                     if record is None and not request.has_taken_sender:
-                        # Whoever keeps the request may still take its sender; if nobody does, the request fails.
+                        # The model may still hold the request and answer later; if it drops the request, that fails.
                         request.take_sender()
         except Exception as error:
             if not isinstance(error, ServerError):
@@ -214,8 +214,8 @@ def _error_record(error: Exception) -> ErrorRecord:
 def _die_with_server(lifeline: int) -> None:
     """Let the kernel kill this process group when the server's end of the pipe `lifeline` closes.
 
-    Unlike PR_SET_PDEATHSIG this does not depend on the *thread* that started the child, takes what the model
-    started along, and needs no thread here and no cooperation of code that holds the GIL.
+    Unlike PR_SET_PDEATHSIG this does not depend on the *thread* that started the child, also kills the programs that
+    the model started, and needs neither a thread here nor the cooperation of code that holds the GIL.
     """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, int(signal.SIGKILL))
@@ -238,13 +238,14 @@ def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
 
 
 def _leave_signals_to_server() -> None:
-    """Ctrl-C, a closing terminal and a service manager's SIGTERM to the whole group are for the server: it drains,
-    then tells us.
+    """Ignore Ctrl-C, a closing terminal and a service manager's SIGTERM: they are for the server, which drains and then
+    ends this process.
 
-    A handler and not SIG_IGN, which programs that the model starts would inherit.
+    This uses a handler, because programs that the model starts would inherit SIG_IGN.
     """
     for number in _SERVER_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, for what the model starts, too
+        # Under nohup a signal stays ignored, also for programs that the model starts.
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _ignore_signal)
     _let_copies_end()
     # A crash, or SIGUSR2 before a kill, shows the Python stack in the log and in the error of the requests.
@@ -255,12 +256,12 @@ def _leave_signals_to_server() -> None:
 def _let_copies_end() -> None:
     """Let these signals end a forked copy, from its first moment on.
 
-    Python forgets the signals that reach a copy before its interpreter is set up, and a handler of ours would miss
-    those that come just before a blocking call: a pool that ends its workers would then wait for them for ever. So
-    the signals are blocked across the fork, and have their default action before they are let through.
+    Python drops signals that reach a copy before its interpreter is set up, and our handler would miss those that
+    arrive just before a blocking call: a pool that ends its workers would then wait for them for ever. So the signals
+    are blocked across the fork, and get their default action before they are unblocked.
 
-    All signals are blocked, so that no handler of the model's own runs inside these hooks: one that raises there would
-    leave the signals blocked, or without their default action, in the model's process or in its copy.
+    All signals are blocked, so that no handler of the model runs inside these hooks: one that raises there would leave
+    signals blocked, or without their default action, in the model's process or in its copy.
     """
     forks = threading.local()  # several threads may be about to fork
 
@@ -281,7 +282,7 @@ def _let_copies_end() -> None:
 
 
 def _change_mask(how: int, numbers: set[signal.Signals]) -> set[int]:
-    """As pthread_sigmask, which first runs handlers of signals that came before: their exceptions are printed."""
+    """As pthread_sigmask, but exceptions of handlers, which it runs for pending signals, are printed."""
     while True:
         try:
             return signal.pthread_sigmask(how, numbers)
@@ -291,7 +292,7 @@ def _change_mask(how: int, numbers: set[signal.Signals]) -> set[int]:
 
 def main() -> int:
     socket_fd, incoming, outgoing, lifeline = (int(text) for text in sys.argv[2:6])
-    # As in Triton's stub: what parses the command line when it is imported finds nothing to misunderstand.
+    # As in Triton's stub, so that modules which parse the command line on import find no arguments.
     sys.argv[:] = [""]
     _die_with_server(lifeline)
     _leave_signals_to_server()

@@ -1,4 +1,4 @@
-"""What code in a child process may ask of the server: inference by other models, and control of them."""
+"""Calls to the server from code in a child process: inference by other models, and control of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from modelserver.execution.process.packing import Payload, request_record, respo
 from modelserver.execution.process.server_connection import ServerConnection, Waiting
 from modelserver.execution.process.shared_buffer import ByteView
 
-# Responses that are read before their sender is told; it waits when four times as many are unread.
+# The sender is told after every this many responses read; it waits when four times as many are unread.
 _READ_AT_ONCE = 16
 
 # The connection of this process; None in the server itself. Set once, before the first code of a model runs.
@@ -47,7 +47,7 @@ def server_connection() -> ServerConnection:
 
 
 class _Arrivals(Waiting):
-    """What has come for a call and was not read yet. Apart from `Responses`, so that these may die."""
+    """The unread responses of a call. Separate from `Responses`, so that those may die."""
 
     def __init__(self) -> None:
         self.replies: deque[tuple[Reply, bytearray | ByteView]] = deque()
@@ -59,7 +59,7 @@ class _Arrivals(Waiting):
         assert isinstance(message, Reply), f"a call is answered by Reply, got {message!r}"
         self.replies.append((message, payload))
         if self.loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits any more
                 self.loop.call_soon_threadsafe(self.wake.set)
 
     def pop(self) -> tuple[Reply, bytearray | ByteView] | None:
@@ -67,15 +67,15 @@ class _Arrivals(Waiting):
 
 
 class Responses:
-    """The responses of one call, in order: to be iterated by a thread, or by coroutines of one event loop.
+    """The responses of one call, in order, for a thread, or for coroutines of one event loop.
 
-    Nothing is kept of a call whose `Responses` have died or were cancelled; the server is told.
+    When `Responses` die or are cancelled, the server is told, and nothing is kept of the call.
     """
 
     def __init__(
         self, request: InferRequest, *, is_decoupled: bool, parents: tuple[int, int], is_async: bool = False
     ) -> None:
-        """`parents`: the number of the first request that it may be made for, and how many these are."""
+        """`parents`: the number of the first request that the call may be made for, and the number of such requests."""
         self.is_over = True
         self._is_cancelled = False
         self._connection = server_connection()
@@ -105,7 +105,7 @@ class Responses:
             raise
 
     def cancel(self) -> None:
-        """No further response is wanted: after those that are there, a CANCELLED error is the last one, as in Triton.
+        """Cancel the call: after the responses that have arrived, a CANCELLED error is the last one, as in Triton.
 
         Safe to repeat, from any thread.
         """
@@ -139,7 +139,7 @@ class Responses:
         return None
 
     def _response(self, message: Reply, payload: bytearray | ByteView) -> InferResponse | ServerError | None:
-        """The response; None for a final mark that comes alone, unless the call is of a decoupled model."""
+        """The response; None for a final flag without a response, unless the called model is decoupled."""
         if message.is_final:
             self._end()
         elif self._is_decoupled and not self._is_cancelled:
@@ -152,7 +152,7 @@ class Responses:
         return response
 
     def _tell_read(self) -> None:
-        """Let the other model know that there is room for more; not each time, because it costs a message."""
+        """Tell the other model that there is room for more; not each time, because that costs a message."""
         self._num_read += 1
         if self._num_read == _READ_AT_ONCE:
             self._num_read = 0
@@ -194,7 +194,7 @@ def ask(topic: str, **arguments: Any) -> Any:
 
 
 def tell(topic: str, **arguments: Any) -> None:
-    """As `ask`, for what needs no answer."""
+    """As `ask`, without an answer."""
     server_connection().send(Ask(topic=topic, arguments=arguments))
 
 

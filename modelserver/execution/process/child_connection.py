@@ -1,7 +1,7 @@
 """The server's end of the connection to one child process, on an event loop.
 
-Everything here runs on that loop's thread. Whatever the child says, and its end, is handled as it comes; nothing
-waits for anything.
+Everything here runs on that loop's thread, and handles the child's messages, and its end, as they arrive, without
+blocking.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Protocol
 
 import msgspec
 
-from modelserver.backend import InferResponse, ResponseSender, ServerError
+from modelserver.backend import InferResponse, ResponseSender, ServerCalls, ServerError
+from modelserver.core.call_origin import CallOrigin
 from modelserver.core.request import InFlightRequest
 from modelserver.execution.process.channel import PeerGoneError
 from modelserver.execution.process.child_process import ChildProcess
@@ -40,26 +41,18 @@ from modelserver.execution.process.messages import (
     Sent,
     SentTogether,
 )
+from modelserver.execution.process.model_calls import ModelCalls
 from modelserver.execution.process.packing import Payload, response_of
 from modelserver.execution.process.shared_buffer import ByteView
 
-# How long the readiness endpoint may hold the event loop for an idle child's answer.
+# How long the readiness endpoint may block the event loop for an idle child's answer.
 _READINESS_WAIT_S = 0.05
-# An answer to the readiness question that takes longer means "no".
+# A child that takes longer to answer the readiness question is not ready.
 _READINESS_LIMIT_S = 5.0
 
 
-class Asked(Protocol):
-    """What a probe needs of the connection to a child."""
-
-    def ask_ready(self, number: int) -> None: ...
-
-    def wait(self, timeout_s: float) -> bool:
-        """Handle what the child says within that time; whether there was something."""
-
-
 class ReadinessProbe:
-    """The last answer of a child to "are you ready?" and the question that is still open."""
+    """A child's last answer to "are you ready?", and the open question, if any."""
 
     def __init__(self, *, is_asked: bool = False) -> None:
         self.is_asked = is_asked
@@ -75,11 +68,11 @@ class ReadinessProbe:
 
     @property
     def waited_s(self) -> float:
-        """For how long the question has been open; 0 when it is answered."""
+        """How long the question has been open; 0 if it is answered."""
         return 0.0 if self._asked_at_s is None else time.monotonic() - self._asked_at_s
 
-    def ask(self, connection: Asked) -> None:
-        """Put the question, unless it is open, and wait a moment for the answer. Called from the loop thread."""
+    def ask(self, connection: ChildConnection) -> None:
+        """Ask, unless a question is open, and wait a moment for the answer. Called from the loop thread."""
         if self._asked_at_s is None:
             self._number += 1
             self._asked_at_s = time.monotonic()
@@ -98,16 +91,16 @@ class ReadinessProbe:
 
 logger = logging.getLogger(__name__)
 
-# Messages of one child that are handled before others get their turn.
+# At most this many messages of one child are handled in a turn.
 _MESSAGES_PER_TURN = 64
-# Dead leases that the child is told of even if there is nothing else to say.
+# With more dead leases than this, they are returned even if there is no other message.
 _MANY_LEASES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """The batches of a child that died: the one that it was executing, those whose answers were lost with it, and those
-    that it never began, the oldest first."""
+    """The batches of a child that died, oldest first: the one in progress, those whose answers were lost, and those
+    that were never begun."""
 
     executing: InFlightBatch | None
     executed: Sequence[InFlightBatch]
@@ -115,7 +108,7 @@ class Remains:
 
 
 class Listener(Protocol):
-    """Whom the child's words concern that are not answers."""
+    """The child's instance, as its connection calls it."""
 
     def on_began(self, began: Began) -> None: ...
 
@@ -124,24 +117,22 @@ class Listener(Protocol):
     def on_measured(self, message: Measured) -> None: ...
 
     def on_progress(self) -> None:
-        """A batch was answered, or the first of some was sent."""
-
-    def on_call(self, message: Call, payload: bytearray | ByteView) -> None: ...
-
-    def on_cancel_call(self, number: int) -> None: ...
-
-    def on_call_read(self, message: CallRead) -> None: ...
-
-    def on_ask(self, message: Ask) -> None: ...
-
-    def on_caller_left(self, number: int) -> None: ...
+        """A batch was answered, or the first of several was sent."""
 
 
 class ChildConnection:
-    """One child's batches, and the requests that it answers by itself."""
+    """One child's batches, the requests that it answers by itself, and its calls of other models."""
 
-    def __init__(self, child: ChildProcess, loop: asyncio.AbstractEventLoop, listener: Listener) -> None:
+    def __init__(
+        self,
+        child: ChildProcess,
+        loop: asyncio.AbstractEventLoop,
+        listener: Listener,
+        server: ServerCalls | None,
+        origin: CallOrigin,
+    ) -> None:
         self.child = child
+        self.calls = ModelCalls(self.send, self.request, server, origin)
         self._channel = child.channel
         self._fd = child.channel.fileno()
         self._loop = loop
@@ -158,7 +149,7 @@ class ChildConnection:
 
     @property
     def num_in_flight(self) -> int:
-        """Batches that were sent and not answered."""
+        """Batches that were sent and not yet answered."""
         return len(self._in_flight)
 
     def request(self, number: int) -> InFlightRequest | None:
@@ -169,7 +160,7 @@ class ChildConnection:
         return None
 
     def send(self, message: Message, payload: Payload | None = None) -> None:
-        """Send soon. When the child is gone this does nothing: `end` tells everyone."""
+        """Send soon. Does nothing if the child is gone, because `end` handles all requests."""
         try:
             self._channel.try_send(message, payload)
         except PeerGoneError:
@@ -179,7 +170,7 @@ class ChildConnection:
             self._loop.add_writer(self._fd, self._write)
 
     def send_batches(self, batches: Sequence[InFlightBatch]) -> None:
-        """Send batches in one message. Raises OSError, with none of them sent, when there is no memory for it."""
+        """Send batches in one message. Raises OSError, with none of them sent, if there is not enough memory."""
         payload = Payload()
         message = Execute(number=self._last_batch + 1)
         for batch in batches:
@@ -208,14 +199,14 @@ class ChildConnection:
         self.send(AskReady(number=number))
 
     def wait(self, timeout_s: float) -> bool:
-        """Handle what the child says within that time; whether there was something."""
+        """Wait for messages of the child and handle them; False if there were none."""
         if not self._is_reading or not self._channel.wait(timeout_s):
             return False
         self.read()
         return True
 
     def read(self) -> None:
-        """Handle what has come."""
+        """Handle the messages that have arrived."""
         channel = self._channel
         try:
             for _ in range(_MESSAGES_PER_TURN):
@@ -225,13 +216,13 @@ class ChildConnection:
                 self._handle(*received)
                 del received
                 if not self._in_flight and not self._senders:
-                    break  # nothing is expected: the loop tells if there is something all the same
+                    break  # no answer is expected; the loop reports further messages
         except PeerGoneError:
             self._stop_reading()
             return
         except msgspec.MsgspecError as error:
-            # Whom it answers cannot be known, so nobody may go on waiting: the end of the process tells everyone.
-            logger.error("%s said what cannot be understood, killing it: %s", self.child.name, error)
+            # It is unknown which request the message is for, so the child is killed, which fails all of them.
+            logger.error("%s sent an invalid message, killing it: %s", self.child.name, error)
             self._stop_reading()
             self.child.kill()
             return
@@ -239,9 +230,9 @@ class ChildConnection:
             self.send(Released())
 
     def end(self, begun: int, failure: ServerError) -> Remains:
-        """The child has ended, with `begun` the last batch that it began: what it leaves unanswered.
+        """The child has ended. Returns the unanswered batches; `begun` is the number of the last batch that it began.
 
-        The requests that it was to answer later, and had begun, get what it said last, or the failure.
+        Begun requests that it would have answered later get the responses that it sent, and then the failure.
         """
         while self._is_reading:
             self.read()
@@ -278,7 +269,7 @@ class ChildConnection:
             self._loop.remove_writer(self._fd)
 
     def _follow(self, batch: InFlightBatch) -> None:
-        """Be told when callers leave, and keep the senders of those that are answered later."""
+        """Watch for callers that leave, and keep the senders of requests that are answered later."""
         number = batch.numbers.start
         for request in batch.sent():
             if request.is_cancelled:  # known before the model can ask
@@ -298,7 +289,7 @@ class ChildConnection:
                 self._senders.pop(number, None)
 
     def _on_request_cancelled(self, request: InFlightRequest) -> None:
-        """`InFlightRequest.on_cancel`: rare, so the number is looked for only now."""
+        """`InFlightRequest.on_cancel`. Cancels are rare, so the number is looked up only now."""
         for batch in self._in_flight.values():
             for position, sent in enumerate(batch.sent()):
                 if sent is request:
@@ -307,7 +298,7 @@ class ChildConnection:
 
     def _on_caller_left(self, number: int) -> None:
         self.send(Cancelled(number=number))
-        self._listener.on_caller_left(number)
+        self.calls.cancel_for(number)
 
     def _on_room(self, number: int) -> None:
         self.send(Room(number=number, has_room=True))
@@ -320,13 +311,13 @@ class ChildConnection:
         elif isinstance(message, Measured):
             self._listener.on_measured(message)
         elif isinstance(message, Call):
-            self._listener.on_call(message, payload)
+            self.calls.begin(message, payload)
         elif isinstance(message, CancelCall):
-            self._listener.on_cancel_call(message.number)
+            self.calls.cancel(message.number)
         elif isinstance(message, CallRead):
-            self._listener.on_call_read(message)
+            self.calls.read(message.number, message.count)
         elif isinstance(message, Ask):
-            self._listener.on_ask(message)
+            self.calls.answer(message)
         elif isinstance(message, Readiness):
             self._listener.on_readiness(message)
         elif isinstance(message, Began):

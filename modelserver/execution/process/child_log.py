@@ -1,4 +1,4 @@
-"""What a child process writes and logs: marked lines of its output, limited in length and number.
+"""The output and log of a child process, limited in length and number of lines.
 
 Log records travel as marked lines, so that they keep their place among the model's prints.
 """
@@ -22,7 +22,7 @@ _MARK = b"\x1e"
 _NEWLINE = b"\x1f"
 _LEVELS = {b"D": logging.DEBUG, b"I": logging.INFO, b"W": logging.WARNING, b"E": logging.ERROR}
 _LETTERS = {level: letter for letter, level in _LEVELS.items()}
-# Of a line of the access log, whose fields follow as JSON.
+# Marks a line of the access log, whose fields follow as JSON.
 _ACCESS = b"A"
 
 
@@ -38,7 +38,7 @@ def _write(content: bytes) -> None:
 
 
 class ChildLogHandler(logging.Handler):
-    """In the child: sends what is logged home, with its traceback."""
+    """In the child: sends log records to the server, with their tracebacks."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -47,7 +47,7 @@ class ChildLogHandler(logging.Handler):
             else:
                 write_record(_level(record.levelno), self.format(record))
         except OSError:
-            self.handleError(record)  # the server no longer reads: nobody is left to be told
+            self.handleError(record)  # the server no longer reads
 
 
 def _level(level: int) -> int:
@@ -79,16 +79,16 @@ _logger = logging.getLogger(__name__)
 DEFAULT_LINES_PER_S = 200
 _TAIL_LINES = 20
 _MAX_LINE_BYTES = 8 << 10
-# A line counts once for each of these bytes that it begins, so that long lines are limited as many short ones are.
+# A line counts once for every started piece of this size, so that long lines are limited as many short ones are.
 _BYTES_PER_LINE = 200
-# A child that was quiet may write this many seconds' worth of lines at once.
+# After a quiet time, a child may write this many seconds' worth of lines at once.
 _BURST_S = 10
-# How often dropped lines are mentioned while they go on.
+# How often dropped lines are reported while lines are being dropped.
 _NOTICE_S = 10.0
 
 
 class ChildOutput:
-    """Fed by one thread. The last lines are kept for the report of the child's end, whether they were logged or not.
+    """Logs the output of a child. The last lines are kept for its exit report, whether logged or not. For one thread.
 
     `lines_per_s` 0: no limit. `has_access_log`: lines of the access log are recognised, and not limited.
     """
@@ -118,7 +118,7 @@ class ChildOutput:
         return tuple(parse_line(line)[1] for line in self._tail)
 
     def feed(self, data: bytes) -> None:
-        """Log the lines that are complete with this."""
+        """Log the lines that `data` completes."""
         self._refill()
         *lines, rest = data.split(b"\n")
         for line in lines:
@@ -163,7 +163,7 @@ class ChildOutput:
     def _refill(self) -> None:
         now_s = self._now_s()
         most = self._lines_per_s * _BURST_S
-        # None before a second's worth has come together: else a flood would be logged as single lines with notices.
+        # Nothing before a second's worth is due: otherwise a flood would be logged as single lines with notices.
         gained = (now_s - self._filled_at_s) * self._lines_per_s
         if self._allowance >= self._lines_per_s or gained >= self._lines_per_s:
             self._allowance = min(most, self._allowance + gained)

@@ -1,5 +1,5 @@
 """Where a child process starts. It is run by its path, so that the child needs no PYTHONPATH, which would come
-before the standard library and stay in the environment of what the model starts."""
+before the standard library and stay in the environment of programs that the model starts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PACKAGES = "MODELSERVER_CHILD_PACKAGES"
 
 
 def _find_server() -> None:
-    """Make `import modelserver` find the server that started us, also when that was not installed.
+    """Make `import modelserver` find the server that started this process, even if it is not installed.
 
-    In an environment that a model brings, the server's packages are imported by their paths, and its libraries
-    come last: whatever the environment has goes before.
+    In an environment that a model brings, the server's packages are imported by their paths, and its libraries come
+    last, after those of the environment.
     """
     foreign = os.environ.pop(_PACKAGES, "")
     if foreign:

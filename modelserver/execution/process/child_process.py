@@ -1,4 +1,4 @@
-"""One child process as the server sees it, from start to end. `supervisor.py` starts the next one."""
+"""One child process as seen by the server, from start to end. `supervisor.py` starts the next one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from modelserver.execution.process.recipe import Recipe
 from modelserver.execution.process.shared_buffer import SharedBuffer
 
 _ENTRY = str(Path(__file__).with_name("child_main.py"))
-# For every child, unless the server's environment says otherwise: arrays of megabytes are taken from and
-# given back to glibc's heap, not mapped and faulted in anew for each batch.
+# For every child, unless the server's environment sets them: arrays of megabytes are taken from glibc's heap and given
+# back to it, not mapped and faulted in anew for each batch.
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 
 
 @dataclass(frozen=True, slots=True)
 class ExitReport:
-    """How a child ended: an exit code or, negative, a signal; and what it wrote last."""
+    """How a child ended: an exit code or, negative, a signal; and the last lines of its output."""
 
     status: int
     tail: tuple[str, ...]
@@ -59,8 +59,8 @@ class ChildProcess:
     ) -> None:
         """`descriptors` are inherited under their numbers; `interpreter` is a Python other than the server's.
 
-        `has_access_log`: lines of the access log are written by it; a model's code could forge such lines.
-        `output_lines_per_s` is what it may write to the log; 0: no limit.
+        `has_access_log`: it writes lines of the access log, which a model's code could forge.
+        `output_lines_per_s` limits its log output; 0: no limit.
 
         Raises OSError when no process can be started.
         """
@@ -74,7 +74,7 @@ class ChildProcess:
         self.channel = Channel(ours, outgoing, incoming)
         passed = (theirs.fileno(), outgoing.fd, incoming.fd, lifeline)
         try:
-            # -P: the directory that the server was started in is no place to import a model's modules from.
+            # -P: a model's modules must not be imported from the directory that the server was started in.
             self._process = subprocess.Popen(  # noqa: S603
                 [interpreter or sys.executable, "-P", _ENTRY, name, *map(str, passed)],
                 stdin=subprocess.DEVNULL,
@@ -94,7 +94,7 @@ class ChildProcess:
             os.close(lifeline)
             os.close(output)
         self.pid = self._process.pid
-        self._pidfd_lock = threading.Lock()  # guards the descriptor: watch closes it, others signal through it
+        self._pidfd_lock = threading.Lock()  # guards the descriptor: `watch` closes it, others signal through it
         self._pidfd = os.pidfd_open(self.pid)
         os.set_blocking(self._output, False)
         self._poll = select.poll()
@@ -107,7 +107,7 @@ class ChildProcess:
         return self.channel.read_mark()
 
     def begin(self, message: Begin, timeout_s: float) -> Began:
-        """Tell the new child what to build and wait for it, logging its output. Raises ServerError when that fails."""
+        """Tell the new child what to build, and wait for it while logging its output. Raises ServerError on failure."""
         try:
             self.channel.send(message)
             if self.watch(until_message=True, timeout_s=timeout_s):
@@ -126,10 +126,10 @@ class ChildProcess:
         raise InternalError(f"{self.name} did not start within {timeout_s} s; its stack is in the log")
 
     def watch(self, *, until_message: bool = False, timeout_s: float | None = None) -> bool:
-        """Log the child's output until it ends; then `exit_report` is set, and everything but memory is freed.
+        """Log the child's output until it ends; then set `exit_report`, and free everything but memory.
 
-        With `until_message` return as soon as a message, or the channel's end, can be received; True then. False after
-        `timeout_s`, or at the end.
+        With `until_message` return True as soon as a message, or the channel's end, can be received. False after
+        `timeout_s`, or at the end of the child.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         connection = self.channel.fileno()
@@ -141,7 +141,7 @@ class ChildProcess:
                 ready = {fd for fd, _event in self._poll.poll(wait_ms)}
                 if self._output in ready:
                     self._read_output()
-                # Before the end: a child may say its last word and exit at once.
+                # Checked before the child's end: it may send a last message and exit at once.
                 if until_message and connection in ready:
                     return True
                 if self._pidfd in ready:
@@ -159,16 +159,16 @@ class ChildProcess:
         self._signal(signal.SIGUSR2)
 
     def kill(self) -> None:
-        """End the child and whatever it started; `watch` sees the end."""
+        """Kill the child and everything that it started; `watch` sees the end."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        # The pidfd names this very process, even after its pid was given to another.
+        # The pidfd refers to this very process, even after its pid was given to another.
         with self._pidfd_lock, contextlib.suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, number)
 
     def _reap(self) -> None:
-        # Still a zombie here, so its process group's number cannot belong to anyone else.
+        # The child is still a zombie here, so its process group's number cannot belong to another.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         status = self._process.wait()
@@ -184,7 +184,7 @@ class ChildProcess:
             self._pidfd = -1
 
     def _read_output(self) -> bool:
-        """Log the complete lines that have come; False when there is nothing to read now."""
+        """Log available output; False if there is none now."""
         try:
             data = os.read(self._output, 1 << 16)
         except BlockingIOError:
@@ -200,9 +200,9 @@ class ChildProcess:
 def call_in_process(
     name: str, recipe: Recipe, *, timeout_s: float, environment: Mapping[str, str], interpreter: str = ""
 ) -> Any:
-    """What the recipe's function returns when a child process of its own calls it.
+    """Call the recipe's function in a child process of its own, and return its result.
 
-    Blocks. Raises the ServerError that the function raised, or InternalError when it dies or takes too long.
+    Blocks. Raises the ServerError that the function raised, or InternalError if the process dies or takes too long.
     """
     try:
         child = ChildProcess(name, environment, interpreter=interpreter)

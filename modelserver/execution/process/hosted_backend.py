@@ -1,20 +1,19 @@
-"""A backend whose instances live each in a process of its own: what crashes there, or leaks, leaves with it.
+"""A backend each of whose instances lives in its own process, so that crashes and leaks end with that process.
 
-By the parameter `instance_in_process`, or because the backend says that the model needs it. The server's own process
-never loads such a model; by the parameter its config is completed in a process too.
+This is used for the parameter `instance_in_process`, or if the backend says that the model needs it. The server's own
+process never loads such a model; with the parameter its config is completed in a process too.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from modelserver.backend import Backend, BackendContext, BatchInstance, ConfigError, ModelConfig, Placement
 from modelserver.config.instance_rules import instance_in_process
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.execution.process.child_process import call_in_process
-from modelserver.execution.process.hosting import backend_recipe, find_class, reference
+from modelserver.execution.process.hosting import backend_recipe, context_of, find_class, reference
 from modelserver.execution.process.instance import ProcessInstance
 from modelserver.execution.process.recipe import (
     ProcessOptions,
@@ -38,14 +37,14 @@ def is_hosted(backend_class: type[Backend], context: BackendContext) -> bool:
 
 
 def make_backend(backend_class: type[Backend], context: BackendContext) -> Backend:
-    """The backend of a model, or what stands for it here."""
+    """The backend of a model, or a HostedBackend in its place."""
     return HostedBackend(backend_class, context) if is_hosted(backend_class, context) else backend_class(context)
 
 
 def complete_config(backend_class: type[Backend], context: BackendContext) -> ModelConfig:
     """`backend_class.complete_config`, in a process if the config wants the model to live in one. Raises as that does.
 
-    A backend that wants that itself knows what it may load here, and one that completes quickly loads nothing.
+    A backend that asks for processes itself knows what it may load here, and one that completes quickly loads nothing.
     """
     wants_process = is_hosted(backend_class, context) and instance_in_process(context.config)
     if backend_class.completes_quickly or not wants_process:
@@ -61,24 +60,15 @@ def complete_config(backend_class: type[Backend], context: BackendContext) -> Mo
 
 
 def complete_here(backend: str, **described: Any) -> tuple[str, list[str]]:
-    """Called in the child: the completed config as JSON, or what is wrong with the written one."""
-    context = BackendContext(
-        model_name=described["model_name"],
-        version=described["version"],
-        config=config_from_json(described["config"]),
-        model_directory=Path(described["model_directory"]),
-        version_directory=Path(described["version_directory"]),
-        options=described["options"],
-        is_uploaded=described["is_uploaded"],
-    )
+    """Called in the child: the completed config as JSON, or the problems of the written one."""
     try:
-        return json.dumps(config_to_json(find_class(backend).complete_config(context))), []
+        return json.dumps(config_to_json(find_class(backend).complete_config(context_of(described)))), []
     except ConfigError as error:
         return "", [error.message]
 
 
 class HostedBackend(Backend):
-    """Stands in the server for a backend that is loaded in the processes of its instances, once in each."""
+    """Represents in the server a backend that is loaded in the process of each instance."""
 
     def __init__(self, backend_class: type[Backend], context: BackendContext) -> None:
         super().__init__(context)

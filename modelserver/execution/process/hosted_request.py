@@ -1,13 +1,13 @@
-"""A request as an instance in a child process sees it, and the responses that its model sends by itself."""
+"""A request as seen by an instance in a child process, and the responses that its model sends by itself."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from modelserver.backend import InferResponse, InternalError, ResponseSender, ResponseStream, ServerError
+from modelserver.backend import InferResponse, ResponseSender, ResponseStream, ServerError
 from modelserver.core.request import InFlightRequest
-from modelserver.core.sender import ResponseTarget
+from modelserver.core.sender import ResponseTarget, check_send
 from modelserver.execution.process.messages import RequestRecord, Sent
 from modelserver.execution.process.packing import Payload, response_record, unpack
 from modelserver.execution.process.server_connection import ServerConnection
@@ -15,7 +15,7 @@ from modelserver.execution.process.shared_buffer import ByteView
 
 
 class HostedResponses(ResponseTarget):
-    """What a `ResponseSender` in a child process speaks into. `_lock` keeps the responses of a request in order."""
+    """The target of a `ResponseSender` in a child process. `_lock` keeps the responses of a request in order."""
 
     __slots__ = ("_connection", "_is_closed", "_is_decoupled", "_is_ended", "_lock", "_num_sent", "_number")
 
@@ -44,7 +44,8 @@ class HostedResponses(ResponseTarget):
         if wait:
             self._connection.wait_for_room(self._number)
         with self._lock:
-            self._check(response, is_final=is_final)
+            if self._is_closed or not self._is_decoupled:
+                check_send(response, is_final=is_final, is_closed=self._is_closed, num_sent=self._num_sent)
             if self._is_ended:  # by the one response of a model that is not decoupled
                 self._is_closed = True
                 return
@@ -74,24 +75,12 @@ class HostedResponses(ResponseTarget):
             self._is_ended = True
             self._connection.post(Sent(number=self._number, is_final=True, is_dropped=True))
 
-    def _check(self, response: InferResponse | ServerError | None, *, is_final: bool) -> None:
-        if self._is_closed:
-            raise InternalError("Unable to send response. Response sender has been closed.")
-        if self._is_decoupled:
-            return
-        if response is not None and self._num_sent:
-            raise InternalError("Unable to send response. Non-decoupled model cannot send more than one response.")
-        if response is None and is_final and not self._num_sent:
-            raise InternalError(
-                "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
-            )
-
 
 _NO_STREAM = ResponseStream()
 
 
 class HostedRequest(InFlightRequest, kw_only=True, eq=False):
-    """A request in a child process; whether it is cancelled is asked of the server, where the caller is known."""
+    """A request in a child process. The server, which knows the caller, says whether it is cancelled."""
 
     number: int
     connection: ServerConnection
@@ -103,11 +92,11 @@ class HostedRequest(InFlightRequest, kw_only=True, eq=False):
 
     @is_cancelled.setter
     def is_cancelled(self, _value: bool) -> None:
-        """The answer stays with the server."""
+        """Ignored: the server decides."""
 
     @property
     def sender(self) -> ResponseSender:
-        """How to answer later, or more than once: as on the server's side, but it may be taken at any time."""
+        """The sender for answers later, or many: as in the server, but it may be taken at any time."""
         return self.taken_sender or self.take_sender()
 
     @property
@@ -124,7 +113,7 @@ class HostedRequest(InFlightRequest, kw_only=True, eq=False):
 
 
 def hosted_request(connection: ServerConnection, record: RequestRecord, payload: bytearray | ByteView) -> HostedRequest:
-    """The request that was sent. Streams are the server's: all have the same one, which nobody uses."""
+    """The request of a record. All share one stream, which is not used: streams are in the server."""
     return HostedRequest(
         model_name=record.model_name,
         version=record.version,

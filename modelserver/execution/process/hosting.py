@@ -1,11 +1,11 @@
-"""Any backend's instance in a child process: the recipe, made in the server, and what the child makes of it."""
+"""Any backend's instance in a child process: the recipe that the server makes, and the instance built from it."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,9 +37,9 @@ ConfigTensor = TypeVar("ConfigTensor", ModelInput, ModelOutput)
 
 
 def reference(backend_class: type[Backend]) -> str:
-    """How `find_class` finds the class in a process that has not imported it: "module:NAME", or with a file behind it.
+    """The name by which `find_class` finds the class in another process: "module:NAME", or "module:NAME:FILE".
 
-    That is where the package of a third party lies, which is imported by its path.
+    FILE is the package of a third party, which is imported by its path.
     """
     module = backend_class.__module__
     root = sys.modules[module.partition(".")[0]]
@@ -58,7 +58,7 @@ def find_class(named: str) -> type[Backend]:
 
 
 def backend_recipe(backend: str, context: BackendContext, placement: Placement) -> Recipe:
-    """How a child builds the instance that `backend` (see `reference`) makes for `placement`.
+    """The recipe for the instance that `backend` (see `reference`) makes for `placement`.
 
     The whole Backend lives in the child, so instances in several children share nothing.
     """
@@ -76,29 +76,22 @@ def backend_recipe(backend: str, context: BackendContext, placement: Placement) 
     return Recipe(f"{__name__}:create_instance", arguments)
 
 
-def create_instance(
-    *,
-    backend: str,
-    model_name: str,
-    version: int,
-    config: str,
-    model_directory: str,
-    version_directory: str,
-    options: dict[str, str],
-    is_uploaded: bool,
-    placement: list[Any],
-) -> BatchInstance:
-    """Called in the child: the loaded backend's instance. Its `close` unloads the backend too."""
-    context = BackendContext(
-        model_name=model_name,
-        version=version,
-        config=config_from_json(config),
-        model_directory=Path(model_directory),
-        version_directory=Path(version_directory),
-        options=options,
-        is_uploaded=is_uploaded,
+def context_of(described: Mapping[str, Any]) -> BackendContext:
+    """The context that a recipe describes. Called in the child."""
+    return BackendContext(
+        model_name=described["model_name"],
+        version=described["version"],
+        config=config_from_json(described["config"]),
+        model_directory=Path(described["model_directory"]),
+        version_directory=Path(described["version_directory"]),
+        options=described["options"],
+        is_uploaded=described["is_uploaded"],
     )
-    loaded = find_class(backend)(context)
+
+
+def create_instance(*, backend: str, placement: list[Any], **described: Any) -> BatchInstance:
+    """Called in the child: the loaded backend's instance. Its `close` unloads the backend too."""
+    loaded = find_class(backend)(context_of(described))
     loaded.load()
     place_name, kind, device_id, index = placement
     instance = loaded.create_instance(Placement(place_name, DeviceKind(kind), device_id, index))
@@ -108,14 +101,14 @@ def create_instance(
 
 
 class HostedInstance(BatchInstance):
-    """An instance and the backend that it belongs to; whole batches are assembled on this side of the hop."""
+    """An instance with its backend. Batches are gathered and scattered here, in the child."""
 
     def __init__(self, backend: Backend, instance: BatchInstance | TensorInstance) -> None:
         self._backend = backend
         self._instance = instance
         self.answers_later = isinstance(instance, BatchInstance) and instance.answers_later
         config = without_reshapes(backend.context.config)
-        # States go back as outputs: the server's side keeps them.
+        # States are returned as outputs, and kept by the server.
         signature = ModelSignature(replace(config, output=model_outputs(config)))
         self._assembler = Assembler(signature, batch_tensors=BatchTensors(config))
 
@@ -138,7 +131,7 @@ class HostedInstance(BatchInstance):
 
 
 def without_reshapes(config: ModelConfig) -> ModelConfig:
-    """The config as the backend sees tensors: the server's side of the hop has reshaped them, and will again."""
+    """The config with the shapes that the backend sees, because the server reshapes inputs and outputs."""
     return replace(config, input=tuple(map(_reshaped, config.input)), output=tuple(map(_reshaped, config.output)))
 
 

@@ -1,8 +1,8 @@
 """Batches on their way through a child process, and which of them is sent next.
 
-A child that dies while it executes a batch of several requests leaves open which of them ended it. Each is sent once
-more, by itself, and nothing else until it is answered: so the one that ends another child is known, and fails alone.
-No clock, no socket: times are the caller's.
+When a child dies during a batch of several requests, it is unknown which of them caused that. Each is sent once more,
+alone, with nothing else until it is answered. So the request that ends another child is known, and fails alone. No
+clock, no socket: callers pass times.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from modelserver.errors import CancelledError, QueueTimeoutError
 from modelserver.execution.process.messages import RequestRecord
 from modelserver.execution.process.packing import Payload, request_record
 
-# One entry for each request (None: its sender answers), or why the whole batch failed.
+# One entry for each request (None: its sender answers), or the error of the whole batch.
 Result = Sequence[InferResponse | ServerError | None] | ServerError
-# With the result the time in ns that the child took; 0 when it did not say.
+# Gets the result, and the time in ns that the child took; 0 if unknown.
 OnDone = Callable[[Result, int], None]
 
 
@@ -26,8 +26,8 @@ class InFlightBatch:
     """A batch, and the callback for its result, which is called exactly once, on the loop thread of its instance.
 
     `numbers` are those of the requests that were sent, contiguous. A batch that its child never began may be sent
-    again, to the next child. A suspect is one request of a batch that a child died of; `is_lost` says that a child died
-    with the answer of the batch.
+    again, to the next child. A suspect is one request of a batch during which a child died; `is_lost`: a child died
+    before it sent the answer of the batch.
     """
 
     __slots__ = ("_on_done", "_refused", "is_lost", "is_suspect", "numbers", "requests", "since_s")
@@ -41,7 +41,7 @@ class InFlightBatch:
         self._refused: dict[int, ServerError] = {}
 
     def write(self, first_number: int, payload: Payload) -> list[RequestRecord]:
-        """The records of what is to be sent; what cannot travel is refused when the rest is answered."""
+        """The records of the requests. Requests that cannot be packed get their error when the rest is answered."""
         records: list[RequestRecord] = []
         if self._refused:
             self._refused = {}
@@ -60,7 +60,7 @@ class InFlightBatch:
         return [request for index, request in enumerate(self.requests) if index not in self._refused]
 
     def finish(self, answered: Result, duration_ns: int = 0) -> None:
-        """Tell of the end: `answered` is for the requests that were sent."""
+        """Report the result: `answered` is for the requests that were sent."""
         if self._refused and not isinstance(answered, ServerError):
             entries = iter(answered)
             answered = [
@@ -70,7 +70,7 @@ class InFlightBatch:
 
 
 class InFlightQueue:
-    """What is to be sent to a child next: batches that wait for one, and suspects, which go alone. Loop thread only."""
+    """What a child gets next: waiting batches, and suspects, which go alone. Loop thread only."""
 
     def __init__(self) -> None:
         self._waiting: list[InFlightBatch] = []
@@ -84,7 +84,7 @@ class InFlightQueue:
         self._waiting.append(batch)
 
     def put_back(self, batches: Sequence[InFlightBatch]) -> None:
-        """Put back batches that their child never began: they are the first for the next child."""
+        """Put back batches that their child never began. The next child gets them first."""
         for batch in reversed(batches):
             if batch.is_suspect:
                 self._suspect = None
@@ -92,14 +92,14 @@ class InFlightQueue:
         self._waiting[:0] = [batch for batch in batches if not batch.is_suspect]
 
     def isolate(self, batch: InFlightBatch) -> None:
-        """Have the requests of a batch that a child died of executed one by one; then it is finished."""
+        """Have the requests of a batch during which a child died executed one by one; then finish the batch."""
         trial = _Trial(self, batch)
         self._suspects.extend(trial.batches)
 
     def take(self, now_ns: int) -> list[InFlightBatch]:
-        """What is to be sent now, in one message: one suspect if there is any, else all that waits.
+        """The batches to send now, in one message: one suspect if there is any, else all that wait.
 
-        Suspects that nobody wants any more are finished here.
+        Cancelled and expired suspects are finished here.
         """
         while self._suspects and self._suspect is None:
             batch = self._suspects.popleft()
@@ -114,17 +114,17 @@ class InFlightQueue:
         return batches
 
     def note_wait(self, now_s: float) -> None:
-        """There is no child to send to: whoever does not wait yet does so from now on."""
+        """There is no child to send to: note since when each batch waits."""
         for batch in (*self._suspects, *self._waiting):
             batch.since_s = batch.since_s or now_s
 
     def has_child(self) -> None:
-        """There is a child: nobody waits for one."""
+        """There is a child again: no batch waits for one."""
         for batch in (*self._suspects, *self._waiting):
             batch.since_s = 0.0
 
     def take_waiting(self, since_s: float) -> list[InFlightBatch]:
-        """The batches that have waited since that time or before: they leave."""
+        """Remove and return the batches that have waited since `since_s` or longer."""
         left = [batch for batch in (*self._suspects, *self._waiting) if batch.since_s <= since_s]
         self._suspects = deque(batch for batch in self._suspects if batch.since_s > since_s)
         self._waiting = [batch for batch in self._waiting if batch.since_s > since_s]

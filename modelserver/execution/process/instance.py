@@ -1,4 +1,4 @@
-"""An instance in a child process of its own: supervised, restarted, and as quick to call as shared memory allows."""
+"""An instance in its own child process: supervised, restarted, and called through shared memory."""
 
 from __future__ import annotations
 
@@ -28,34 +28,29 @@ from modelserver.execution.process.child_connection import ChildConnection, Read
 from modelserver.execution.process.child_process import ChildProcess
 from modelserver.execution.process.in_flight_batch import InFlightBatch, InFlightQueue, OnDone, Result
 from modelserver.execution.process.messages import (
-    Ask,
     Began,
-    Call,
-    CallRead,
     Finish,
     Measured,
     Readiness,
     SequenceEnded,
 )
-from modelserver.execution.process.model_calls import ModelCalls
 from modelserver.execution.process.recipe import ProcessOptions, Recipe, num_instances
-from modelserver.execution.process.shared_buffer import ByteView
 from modelserver.execution.process.supervisor import Death, State, Supervisor
 from modelserver.telemetry.measurement import ProcessRestarts, RestartReason
 
 _logger = logging.getLogger(__name__)
 
-# From the signal that lets a child show its stack to the one that kills it.
+# The pause between the signal that makes a child show its stack and the one that kills it.
 _STACK_S = 0.1
 
 
 class ProcessInstance(BatchInstance):
     """Hosts any instance in a child process and executes its batches there.
 
-    The constructor blocks until the instance stands; it raises the ServerError that building it raised. A
+    The constructor blocks until the instance is ready, and raises the ServerError that building it raised. A
     supervisor thread owns each child from start to end: it logs the output, notices the end, and starts the next.
-    The connection to the child is on `loop`, which must be running in another thread; without one there is a
-    thread for it. `begin` is for that loop; `execute` blocks, and is for any other thread.
+    The connection to the child is on `loop`, which must be running in another thread; without `loop` it has its own
+    thread. `begin` is for that loop; `execute` blocks, and is for any other thread.
     """
 
     def __init__(
@@ -71,13 +66,13 @@ class ProcessInstance(BatchInstance):
     ) -> None:
         self.name = name
         self.answers_later = answers_later
-        # Whether the child's instance goes in steps: each request is then counted as an execution when it has ended.
+        # Whether the child's instance works in steps: each request then counts as an execution when it ends.
         self.is_stepped = False
         self._measured: Sequence[Measurement] = ()
         self._recipe = recipe
         self._options = options = options or ProcessOptions()
         self.busy_wait_us = options.busy_wait_us
-        # The loop thread's own.
+        # For the loop thread only.
         self._thread = LoopThread(f"{name}-loop") if loop is None else None
         self.loop = loop or self._thread_loop()
         self._connection: ChildConnection | None = None
@@ -87,10 +82,9 @@ class ProcessInstance(BatchInstance):
         self._start_timer: asyncio.TimerHandle | None = None
         self._start_failure: ServerError | None = None
         self._hang_s: float | None = None
-        self._killed_for = ""  # why somebody wanted the child's end
+        self._killed_for = ""  # the reason passed to `kill`
         self.num_batches = 0
         self._readiness = ReadinessProbe()
-        self._calls: ModelCalls | None = None
         self._server = server
         self._origin = origin or CallOrigin(name)
         self._supervisor = Supervisor(
@@ -117,9 +111,9 @@ class ProcessInstance(BatchInstance):
         *,
         answers_later: bool = False,
     ) -> ProcessInstance:
-        """The instance of a model in the server, if there is one around: the child may call other models then.
+        """The instance of a model. If the context has a server, the child may call other models.
 
-        `answers_later` is needed only where the child's instance cannot tell.
+        `answers_later` is needed only if the child's instance cannot tell.
         """
         server = context.server
         return cls(
@@ -134,7 +128,7 @@ class ProcessInstance(BatchInstance):
 
     @property
     def pid(self) -> int | None:
-        """The process id of the child that lives now."""
+        """The process id of the current child."""
         return self._supervisor.pid
 
     takes_several_batches = True
@@ -142,8 +136,8 @@ class ProcessInstance(BatchInstance):
     def begin(self, requests: Sequence[InFlightRequest], on_done: OnDone) -> None:
         """Queue a batch for the child, which `flush` sends; `on_done` gets its result. Loop thread only.
 
-        The result is an error when the child dies while it executes the batch, is not there for too long, or raises.
-        Where batches are retried, only a request that ends two children fails of it.
+        The result is an error if the child dies during the batch, is missing for too long, or raises. If batches are
+        retried, only a request during which two children die fails.
         """
         self._queue.add(InFlightBatch(requests, on_done))
 
@@ -157,13 +151,13 @@ class ProcessInstance(BatchInstance):
             self.num_batches += len(batches)
             try:
                 connection.send_batches(batches)
-            except OSError as error:  # no memory to be had
+            except OSError as error:  # there is not enough memory
                 failure = InternalError(f"{self.name}: a batch cannot be sent to its process: {error}")
                 for batch in batches:
                     batch.finish(failure)
 
     def on_sequence_end(self, correlation_id: int | str, reason: str) -> None:
-        """Tell the child, before what it executes next. Loop thread only."""
+        """Tell the child, before its next batch. Loop thread only."""
         self._send(SequenceEnded(correlation_id=correlation_id, reason=reason))
 
     def execute(self, requests: Sequence[InferRequest]) -> Sequence[InferResponse | ServerError | None]:
@@ -198,7 +192,7 @@ class ProcessInstance(BatchInstance):
         return [result for result in results if result is not None]
 
     def is_ready(self) -> bool:
-        """Whether the child is up and, where its instance has an opinion, ready. Waits 50 ms at most."""
+        """Whether the child is up and, if its instance overrides `is_ready`, ready. Waits at most 50 ms."""
         if self._supervisor.state is not State.READY:
             return False
         if not self._readiness.is_asked:
@@ -219,19 +213,19 @@ class ProcessInstance(BatchInstance):
         return self._supervisor.state is State.READY
 
     def count_restarts(self, restarts: ProcessRestarts) -> None:
-        """From here on, count there how often a child is started again. From any thread."""
+        """Count restarts in `restarts` from now on. From any thread."""
         restarts.expect()
         self._supervisor.restarts = restarts
 
     def kill(self, why: str) -> None:
-        """Kill the child, start no other, and fail what waits for either: the instance `why`. Returns at once.
+        """Kill the child, start no other, and fail all batches. Returns at once. From any thread.
 
-        From any thread.
+        `why` continues a sentence that begins with the instance's name.
         """
         self.post(self._kill, why)
 
     def close(self) -> None:
-        """Let the child finish in order; after `close_timeout_s` it shows where it hangs and is killed."""
+        """Let the child finish; after `close_timeout_s` it shows its stack and is killed."""
         self._supervisor.close(lambda: self.post(self._send, Finish()), self._options.close_timeout_s)
         self._stop_loop()
 
@@ -264,8 +258,7 @@ class ProcessInstance(BatchInstance):
         self._loop_thread_id = threading.get_ident()
         self._start_failure = None
         self._hang_s = None
-        self._connection = ChildConnection(child, self.loop, self)
-        self._calls = ModelCalls(self._connection.send, self._connection.request, self._server, self._origin)
+        self._connection = ChildConnection(child, self.loop, self, self._server, self._origin)
         self._connection.send(self._recipe.message(is_call=False, busy_wait_us=self._options.busy_wait_us))
         self._start_timer = self.loop.call_later(self._options.start_timeout_s, self._on_slow_start, child)
 
@@ -284,12 +277,12 @@ class ProcessInstance(BatchInstance):
 
     def _kill_with_stack(self, child: ChildProcess) -> None:
         child.dump_stack()
-        # The stack shall reach the log and the error before the kill.
+        # Leaves time for the stack to reach the log and the error.
         self.loop.call_later(_STACK_S, child.kill)
 
     def on_began(self, began: Began) -> None:
         """Called by the connection."""
-        assert self._connection is not None, "whose word this is"
+        assert self._connection is not None, "it calls this"
         if self._start_timer is not None:
             self._start_timer.cancel()
         if began.error is not None:
@@ -314,13 +307,13 @@ class ProcessInstance(BatchInstance):
         self._measured = [record.measurement() for record in message.measurements]
 
     def measure(self) -> Sequence[Measurement]:
-        """What the child said last; nothing while there is none."""
+        """The last measurements of the child; empty while there is none."""
         return self._measured if self.can_execute() else ()
 
     def on_progress(self) -> None:
-        """Called by the connection: from here on the next batch is executed."""
+        """Called by the connection: the next batch is being executed."""
         if self._queue:
-            self.flush()  # what waited while a suspect was executed alone
+            self.flush()  # batches that waited while a suspect was executed alone
         timeout_s = self._options.execute_timeout_s
         if timeout_s is None:
             return
@@ -330,37 +323,12 @@ class ProcessInstance(BatchInstance):
         if self._connection is not None and self._connection.num_in_flight:
             self._watchdog = self.loop.call_later(timeout_s, self._on_hang, self._connection.child)
 
-    def on_call(self, message: Call, payload: bytearray | ByteView) -> None:
-        """Called by the connection."""
-        if self._calls is not None:
-            self._calls.begin(message, payload)
-
-    def on_cancel_call(self, number: int) -> None:
-        """Called by the connection."""
-        if self._calls is not None:
-            self._calls.cancel(number)
-
-    def on_call_read(self, message: CallRead) -> None:
-        """Called by the connection."""
-        if self._calls is not None:
-            self._calls.read(message.number, message.count)
-
-    def on_caller_left(self, number: int) -> None:
-        """Called by the connection."""
-        if self._calls is not None:
-            self._calls.cancel_for(number)
-
-    def on_ask(self, message: Ask) -> None:
-        """Called by the connection."""
-        if self._calls is not None:
-            self._calls.answer(message)
-
     def _on_hang(self, child: ChildProcess) -> None:
         self._hang_s = self._options.execute_timeout_s
         self._kill_with_stack(child)
 
     def detach(self, child: ChildProcess, is_done: threading.Event) -> None:
-        """The child has ended: everyone who waits for it is told, or goes to the next child."""
+        """The child has ended: fail its batches, or queue them for the next child."""
         try:
             connection, self._connection = self._connection, None
             for timer in (self._watchdog, self._start_timer):
@@ -369,15 +337,13 @@ class ProcessInstance(BatchInstance):
             if connection is not None:
                 failure = self._death_in_flight(child)
                 self._see_to(connection.end(child.num_begun, failure), failure)
-            calls, self._calls = self._calls, None
-            if calls is not None:
-                calls.end()
+                connection.calls.end()
         finally:
             is_done.set()
         self.await_child()
 
     def _see_to(self, remains: Remains, failure: ServerError) -> None:
-        """Fail what a child left unanswered, or have it executed once more; what it never began goes to the next."""
+        """Fail the batches of a dead child, or have them executed once more. The next child gets unbegun ones."""
         is_retried = (
             self._options.retries_batches
             and not self.answers_later
@@ -408,7 +374,7 @@ class ProcessInstance(BatchInstance):
             executing.finish(failure)
 
     def death_of(self, child: ChildProcess) -> Death:
-        """Why it failed to start, or else how it ended."""
+        """Why it failed to start, or how it ended."""
         assert child.exit_report is not None, "it has ended"
         reason = RestartReason.KILLED if child.exit_report.status < 0 else RestartReason.EXITED
         if self._hang_s is not None:
@@ -424,7 +390,7 @@ class ProcessInstance(BatchInstance):
         return InternalError(failure)
 
     def await_child(self) -> None:
-        """See to it that what waits for the next child does not do so for long."""
+        """Limit the time that batches wait for the next child."""
         if not self._queue:
             return
         if self._supervisor.state is State.CLOSED:
@@ -441,14 +407,14 @@ class ProcessInstance(BatchInstance):
             self.await_child()
 
     def _refuse_waiting(self, since_s: float) -> None:
-        """Fail the batches that have waited since that time or before."""
+        """Fail the batches that have waited since `since_s` or longer."""
         failure = self._supervisor.unavailable()
         for batch in self._queue.take_waiting(since_s):
             batch.finish(failure)
 
     def _ask_ready(self) -> bool:
         connection = self._connection
-        # A child that executes a batch is as ready as it was before.
+        # A child that executes a batch keeps its last answer.
         if connection is not None and not connection.num_in_flight:
             self._readiness.ask(connection)
         if connection is not None and self._hang_s is None and self._readiness.waited_s > self._options.ready_timeout_s:
@@ -459,7 +425,7 @@ class ProcessInstance(BatchInstance):
     def trim(self, child: ChildProcess) -> None:
         """Give memory back, on both sides."""
         if self._connection is not None and self._connection.child is child:
-            with contextlib.suppress(PeerGoneError):  # whoever watches sees the end
+            with contextlib.suppress(PeerGoneError):  # the supervisor sees the end
                 child.channel.trim()
                 if not child.channel.has_leases:
                     self._supervisor.num_trimmed = self.num_batches

@@ -1,4 +1,4 @@
-"""What the server and a child process say to each other: small msgpack records, never pickles.
+"""The messages between the server and a child process: small msgpack records, never pickles.
 
 Tensors are described here (`TensorRecord`) and travel beside the record, see `channel.py`. Records hold no cycles, so
 that the garbage collector need not look at them.
@@ -15,7 +15,7 @@ from modelserver.core.response import ParameterValue
 from modelserver.errors import CancelledError, ErrorCode, InternalError, ServerError
 from modelserver.telemetry.measurement import Measurement
 
-# Codes whose errors are told apart by their class.
+# Codes that have their own error classes.
 _OWN_CLASSES: dict[ErrorCode, type[ServerError]] = {
     ErrorCode.INTERNAL: InternalError,
     ErrorCode.CANCELLED: CancelledError,
@@ -52,7 +52,7 @@ class ErrorRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RequestRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The part of an InFlightRequest that an instance may see."""
+    """The fields of an InFlightRequest that an instance may see."""
 
     model_name: str
     version: int | None
@@ -67,18 +67,18 @@ class RequestRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     sequence_start: bool
     sequence_end: bool
     rows: int
-    # By which either side names the request later; 0 where neither does.
+    # Identifies the request in later messages; 0 if there are none.
     number: int = 0
     is_decoupled: bool = False
-    # Of what comes from a client, between the processes of a server.
+    # Set for client requests between the processes of a server.
     transfer: Transfer | None = None
     trace_parent: str = ""
-    # By the system's monotonic clock, which all processes share.
+    # By the monotonic clock of the system, which all processes share.
     arrival_ns: int = 0
 
 
 class ResponseRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One InferResponse; or the wish to execute the request again."""
+    """One InferResponse; or the instruction to execute the request again."""
 
     outputs: list[TensorRecord]
     error: ErrorRecord | None
@@ -129,7 +129,7 @@ class Message(msgspec.Struct, array_like=True, tag=True):
 class Begin(Message, tag=1):
     """Build the instance, or call the function, that `target` ("module:function") names.
 
-    `busy_wait_us` is how long the child may look for the next message before it sleeps.
+    `busy_wait_us` is how long the child may poll for the next message before it sleeps.
     """
 
     target: str = ""
@@ -140,7 +140,7 @@ class Begin(Message, tag=1):
 
 
 class Execute(Message, tag=2):
-    """Execute batches one after the other; each is answered within an `Executed`.
+    """Execute batches one after the other; each is answered in an `Executed` message.
 
     `sizes` are the numbers of requests in each, which follow each other in `requests`. `number` is that of the
     first batch.
@@ -179,7 +179,7 @@ class Room(Message, tag=8):
 
 
 class Reply(Message, tag=9):
-    """A response, with tensors, of what the model asked for by the `Call` of this number."""
+    """A response, with tensors, to the `Call` of this number."""
 
     number: int = 0
     response: ResponseRecord | None = None
@@ -195,21 +195,21 @@ class Told(Message, tag=10):
 
 
 class SequenceEnded(Message, tag=19):
-    """The instance sees no more of a sequence. No answer."""
+    """A sequence has ended for the instance. No answer."""
 
     correlation_id: int | str = 0
     reason: str = ""
 
 
 class Released(Message, tag=4):
-    """Only brings back leases, when nothing else is to be said."""
+    """Only returns leases, if there is no other message to send."""
 
 
 # ---- child to server
 
 
 class Began(Message, tag=11):
-    """The instance stands, or the call has returned `result`; or `error` says why not."""
+    """The instance is ready, or the call has returned `result`; or it failed with `error`."""
 
     result: Any = None
     error: ErrorRecord | None = None
@@ -219,9 +219,9 @@ class Began(Message, tag=11):
 
 
 class Executed(Message, tag=12):
-    """Batches from `number` on: for each an error or None; and one entry for each request of those without, in order.
+    """The results of batches from `number` on: for each an error or None; and an entry per request of those without.
 
-    The entry None leaves the answer to `Sent` messages. `durations_ns` are the times that they took in the child.
+    An entry None means that `Sent` messages answer. `durations_ns` are the times that the batches took in the child.
     """
 
     responses: list[ResponseRecord | None] = []
@@ -236,7 +236,7 @@ class Readiness(Message, tag=13):
 
 
 class Sent(Message, tag=14):
-    """A response that a model sent by itself. `is_dropped`: the model let go of the request without ending it."""
+    """A response that a model sent by itself. `is_dropped`: the model dropped the request without ending it."""
 
     number: int = 0
     response: ResponseRecord | None = None
@@ -245,45 +245,45 @@ class Sent(Message, tag=14):
 
 
 class SentTogether(Message, tag=21):
-    """What instances that go in steps send within one: of each response the number of its request, its record, and
-    whether it is the last; and `notes` for traces, each with the number of its request, event and time."""
+    """The responses that an instance sends in one step: for each the number of its request, its record, and whether it
+    is the last; and `notes` for traces: number of the request, event, and time."""
 
     notes: list[tuple[int, str, int]] = []
     sent: list[tuple[int, ResponseRecord | None, bool]] = []
 
 
 class Measured(Message, tag=22):
-    """What the instance says of itself for the metrics page, as of now."""
+    """The instance's current measurements for the metrics page."""
 
     measurements: list[MeasurementRecord] = []
 
 
 class Call(Message, tag=15):
-    """The model wants another model, or itself, to answer a request; `Reply` messages bring the responses."""
+    """The model calls another model, or itself; `Reply` messages bring the responses."""
 
     number: int = 0
     request: RequestRecord | None = None
     is_decoupled: bool = False
-    # The request in whose answer this is a step, or the first of so many of which it may be any; 0 if there is none.
+    # The request that the call is made for, or the first of `num_parents` that it may be made for; 0 if unknown.
     parent: int = 0
     num_parents: int = 1
 
 
 class CancelCall(Message, tag=16):
-    """The model no longer wants the responses of a `Call`."""
+    """The model has cancelled a `Call`."""
 
     number: int = 0
 
 
 class CallRead(Message, tag=20):
-    """The model has read so many more responses of a `Call` of a decoupled model."""
+    """The model has read `count` more responses of a `Call` of a decoupled model."""
 
     number: int = 0
     count: int = 0
 
 
 class Ask(Message, tag=17):
-    """Something about the server that is not inference; answered by `Told` unless the number is 0."""
+    """A question to the server that is not inference; answered by `Told` unless the number is 0."""
 
     number: int = 0
     topic: str = ""

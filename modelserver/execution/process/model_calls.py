@@ -1,4 +1,4 @@
-"""What a child process asks of the server that hosts it: inference by other models, and control of them.
+"""The calls of a child process to its server: inference by other models, and control of them.
 
 Everything here runs on the loop thread of the server.
 """
@@ -45,14 +45,14 @@ class _CallStream(ResponseStream):
 
 @dataclass(slots=True)
 class _OpenCall:
-    """`parents` are the requests that it may have been made for, as far as their callers wait."""
+    """A call in progress. `parents` are the requests that it may have been made for and whose callers still wait."""
 
     request: InFlightRequest
     parents: set[int]
 
 
 class ModelCalls:
-    """The calls of one child that are not answered yet.
+    """The unanswered calls of one child.
 
     `send` sends a message to the child; `find_request` finds a request that the child executes by its number.
     """
@@ -70,7 +70,7 @@ class ModelCalls:
         self._origin = origin
         self._open: dict[int, _OpenCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._token = object()  # whose metrics they are
+        self._token = object()  # the owner of the child's metrics
 
     def begin(self, message: Call, payload: bytearray | ByteView) -> None:
         """Let the server answer a request of the model; each response goes back as a `Reply`."""
@@ -103,9 +103,9 @@ class ModelCalls:
                 call.request.stream.has_read()
 
     def cancel(self, number: int) -> None:
-        """The model no longer wants the responses.
+        """The model has cancelled the call.
 
-        The reply wakes the child: its thread that waits for this call's responses may be the one that receives.
+        The reply wakes the child: the thread that waits for this call's responses may be the one that receives.
         """
         call = self._open.pop(number, None)
         if call is not None:
@@ -113,7 +113,7 @@ class ModelCalls:
             self._reply(number, None, is_final=True)
 
     def cancel_for(self, parent: int) -> None:
-        """The caller of the request of that number has left: cancel the calls that were made for it alone."""
+        """The caller of the request `parent` has left: cancel the calls that were made for it alone."""
         for call in list(self._open.values()):
             if parent in call.parents:
                 call.parents.remove(parent)
@@ -121,7 +121,7 @@ class ModelCalls:
                     call.request.cancel()
 
     def answer(self, message: Ask) -> None:
-        """Answer what is not inference, now or later."""
+        """Answer a question that is not inference, now or later."""
         server = self._server
         if server is None:
             self._tell(message, error=UnavailableError(f"{message.topic} works within a server only"))
@@ -138,6 +138,8 @@ class ModelCalls:
         calls, self._open = self._open, {}
         for call in calls.values():
             call.request.cancel()
+        # The connection refers to its calls: without this, a cycle would keep both until a garbage collection.
+        self._send, self._find_request = _drop, _find_nothing
         if self._server is not None:
             self._server.metrics.forget(self._token)
 
@@ -153,7 +155,7 @@ class ModelCalls:
         stream.subscribe(on_response)
 
     def _waiting(self, message: Call) -> set[int]:
-        """The requests that the call may have been made for, but for those whose callers have left."""
+        """The requests that the call may have been made for, without those whose callers have left."""
         parents = set(range(message.parent, message.parent + message.num_parents)) if message.parent else set()
         for number in tuple(parents) if len(parents) > 1 else ():
             request = self._find_request(number)
@@ -199,6 +201,14 @@ class ModelCalls:
             logger.error("%s: %s: %s", self._origin.instance, message.topic, error.message)
 
 
+def _drop(_message: Message, _payload: Payload | None) -> None:
+    """Send nothing: the child is gone."""
+
+
+def _find_nothing(_number: int) -> None:
+    return None
+
+
 def _request_of(record: RequestRecord, payload: bytearray | ByteView, origins: tuple[CallOrigin, ...]) -> CalledRequest:
     return CalledRequest(
         model_name=record.model_name,
@@ -219,7 +229,7 @@ def _request_of(record: RequestRecord, payload: bytearray | ByteView, origins: t
 
 
 def _refusal(name: str, error: ServerError) -> ServerError:
-    """Why a call was not accepted, in the words that models look for."""
+    """The error of a call that was not accepted, in the words that models look for."""
     message = error.message
     if error.code is ErrorCode.UNAVAILABLE:
         message = f"Failed for execute the inference request. Model '{name}' is not ready: {message}"

@@ -1,4 +1,4 @@
-"""Tensors, requests and responses for a hop between processes, and back: one copy out, views in.
+"""Packs tensors, requests and responses for a hop between processes, and unpacks them: one copy out, views in.
 
 Numeric tensors are their memory. A BYTES tensor is its elements' lengths (uint32 each), then the elements.
 """
@@ -24,13 +24,13 @@ from modelserver.execution.process.messages import ErrorRecord, RequestRecord, R
 from modelserver.execution.process.shared_buffer import ALIGNMENT, ByteView, align
 
 _MAX_ELEMENT_BYTES = (1 << 32) - 1
-# Attributes of an enum's members are slow to come by.
+# Attributes of enum members are slow to read.
 _WIRE_NAMES = {datatype: datatype.value for datatype in Datatype}
 _DATATYPES = {datatype.value: (datatype, datatype.numpy) for datatype in Datatype}
 
 
 class Payload:
-    """The tensors of one message, laid out one behind the other; nothing is copied before `write` or `join`."""
+    """The tensors of one message, one behind the other; nothing is copied before `write` or `join`."""
 
     __slots__ = ("_parts", "nbytes")
 
@@ -39,7 +39,7 @@ class Payload:
         self.nbytes = 0
 
     def add(self, tensor: Tensor) -> TensorRecord:
-        """Take a tensor in. Raises InvalidArgumentError for a BYTES element that is no bytes or str."""
+        """Add a tensor. Raises InvalidArgumentError for a BYTES element that is neither bytes nor str."""
         name, datatype, data = tensor.name, tensor.datatype, tensor.data
         part: np.ndarray[Any, Any] | bytes = data
         if datatype is Datatype.BYTES:
@@ -53,7 +53,7 @@ class Payload:
         return TensorRecord(name, _WIRE_NAMES[datatype], data.shape, offset, nbytes)
 
     def append_to(self, chunks: list[bytes]) -> None:
-        """Append all tensors, `nbytes` in all, as bytes objects that are to be joined."""
+        """Append all tensors, `nbytes` in all, as bytes objects to join."""
         for _offset, nbytes, part in self._parts:
             chunks.append(part if isinstance(part, bytes) else part.tobytes())
             if padding := -nbytes % ALIGNMENT:
@@ -90,7 +90,7 @@ class Unpacker:
         self._shape = record.shape
         self._offset = record.offset
         self._nbytes = record.nbytes
-        # Whether the elements are better unpacked in slices, as there are many.
+        # Whether there are so many elements that they are unpacked in slices.
         self.is_long = self._datatype is Datatype.BYTES and prod(record.shape) > SLICE_ELEMENTS
 
     def placeholder(self) -> Tensor:
@@ -98,7 +98,7 @@ class Unpacker:
         return placeholder(self.name, self._datatype, self._shape)
 
     def slices(self, payload: bytes | bytearray | ByteView) -> Slices[Tensor]:
-        """As a call, in slices."""
+        """As `__call__`, in slices."""
         if not self.is_long:
             return self(payload)
         raw = np.frombuffer(payload, np.uint8, self._nbytes, self._offset)
@@ -182,9 +182,9 @@ def _encode_element(name: str, index: int, element: object) -> bytes:
 
 
 def request_record(request: InferRequest, payload: Payload, number: int = 0) -> RequestRecord:
-    """The record of a request; its tensors join `payload`. Raises InvalidArgumentError for what cannot travel."""
+    """The record of a request; its tensors join `payload`. Raises InvalidArgumentError if it cannot be packed."""
     parameters = _plain(request.parameters) if request.parameters else {}
-    # By position, because names cost as much again.
+    # By position, because keywords double the cost.
     return RequestRecord(
         request.model_name,
         request.version,
@@ -208,7 +208,7 @@ def request_record(request: InferRequest, payload: Payload, number: int = 0) -> 
 
 
 def response_of(record: ResponseRecord, payload: bytearray | ByteView) -> InferResponse | ServerError:
-    """What the record says, with tensors that are views of `payload`."""
+    """The response or error of a record, with tensors that are views of `payload`."""
     if record.error is not None:
         return record.error.error()
     if record.is_reschedule:
@@ -230,9 +230,9 @@ def response_record(response: InferResponse | ServerError, payload: Payload) -> 
 
 
 def _plain(parameters: Mapping[str, ParameterValue]) -> dict[str, ParameterValue]:
-    """Parameters of plain types, which alone can be written: NumPy's FP64 is a float, and its text a str, too.
+    """Parameters converted to the plain types that msgpack can write, also from NumPy's subclasses of float and str.
 
-    Raises InvalidArgumentError for what cannot travel.
+    Raises InvalidArgumentError for other types.
     """
     return {_plain_text(key, key): _plain_value(key, value) for key, value in parameters.items()}
 

@@ -1,4 +1,4 @@
-"""What a child process is to build, its limits, and when it is started again after a crash."""
+"""What a child process builds, its limits, and when it is started again after a crash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelserver.execution.process.messages import Begin
 class RestartOptions:
     """A crash budget: the first crash within `window_s` is followed by a restart at once, the next by growing pauses.
 
-    So one bad request costs one start, and a client that keeps sending it cannot keep the machine busy with starts.
+    So one bad request costs one start, and a client that repeats it cannot keep the machine busy with starts.
     """
 
     window_s: float = 60.0
@@ -26,7 +26,7 @@ class RestartOptions:
 
 
 class RestartPolicy:
-    """Remembers the crashes of the last while. Times are seconds of any one clock."""
+    """Remembers recent crashes. Times are seconds of any one clock."""
 
     def __init__(self, options: RestartOptions) -> None:
         self._options = options
@@ -44,7 +44,7 @@ class RestartPolicy:
         self._crashes_s.append(now_s)
         if self.num_crashes == 1:
             return 0.0
-        # The exponent is capped: a float has no 2 ** 1100.
+        # The exponent is capped: 2.0 ** 1100 overflows.
         doubled = self._options.first_pause_s * 2.0 ** min(self.num_crashes - 2, 60)
         return min(doubled, self._options.max_pause_s)
 
@@ -53,7 +53,7 @@ class RestartPolicy:
 class Recipe:
     """How a child builds its instance: it calls `target` ("module:function") with `arguments`.
 
-    The function returns a BatchInstance. Arguments are what msgpack can carry; `python_path` is put in front
+    The function returns a BatchInstance. Arguments are of types that msgpack can carry; `python_path` is put in front
     of the child's sys.path.
     """
 
@@ -72,8 +72,8 @@ class Recipe:
 
 
 def execute_timeout_s(context: BackendContext) -> float | None:
-    """How long a process of the model may take for a batch: its parameter EXECUTE_TIMEOUT_SECONDS, or else the server's
-    --execute-timeout-secs; None: for ever. Raises ConfigError."""
+    """How long a process of the model may take for a batch: its parameter EXECUTE_TIMEOUT_SECONDS, or the server's
+    --execute-timeout-secs; None: no limit. Raises ConfigError."""
     default = _common_setting(context, "execute-timeout-seconds", 0.0)
     return context.float_parameter("EXECUTE_TIMEOUT_SECONDS", default) or None
 
@@ -84,7 +84,7 @@ def num_instances(context: BackendContext) -> int:
 
 
 def thread_limits(num_instances: int) -> dict[str, str]:
-    """The environment of one of so many instances: without a word from the operator, they share the cores."""
+    """The environment of one of `num_instances`: they share the cores, unless the operator set OMP_NUM_THREADS."""
     if "OMP_NUM_THREADS" in os.environ:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // num_instances))}
@@ -108,28 +108,28 @@ def _common_setting(context: BackendContext, key: str, default: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """Limits and environment of a child process; `execute_timeout_s` None trusts the instance to come back.
+    """Limits and environment of a child process; with `execute_timeout_s` None, a batch may take for ever.
 
-    `interpreter` is the Python that runs it, the server's own if empty. A first start ends once `is_wanted` says no.
+    `interpreter` is the Python that runs it, the server's own if empty. A first start ends once `is_wanted()` is False.
     """
 
     start_timeout_s: float = 300.0
     execute_timeout_s: float | None = None
     close_timeout_s: float = 10.0
-    # How long an instance may take to say whether it is ready.
+    # How long an instance may take to answer whether it is ready.
     ready_timeout_s: float = 60.0
     # How long a batch waits for a child that is being restarted before it fails UNAVAILABLE.
     restart_patience_s: float = 5.0
     # After this long without traffic, shared memory beyond a few megabytes goes back to the system.
     idle_s: float = 15.0
-    # How long either side looks for a message, where one is likely, before it sleeps; 0: not at all.
+    # How long either side polls for a likely message before it sleeps; 0: not at all.
     busy_wait_us: int = 100
-    # Whether requests that shared a batch with one that ended the process are executed once more, by themselves:
-    # only where to execute a request twice does no harm, and its answer is what `execute` returns.
+    # Whether requests of a batch during which the process died are executed once more, each alone. Only if executing a
+    # request twice does no harm, and `execute` returns its answer.
     retries_batches: bool = False
     restart: RestartOptions = field(default_factory=RestartOptions)
     environment: Mapping[str, str] = field(default_factory=dict)
     interpreter: str = ""
-    # What it may write to the log; 0: no limit.
+    # The limit of its log output; 0: no limit.
     output_lines_per_s: int = DEFAULT_LINES_PER_S
     is_wanted: Callable[[], bool] = always

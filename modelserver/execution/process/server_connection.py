@@ -1,7 +1,7 @@
 """The child's end of the connection to the server: any thread may send, and any thread may wait for its messages.
 
-There is no thread that only receives. Of those that wait one receives, for all of them; a model that asks for
-nothing while it executes costs no thread a wake-up.
+No thread only receives. One of the waiting threads receives for all of them, so a model that makes no calls while it
+executes costs no thread a wake-up.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from modelserver.backend import InferResponse, ServerError
-from modelserver.execution.process.busy_wait import BusyWait
-from modelserver.execution.process.channel import Channel, PeerGoneError, Received
+from modelserver.execution.process.channel import BusyWait, Channel, PeerGoneError, Received
 from modelserver.execution.process.messages import (
     Cancelled,
     Execute,
@@ -31,12 +30,12 @@ from modelserver.execution.process.shared_buffer import ByteView
 
 Found = TypeVar("Found")
 
-# Leases of ours that the server still holds before a sender looks whether some came back.
+# With more leases than this at the server, a sender first checks whether some were returned.
 _MANY_LEASES = 16
 
 
 class Waiting(abc.ABC):
-    """What the replies to one `Call` or `Ask` are for. Called under the connection's lock: it must be quick."""
+    """Takes the replies to one `Call` or `Ask`. Called under the connection's lock, so it must be quick."""
 
     @abc.abstractmethod
     def take(self, message: Reply | Told, payload: bytearray | ByteView) -> None:
@@ -44,7 +43,7 @@ class Waiting(abc.ABC):
 
 
 class Basket:
-    """Responses that are to be sent together; filled and sent by one thread."""
+    """Responses to send together; filled and sent by one thread."""
 
     def __init__(self) -> None:
         self.payload = Payload()
@@ -59,10 +58,10 @@ class Basket:
 
 
 class ServerConnection:
-    """All that goes to the server and comes from it.
+    """Sends to the server, and receives from it.
 
-    `_lock` guards the tables and the role of the receiver. `_changed` is a condition on it, notified when somebody's
-    message may have come; where nobody is to wait, the lock is taken by itself, which costs less.
+    `_lock` guards the tables and the role of the receiver. `_changed` is a condition on it, notified when messages may
+    have arrived; code that does not wait takes the plain lock, which costs less.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -87,11 +86,11 @@ class ServerConnection:
         self._busy_wait = BusyWait(0)  # the receiver's
         # Whether this is a forked copy of the process, in which the server cannot be asked.
         self.is_disowned = False
-        # What is sent for lines meanwhile, between `hold` and `release`.
+        # Collects sent responses between `hold` and `release`.
         self.basket: Basket | None = None
 
     def stay_awake(self, budget_us: int) -> None:
-        """Let whoever receives look for that long before it sleeps. Called before there are other threads."""
+        """Let the receiver poll for `budget_us` before it sleeps. Called before there are other threads."""
         self._busy_wait = BusyWait(budget_us)
 
     def send(self, message: Message, payload: Payload | None = None) -> None:
@@ -103,7 +102,7 @@ class ServerConnection:
             self._send_posted()
 
     def disown(self) -> None:
-        """In a forked copy of this process, which has only the thread that forked: leave the server to the original."""
+        """In a forked copy of this process, which has only the forking thread: leave the server to the original."""
         self.is_disowned = True
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -111,11 +110,11 @@ class ServerConnection:
         self._channel.disown()
 
     def hold(self) -> None:
-        """Keep the responses that lines send until `release`. For the one thread of a child that sends any."""
+        """Keep sent responses until `release`. For a child in which one thread sends them."""
         self.basket = Basket()
 
     def release(self) -> list[int]:
-        """Send what was kept since `hold` in one message; the numbers of the requests that ended with it."""
+        """Send the responses kept since `hold` in one message; the numbers of the requests that they end."""
         basket, self.basket = self.basket, None
         if basket is None or not basket.message.sent:
             return []
@@ -128,8 +127,8 @@ class ServerConnection:
         self._send_posted()
 
     def next_message(self) -> Received:
-        """The next message that is for the main thread, which alone may ask. Raises PeerGoneError."""
-        # As `wait`, for the case that nobody else receives.
+        """The next message for the main thread, which alone may call this. Raises PeerGoneError."""
+        # As `wait`, if no other thread receives.
         while True:
             with self._lock:
                 if self._inbox:
@@ -141,7 +140,7 @@ class ServerConnection:
         return self.wait(self._take_message)
 
     def wait(self, take: Callable[[], Found | None]) -> Found:
-        """What `take` returns as soon as that is not None. It is called under the lock, and must be quick.
+        """Wait until `take` returns something other than None. It is called under the lock, and must be quick.
 
         Raises PeerGoneError when the server is gone.
         """
@@ -162,7 +161,7 @@ class ServerConnection:
             self._receive(self._next_received)
 
     def poll(self) -> None:
-        """Take in what has come, without waiting; nothing when another thread is about to."""
+        """Receive pending messages without waiting, unless another thread is receiving."""
         while True:
             with self._changed:
                 if self._is_receiving:
@@ -172,7 +171,7 @@ class ServerConnection:
                 return
 
     def is_cancelled(self, number: int) -> bool:
-        """Whether the caller of the request has left, as far as the server has said by now."""
+        """Whether the caller of the request has left, by the messages so far."""
         self.poll()
         return number in self._cancelled
 
@@ -182,12 +181,12 @@ class ServerConnection:
         return number not in self._full
 
     def wait_for_room(self, number: int) -> None:
-        """Until `has_room`, or the caller has left."""
+        """Wait until `has_room`, or until the caller has left."""
         if not self.has_room(number):
             self.wait(lambda: number not in self._full or number in self._cancelled or None)
 
     def watch(self, number: int, *, on_cancel: Callable[[], None] | None, on_room: Callable[[], None] | None) -> None:
-        """Be called back, under the lock, when the caller leaves and each time there is room again."""
+        """Set callbacks, called under the lock: when the caller leaves, and each time there is room again."""
         with self._changed:
             old_cancel, old_room = self._watchers.get(number, (None, None))
             self._watchers[number] = (on_cancel or old_cancel, on_room or old_room)
@@ -196,18 +195,18 @@ class ServerConnection:
             on_cancel()
 
     def close_request(self, number: int) -> None:
-        """The request has ended: nothing about it is to be kept."""
+        """Forget the request, which has ended."""
         with self._changed:
             self._open.discard(number)
             self._forget_request(number)
 
     def keep_request(self, number: int) -> None:
-        """The request goes on after its batch."""
+        """Keep the request beyond its batch."""
         with self._changed:
             self._open.add(number)
 
     def close_requests(self, numbers: range) -> None:
-        """The batches of these requests have been executed; those that are kept stay."""
+        """Forget the requests of executed batches, except kept ones."""
         if not (self._cancelled or self._full or self._watchers):
             return
         with self._changed:
@@ -219,7 +218,7 @@ class ServerConnection:
     def expect(self, waiting: Waiting, *, is_async: bool = False) -> int:
         """A number for a `Call` or an `Ask`, whose replies go to `waiting` until `forget`.
 
-        `is_async`: nobody is going to `wait` for them, so a thread of ours has to receive.
+        `is_async`: no thread will `wait` for them, so the connection's own thread receives.
         """
         with self._changed:
             self._last_number += 1
@@ -239,7 +238,7 @@ class ServerConnection:
             self._changed.notify_all()
 
     def forget(self, number: int, *, is_async: bool = False) -> None:
-        """Nothing more is expected under the number; safe to repeat."""
+        """Expect no more replies under the number. Safe to repeat."""
         with self._changed:
             if self._waiting.pop(number, None) is not None and is_async:
                 self._num_pending -= 1
@@ -271,7 +270,7 @@ class ServerConnection:
         return self._channel.receive()
 
     def _receive(self, receive: Callable[[], Received | None]) -> bool:
-        """Receive one message and hand it to whom it concerns; False when there was none. The caller has the role."""
+        """Receive one message and dispatch it; False if there was none. The caller is the receiver."""
         received: Received | None = None
         gone: PeerGoneError | None = None
         try:
@@ -327,7 +326,7 @@ class ServerConnection:
         self._watchers.pop(number, None)
 
     def _receive_for_loops(self) -> None:
-        """The thread that receives while event loops wait for replies and no thread does."""
+        """The thread that receives while only event loops wait for replies."""
         with contextlib.suppress(PeerGoneError):
             while self._gone is None:
                 with self._changed:

@@ -1,4 +1,4 @@
-"""Memory that two processes share without a name in any file system, and which of them may use which part of it.
+"""Memory that two processes share without a name in a file system, and which of them may use which part of it.
 
 One process writes (it owns the `Arena`), the other reads views (`Leases`). The kernel frees the memory when the last
 descriptor and mapping are gone, however the processes ended.
@@ -18,9 +18,9 @@ import numpy as np
 
 ALIGNMENT = 64
 _PAGE_BYTES = mmap.PAGESIZE
-# Pages up to here stay with an arena for good; more is given back when it is no longer used.
+# An arena keeps this much memory for good; more is given back when it is no longer used.
 _KEPT_BYTES = 4 << 20
-# Allocations after which an arena compares what it holds with what it needs.
+# After this many allocations an arena compares the memory that it holds with what it needs.
 _TRIM_WINDOW = 512
 
 ByteView = np.ndarray[Any, np.dtype[np.uint8]]
@@ -43,7 +43,7 @@ class SharedBuffer:
     def create(cls, name: str) -> SharedBuffer:
         """A new, empty buffer; `name` shows in /proc/<pid>/maps only."""
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        # A reader whose pages were truncated away would die of SIGBUS; and no process that has it may seal it further.
+        # A reader whose pages were truncated away would die of SIGBUS. F_SEAL_SEAL: no process may add further seals.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         return cls(fd)
 
@@ -53,7 +53,7 @@ class SharedBuffer:
         return self._mapped_bytes
 
     def size(self) -> int:
-        """Bytes that the buffer has now, whoever made it so long."""
+        """The length of the buffer in bytes, whichever process made it grow."""
         return os.fstat(self.fd).st_size
 
     def grow(self, nbytes: int) -> None:
@@ -97,7 +97,7 @@ class Arena:
         self.buffer = buffer
         self._leases: dict[int, int] = {}  # offset -> end
         self._gaps: list[tuple[int, int]] = []  # free (start, end), ascending, never adjacent
-        self._touched_end = 0  # pages beyond were never written, or given back
+        self._touched_end = 0  # pages beyond this were never written, or were given back
         self._window_end = 0  # the highest end of a lease in this window
         self._window_count = 0
 
@@ -107,11 +107,11 @@ class Arena:
 
     @property
     def touched_bytes(self) -> int:
-        """How much of the buffer may be backed by memory."""
+        """The part of the buffer that may be backed by memory."""
         return self._touched_end
 
     def allocate(self, nbytes: int) -> int:
-        """The offset of `nbytes` (at least 1) that nobody else uses until `free`."""
+        """The offset of `nbytes` (at least 1), reserved until `free`."""
         assert nbytes > 0, "an empty lease has no offset of its own"
         nbytes = align(nbytes)
         offset = self._take_gap(nbytes)
@@ -140,7 +140,7 @@ class Arena:
         self._gaps = gaps
 
     def trim(self) -> None:
-        """Give back all memory above the live leases; for a time without traffic."""
+        """Give back all memory above the live leases. Called when there is no traffic."""
         self._discard_above(max(self._leases.values(), default=0))
 
     def check_integrity(self) -> None:
@@ -172,7 +172,7 @@ class Arena:
         self.free(old)  # joins the gap before it, if there is one
 
     def _discard_above(self, end: int) -> None:
-        """Free the pages above `end` when they are worth a system call, and start a new window."""
+        """Free the pages above `end` if they are worth a system call, and start a new window."""
         live_end = max(self._leases.values(), default=0)
         keep = -(-max(end, live_end, _KEPT_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
         if self._touched_end > keep + keep // 2:
@@ -207,21 +207,21 @@ class Leases:
 
     @property
     def has_returned(self) -> bool:
-        """Whether the peer waits to hear of a lease."""
+        """Whether there are dead leases that were not returned to the peer."""
         return bool(self._returned)
 
     @property
     def num_returned(self) -> int:
-        """Leases that the peer waits to hear of."""
+        """Dead leases that were not returned to the peer."""
         return len(self._returned)
 
     @property
     def num_alive(self) -> int:
-        """Leases of which an array is still alive here."""
+        """Leases with arrays that are alive here."""
         return len(self._roots)
 
     def take_returned(self) -> list[int]:
-        """The leases that died since the last call: the peer may use them again as soon as it hears of them."""
+        """The leases that died since the last call. The peer may reuse them once it is told."""
         if not self._returned:
             return []
         count = len(self._returned)
@@ -239,7 +239,7 @@ class Leases:
         self._incoming.close()
 
     def _on_root_dead(self, watch: weakref.ref[ByteView]) -> None:
-        # On whichever thread dropped the last array: first forget, then return, for the offset may come again at once.
+        # Runs on any thread. Forget the lease before it is returned, because the peer may reuse the offset at once.
         assert isinstance(watch, _LeaseRef)
         self._roots.pop(watch.offset, None)
         self._returned.append(watch.offset)

@@ -1,8 +1,8 @@
 """A `StepInstance` in a child process: a thread of the child drives it, while the main thread listens to the server.
 
-As in the server (`step_worker.py`, `step_runner.py`), with the child's connection in place of the dispatcher and the
-queue. Requests are accepted between steps, the responses of one step travel in one message, and cancels are seen before
-the next step.
+As in the server (`workers.py: StepThread`, `step_runner.py`), with the child's connection in place of the dispatcher
+and the queue. Requests are accepted between steps, the responses of one step travel in one message, and cancels take
+effect before the next step.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from modelserver.execution.process.messages import Measured, MeasurementRecord
 from modelserver.execution.process.server_connection import ServerConnection
 from modelserver.telemetry.measurement import with_queue
 
-# How long requests may be taken on before those at hand get their next step.
+# How long the instance may accept requests before its next step.
 _TAKE_BUDGET_NS = 5_000_000
-# Requests that may have come and not been taken on: the next ones wait in the model's queue.
+# At most this many requests wait here to be accepted; further ones wait in the model's queue.
 _MAX_UNTAKEN = 16
-# How often the server is told of measurements while there is work; without work it knows the last.
+# How often measurements are sent to the server while there is work.
 _MEASURE_NS = 250_000_000
-# Steps that fail one after the other, before this process leaves to be started anew: a device may be beyond repair.
+# After this many failed steps in a row the process exits and is started again, because a device may be broken.
 _MAX_FAILURES = 3
-# Status with which a process ends whose instance is out of order.
+# Exit status of a process whose instance is out of order.
 _EXIT_STATUS = 70
 
 
 class StepHost(BatchInstance):
-    """Takes requests from the main thread (`execute`), which waits while too many have not been taken on."""
+    """Takes requests from the main thread (`execute`), which waits while too many are not yet accepted."""
 
     answers_later = True
 
@@ -48,10 +48,10 @@ class StepHost(BatchInstance):
         self._instance = instance
         self._connection = connection
         self._name = backend.context.model_name
-        # What came and what left: one thread appends, the other empties them.
+        # New and cancelled requests: one thread appends, the other takes them out.
         self._arrived: deque[HostedRequest] = deque()
         self._cancelled: deque[HostedRequest] = deque()
-        # The stepping thread's own: requests that have no room yet, and those taken on that have not ended.
+        # Only for the stepping thread: requests that wait for room, and accepted ones that have not ended.
         self._waiting: deque[HostedRequest] = deque()
         self._open: dict[int, HostedRequest] = {}
         self._num_failures = 0
@@ -59,7 +59,7 @@ class StepHost(BatchInstance):
         self._is_closing = False
         self._signal = threading.Event()
         self._has_taken = threading.Event()
-        # A main thread that looks for messages instead of sleeping would keep the interpreter from the steps.
+        # A main thread that polls for messages would take the interpreter from the steps.
         connection.stay_awake(0)
         self._thread = threading.Thread(target=self._work, name="steps", daemon=True)
         self._thread.start()
@@ -95,13 +95,13 @@ class StepHost(BatchInstance):
             while self._take_turn():
                 pass
         except PeerGoneError:
-            return  # the server is gone, and the kernel is about to end this process
+            return  # the server is gone, and the kernel will end this process
         except BaseException:
             traceback.print_exc()
             _leave("the thread of its steps has failed")
 
     def _take_turn(self) -> bool:
-        """Look at everything once; False when this was the last time."""
+        """Accept requests, handle cancels, and run one step; False to end the thread."""
         self._signal.clear()
         self._connection.poll()  # for cancels, while the main thread waits in `execute`
         self._connection.hold()
@@ -114,7 +114,7 @@ class StepHost(BatchInstance):
             self._connection.hold()
             self._step()
             if not self._instance.has_work or time.monotonic_ns() - self._measured_ns > _MEASURE_NS:
-                self._measure()  # before the last responses, so that who has these finds them counted
+                self._measure()  # before the last responses, so that clients that have these find them counted
             self._send()
             return True
         self._measure()
@@ -123,12 +123,12 @@ class StepHost(BatchInstance):
         return True
 
     def _send(self) -> None:
-        """Send what was kept, and forget the requests that ended with it."""
+        """Send the kept responses, and forget the requests that ended with them."""
         for number in self._connection.release():
             self._open.pop(number, None)
 
     def _take(self) -> None:
-        """Give the instance what has come, within the budget."""
+        """Give the instance new requests, within the budget."""
         while self._arrived:
             self._waiting.append(self._arrived.popleft())
         ends_ns = time.monotonic_ns() + _TAKE_BUDGET_NS
@@ -176,7 +176,7 @@ class StepHost(BatchInstance):
             self._fail_all(InternalError(f"instance of '{self._name}' failed: {type(error).__name__}: {error}"))
 
     def _fail_all(self, error: ServerError) -> None:
-        """End every request with this error. An instance that keeps failing takes its process along."""
+        """End every request with this error. If the instance keeps failing, end the process."""
         for request in list(self._open.values()):
             self._abort(request)
             self._end(request, error)
@@ -194,12 +194,12 @@ class StepHost(BatchInstance):
             _leave("it failed to abort a request")
 
     def _end(self, request: HostedRequest, error: ServerError) -> None:
-        with contextlib.suppress(InternalError):  # of one that has ended by itself
+        with contextlib.suppress(InternalError):  # the request has already ended
             request.sender.finish(error)
 
     def _measure(self) -> None:
         self._measured_ns = time.monotonic_ns()
-        # What has come and has no room yet waits in neither the server's queue nor the instance.
+        # Requests that wait here are in neither the server's queue nor the instance.
         measured = with_queue(self._instance.measure(), self._num_untaken)
         records = [MeasurementRecord.of(measurement) for measurement in measured]
         self._connection.send(Measured(measurements=records))

@@ -18,15 +18,15 @@ from modelserver.telemetry.measurement import ProcessRestarts, RestartReason
 
 _logger = logging.getLogger(__name__)
 
-# What a child that hangs is given to show its stack before it is killed.
+# How long a child that hangs may take to show its stack before it is killed.
 _STACK_S = 0.2
 
-# How often a start is asked whether it is still wanted.
+# How often to ask whether a start is still wanted.
 _WANTED_POLL_S = 0.2
 
 
 class State(enum.Enum):
-    """Where a child's life stands; the values end the sentence "instance ..."."""
+    """The state of a child; the values complete the sentence "instance ..."."""
 
     STARTING = "is starting"
     READY = "is ready"
@@ -36,14 +36,14 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Why a child ended: for those that needed it, and for the counts."""
+    """Why a child ended: the error of its requests, and the reason that is counted."""
 
     failure: ServerError
     reason: RestartReason
 
 
 class Charge(Protocol):
-    """Whose child it is. All but `death_of` is called on the loop thread, by way of `post`."""
+    """The owner of the child. All but `death_of` is called on the loop thread, through `post`."""
 
     def post(self, callback: Callable[..., object], *args: object) -> bool:
         """Call back on the loop thread; False when the loop is closed. From any thread."""
@@ -52,13 +52,13 @@ class Charge(Protocol):
         """A child was started: tell it what to build."""
 
     def detach(self, child: ChildProcess, is_done: threading.Event) -> None:
-        """The child has ended; `is_done` is set when everyone who waits for it was told."""
+        """The child has ended. Sets `is_done` once its batches are answered or queued again."""
 
     def trim(self, child: ChildProcess) -> None:
-        """There was no traffic for a while."""
+        """There was no traffic for a while: give memory back."""
 
     def await_child(self) -> None:
-        """There is no child, and no other will come."""
+        """There is no child, and there will be no other."""
 
     def death_of(self, child: ChildProcess) -> Death:
         """Why the child ended. From the supervisor's thread."""
@@ -68,13 +68,13 @@ class Charge(Protocol):
 
     @property
     def num_batches(self) -> int:
-        """How many were sent; read from the supervisor's thread."""
+        """The number of batches sent. Read from the supervisor's thread."""
 
 
 class Supervisor:
-    """The thread and the state that it shares: `_changed` guards it, and is notified when it changes.
+    """The thread that supervises children, and its state, which `_changed` guards.
 
-    The state is written by this thread but for `has_begun` (loop thread) and `close`.
+    The thread writes the state, except in `has_begun` (loop thread) and `close`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Supervisor:
     ) -> None:
         self.state = State.STARTING
         self.num_trimmed = 0  # the number of batches when memory was given back
-        # Where restarts are counted; may be replaced at any time.
+        # Counts restarts; may be replaced at any time.
         self.restarts = ProcessRestarts()
         self._name = name
         self._policy = RestartPolicy(restart)
@@ -105,14 +105,14 @@ class Supervisor:
         self._thread: threading.Thread | None = None
 
     def start(self, charge: Charge) -> None:
-        """Keep a child of `charge` running. Only the thread knows whose it is: so both can go without the collector."""
+        """Keep a child of `charge` running. Only the thread refers to `charge`, so that there is no reference cycle."""
         self._thread = threading.Thread(
             target=self._supervise, args=(charge,), name=f"supervise-{self._name}", daemon=True
         )
         self._thread.start()
 
     def wait_for_start(self, is_wanted: Callable[[], bool]) -> ServerError | None:
-        """Wait until the first child stands or has failed, or is not wanted any more; then why. Blocks."""
+        """Wait until the first child is ready; else the error of why it is not. Blocks."""
         with self._changed:
             while not self._changed.wait_for(lambda: self.state is not State.STARTING, _WANTED_POLL_S):
                 if not is_wanted():
@@ -128,12 +128,12 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the child that lives now."""
+        """The process id of the current child."""
         with self._changed:
             return self._child.pid if self._child is not None else None
 
     def has_begun(self) -> bool:
-        """The child stands; False when it is not wanted any more. Loop thread."""
+        """The child is ready; False if it is no longer wanted. Loop thread."""
         with self._changed:
             if self.state is not State.STARTING:
                 return False
@@ -143,13 +143,13 @@ class Supervisor:
         return True
 
     def start_no_other(self) -> None:
-        """The child that lives now is the last one. From any thread."""
+        """Start no other child after the current one. From any thread."""
         with self._changed:
             self.state = State.CLOSED
             self._changed.notify_all()
 
     def close(self, finish: Callable[[], object], timeout_s: float) -> None:
-        """Start no other child, and let this one `finish`; after that time it shows its stack and is killed."""
+        """Start no other child, and let this one `finish`. After `timeout_s` it shows its stack and is killed."""
         with self._changed:
             was_ready = self.state is State.READY
             self.state = State.CLOSED
@@ -172,7 +172,7 @@ class Supervisor:
         return not self._thread.is_alive()
 
     def unavailable(self) -> UnavailableError:
-        """Why there is no child to send to."""
+        """The error of requests while there is no child to send them to."""
         text = f"{self._name} {self.state.value}"
         if self.state is State.WAITING:
             text += (
@@ -181,7 +181,7 @@ class Supervisor:
             )
         return UnavailableError(f"{text}; last failure: {self._failure}" if self._failure is not None else text)
 
-    # ---- on its own thread
+    # ---- on the supervisor's thread
 
     def _supervise(self, charge: Charge) -> None:
         try:
@@ -208,7 +208,7 @@ class Supervisor:
             self.restarts.record(death.reason)
 
     def _pause(self) -> bool:
-        """Wait as long as the policy wants before the next start; False when the instance was closed meanwhile."""
+        """Wait before the next start as the policy says; False if the instance was closed meanwhile."""
         now_s = time.monotonic()
         pause_s = self._policy.pause_after_crash(now_s)
         self.state = State.WAITING
@@ -220,7 +220,7 @@ class Supervisor:
         return True
 
     def _run_child(self, charge: Charge) -> Death:
-        """Start a child and stay with it until its end; why it ended."""
+        """Start a child, watch it until it ends, and return why it ended."""
         try:
             child = ChildProcess(
                 self._name,
@@ -240,7 +240,7 @@ class Supervisor:
         self._watch(charge, child)
         with self._changed:
             has_stood = self.state is not State.STARTING
-            # Whoever looks for a child must not find this one while its end is being told.
+            # This child must not be found while its end is being handled.
             self.state = State.WAITING if self.state is State.READY else self.state
         is_done = threading.Event()
         if charge.post(charge.detach, child, is_done):
@@ -251,7 +251,7 @@ class Supervisor:
         return death if has_stood else replace(death, reason=RestartReason.NOT_STARTED)
 
     def _watch(self, charge: Charge, child: ChildProcess) -> None:
-        """Until the child's end; in a time without traffic both sides give memory back."""
+        """Watch the child until it ends. Without traffic, let both sides give memory back."""
         seen = self.num_trimmed = charge.num_batches
         while child.exit_report is None:
             child.watch(timeout_s=self._idle_s)

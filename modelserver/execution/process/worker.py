@@ -1,4 +1,4 @@
-"""What drives an instance in a child process, on the event loop: no thread of the server waits for the answer.
+"""Drives an instance in a child process, on the event loop: no thread of the server waits for the answer.
 
 A request goes from the loop to the child and back to the loop; only the child wakes up in between.
 """
@@ -13,7 +13,7 @@ from functools import partial
 from modelserver.core.clock import Clock
 from modelserver.execution.executor import Outcome
 from modelserver.execution.instances import LoadedInstance
-from modelserver.execution.process.busy_wait import BusyWait
+from modelserver.execution.process.channel import BusyWait
 from modelserver.execution.process.in_flight_batch import Result
 from modelserver.execution.process.instance import ProcessInstance
 from modelserver.execution.response_dispatcher import OpenResponse
@@ -24,17 +24,17 @@ from modelserver.scheduling.scheduler import BatchSource
 
 logger = logging.getLogger(__name__)
 
-# Messages on their way to a process that is quick: while it executes one, the next is there already.
+# Messages in flight to a quick process: while it executes one, it already has the next.
 _MESSAGES_AHEAD = 2
-# An answer that comes within this time is waited for awake.
+# Answers expected within this time are polled for.
 _SOON_NS = 50_000
 
 
 class ProcessWorker(LoopWorker):
     """Sends batches to one instance, and delivers the results.
 
-    Batches are sent while others are executed, if those are known to be short, and no other instance might be free
-    for them.
+    Batches are sent while others are executed, if those are known to be short, and no other instance could take
+    them.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class ProcessWorker(LoopWorker):
         self._num_out = 0  # batches
         self._num_messages = 0
         self._mean_ns = float(TOGETHER_BUDGET_NS)  # that the child takes for a batch
-        # Batches that may go together with another one: as many as the child executes within the budget. An instance
-        # that goes in steps only takes them on, and the more of them its next step has the better.
+        # How many batches may travel with another one: as many as the child executes within the budget. An instance
+        # that works in steps only accepts them, and its next step profits from as many as possible.
         self._is_stepped = instance.is_stepped
         self._num_further = MAX_TOGETHER - 1 if self._is_stepped else 0
 
@@ -107,7 +107,7 @@ class ProcessWorker(LoopWorker):
             self._loop.call_soon(self._stay_awake)
 
     def _stay_awake(self) -> None:
-        """Let the loop look for events, the answer among them, instead of sleeping until one comes."""
+        """Let the loop poll for events, such as the answer, instead of sleeping."""
         if not self._num_out:
             self._busy_wait.end(has_come=True)
         elif self._busy_wait.go_on():
@@ -125,15 +125,15 @@ class ProcessWorker(LoopWorker):
     ) -> None:
         """The child has answered a batch, or will not answer it."""
         if duration_ns and not self._is_stepped:
-            # A running mean that forgets within some ten batches, and a slow one at once.
+            # A running mean over about ten batches, which follows a slow batch at once.
             self._mean_ns = max(duration_ns, self._mean_ns + (duration_ns - self._mean_ns) / 8)
             self._num_further = max(1, min(MAX_TOGETHER, int(TOGETHER_BUDGET_NS / self._mean_ns))) - 1
-        # Each batch of a message is given its share of the time that the message took.
+        # Each batch of a message counts an equal share of the time that the message took.
         infer_ns = max(0, self._now_ns() - message.sent_ns) // message.size
         self._end(message, batch, open_responses, self.runner.executor.conclude(batch.requests, result, infer_ns))
 
     def _end(self, message: _Message, batch: Batch, open_responses: Sequence[OpenResponse], outcome: Outcome) -> None:
-        """Record and deliver a batch, and see to the next."""
+        """Record and deliver a batch, and take the next."""
         self._num_out -= 1
         message.num_out -= 1
         deliveries = self.runner.end(batch, open_responses, outcome)

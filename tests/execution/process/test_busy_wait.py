@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from modelserver.execution.process.busy_wait import BusyWait
+from modelserver.execution.process.channel import BusyWait
 
 
 class Machine:

@@ -108,9 +108,3 @@ def test_a_peer_that_hung_up_is_told_from_one_that_never_read(pair: tuple[Channe
     with pytest.raises(PeerGoneError) as refused:
         near.send(AskReady(number=2))
     assert refused.value.was_unread
-
-
-def test_receive_gives_up_after_its_timeout(pair: tuple[Channel, Channel]) -> None:
-    pair[0].set_receive_timeout(0.02)
-    with pytest.raises(TimeoutError):
-        pair[0].receive()

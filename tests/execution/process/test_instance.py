@@ -201,7 +201,7 @@ def test_a_child_that_cannot_be_understood_is_ended(
     instance = start()
     with pytest.raises(InternalError, match="was killed by signal SIGKILL"):
         instance.execute([request(do="mumble")])
-    assert "echo_0 said what cannot be understood, killing it: Expected `str`, got `bytes`" in caplog.text
+    assert "echo_0 sent an invalid message, killing it: Expected `str`, got `bytes`" in caplog.text
     assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
 
 
