@@ -17,8 +17,7 @@ from typing import Protocol
 import msgspec
 
 from modelserver.backend import InferResponse, ResponseSender, ServerCalls, ServerError
-from modelserver.core.call_origin import CallOrigin
-from modelserver.core.request import InFlightRequest
+from modelserver.core.request import CallOrigin, InFlightRequest
 from modelserver.execution.process.channel import PeerGoneError
 from modelserver.execution.process.child_process import ChildProcess
 from modelserver.execution.process.in_flight_batch import InFlightBatch
