@@ -37,9 +37,9 @@ from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.planes.quotas import Callers
 from modelserver.planes.shared_memory import SharedMemory
 from modelserver.platform.tuning import keep_for_good, shorten_switch_interval, tune_malloc
-from modelserver.repository.backend_settings import unknown_backends
 from modelserver.repository.options import repository_options
 from modelserver.repository.repository import ModelRepository
+from modelserver.repository.unsupported import unknown_backends
 from modelserver.scheduling.rate_limit import RateLimiter
 from modelserver.telemetry.gpu import GpuGauges
 from modelserver.telemetry.host import HostGauges

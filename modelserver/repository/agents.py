@@ -2,25 +2,69 @@
 
 from __future__ import annotations
 
-import importlib
+import hashlib
 import logging
 import re
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 from modelserver.backend.discovery import find_source, import_source
 from modelserver.config.schema import RepositoryAgent as AgentConfig
 from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError, ServerError
 from modelserver.repoagent import AgentContext, RepositoryAgent
-from modelserver.repository.load_request import Holding
+from modelserver.repository.load_request import Holding, contained_path
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 logger = logging.getLogger(__name__)
 
+_CHUNK_BYTES = 1 << 20
+_METHODS = ("MD5", "SHA256")
+
+
+class ChecksumAgent(RepositoryAgent):
+    """The agent `checksum`: a model is loaded only if its files match the checksums in its config.
+
+    Parameters are `MD5:<file>` (Triton's) or `SHA256:<file>`, relative to the model's directory, with the checksum in
+    hex.
+    """
+
+    def load(self) -> None:
+        for key, expected in sorted(self.context.parameters.items()):
+            method, colon, name = key.partition(":")
+            if method not in _METHODS or not colon:
+                raise InvalidArgumentError(f"expected parameters 'MD5:<file>' or 'SHA256:<file>', got '{key}'")
+            self._verify(method, name, expected.strip())
+
+    def _verify(self, method: str, name: str, expected: str) -> None:
+        path = self.context.model_directory / contained_path(name)
+        try:
+            got = _hash(path, method)
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"file '{name}' cannot be read to verify its {method}: {error.strerror}"
+            ) from None
+        if got != expected.lower():
+            raise InvalidArgumentError(
+                f"Mismatched {method} hash for file {name}, expect: {expected}, got: {got}; "
+                "put the right file there, or the right checksum into the model's config"
+            )
+
+
+def _hash(path: Path, method: str) -> str:
+    digest: _Hash = hashlib.md5(usedforsecurity=False) if method == "MD5" else hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-_BUNDLED = {"checksum": "modelserver.repository.checksum_agent"}
+_BUNDLED = {"checksum": ChecksumAgent}
 
 
 class AgentRun(Holding):
@@ -81,28 +125,25 @@ def find_agent(name: str, agent_directory: Path | None) -> type[RepositoryAgent]
     if not _NAME.fullmatch(name):
         raise InvalidArgumentError(f"repository agent '{name}': expected a name of letters, digits, '_' and '-'")
     source = find_source(agent_directory, name) if agent_directory is not None else None
-    where = str(source or _BUNDLED.get(name, ""))
-    if not where:
+    if source is None:
+        if name in _BUNDLED:
+            return _BUNDLED[name]
         looked = agent_directory if agent_directory is not None else "no --repoagent-directory is given"
         raise NotFoundError(
             f"unknown repository agent '{name}': expected {name}.py or {name}/__init__.py in --repoagent-directory "
             f"({looked}), or one of the bundled agents: {', '.join(_BUNDLED)}"
         )
     try:
-        module = import_source(f"agent_{name}", source) if source is not None else importlib.import_module(where)
+        module = import_source(f"agent_{name}", source)
     except Exception as error:
         logger.exception("repository agent '%s' cannot be imported", name)
         raise InternalError(
-            f"repository agent '{name}' from {where} cannot be imported: {type(error).__name__}: {error}"
+            f"repository agent '{name}' from {source} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-    return _checked(name, where, module)
-
-
-def _checked(name: str, where: str, module: ModuleType) -> type[RepositoryAgent]:
     candidate = getattr(module, "AGENT", None)
     if isinstance(candidate, type) and issubclass(candidate, RepositoryAgent):
         return candidate
     raise InternalError(
-        f"repository agent '{name}' from {where}: expected a module-level name AGENT holding a subclass of "
+        f"repository agent '{name}' from {source}: expected a module-level name AGENT holding a subclass of "
         f"modelserver.repoagent.RepositoryAgent, found {candidate!r}"
     )

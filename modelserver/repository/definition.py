@@ -25,7 +25,6 @@ from modelserver.config.validate import validate
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
 from modelserver.execution.engine import EnsembleBackend
 from modelserver.execution.process.hosted_backend import complete_config
-from modelserver.repository.backend_settings import setting_warnings
 from modelserver.repository.fingerprint import ModelFingerprint, fingerprint_tree
 from modelserver.repository.layout import (
     CONFIG_FILENAME,
@@ -36,7 +35,7 @@ from modelserver.repository.layout import (
 )
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.state import CompletionError
-from modelserver.repository.unsupported import ignored_warnings, unsupported_problems
+from modelserver.repository.unsupported import ignored_warnings, setting_warnings, unsupported_problems
 from modelserver.scheduling.strategy import STRATEGY_PARAMETER, find_strategy
 
 

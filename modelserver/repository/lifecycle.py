@@ -18,9 +18,8 @@ from modelserver.repository.loader import LoadSource
 from modelserver.repository.operations import OperationQueue, OperationRequest, SupersededError, UnloadRequest
 from modelserver.repository.plan import LoadedVersion
 from modelserver.repository.reload import Reload
-from modelserver.repository.serving import LifecycleContext, ServingVersions
+from modelserver.repository.serving import LifecycleContext, ServingVersions, VersionStates
 from modelserver.repository.state import CompletionError, IndexEntry, Standing, VersionsFailedError
-from modelserver.repository.version_states import VersionStates
 from modelserver.telemetry.counts import LoadCounts
 
 if TYPE_CHECKING:

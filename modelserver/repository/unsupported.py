@@ -1,7 +1,7 @@
-"""Config fields that this version knows but does not support.
+"""Config fields, and settings of --backend-config, that have no effect.
 
-A field that changes a model's answers stops the load; a field that only tunes its speed gives a
-warning. No field is ignored silently.
+A field that changes a model's answers stops the load; a field that only tunes its speed, or a setting that the backend
+does not know, gives a warning. None is ignored silently.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
+from modelserver.backend import Backend
+from modelserver.backend.discovery import list_backends
 from modelserver.config.problem import Problem
 from modelserver.config.schema import (
     ModelConfig,
@@ -18,6 +20,8 @@ from modelserver.config.schema import (
     ModelOutput,
     OptimizationPriority,
 )
+from modelserver.config.suggestion import did_you_mean, suggest
+from modelserver.repository.options import DefinitionOptions
 from modelserver.telemetry.histogram import FIRST_RESPONSE_MS
 
 # (field path, why it matters)
@@ -142,3 +146,61 @@ def _ignored_in_group(path: str, group: ModelInstanceGroup) -> Iterator[Finding]
         yield f"{path}.secondary_devices", "no backend uses secondary devices"
     if group.profile:
         yield f"{path}.profile", "optimization profiles belong to TensorRT"
+
+
+# Settings that any backend accepts: ours, and the settings that Triton's server passes to all of its backends.
+FOR_ALL = frozenset(
+    {
+        "allow-pickle",
+        "auto-complete-config",
+        "backend-directory",
+        "default-max-batch-size",
+        "execute-timeout-seconds",
+        "min-compute-capability",
+        "output-lines-per-second",
+    }
+)
+
+
+def setting_warnings(options: DefinitionOptions, name: str, backend_class: type[Backend]) -> tuple[Problem, ...]:
+    """One warning for each setting that is passed to backend `name` and that the backend does not know.
+
+    Backends that do not declare their settings are not checked.
+    """
+    if backend_class.option_names is None:
+        return ()
+    known = backend_class.option_names | FOR_ALL
+    given = [(f"{name},{key}", key) for key in options.backend_config.get(name, {})]
+    given += [(key, key) for key in options.backend_config.get("", {})]
+    return tuple(
+        Problem(
+            source=f"--backend-config={written}",
+            line=None,
+            column=None,
+            field="",
+            message=f"has no effect: backend '{name}' knows no setting '{key}'",
+            hint=did_you_mean(suggest(key, known)),
+        )
+        for written, key in given
+        if key not in known
+    )
+
+
+def unknown_backends(options: DefinitionOptions) -> tuple[str, ...]:
+    """A sentence for each backend that `--backend-config` names but that is not installed.
+
+    Empty if models may bring their own backends.
+    """
+    named = [name for name in options.backend_config if name]
+    if options.allow_model_backends or not named:
+        return ()
+    known = [listing.name for listing in list_backends(options.backend_directories)]
+    return tuple(
+        f"--backend-config={name},...: there is no backend '{name}'" + _hint(suggest(name, known))
+        for name in named
+        if name not in known
+    )
+
+
+def _hint(nearest: str | None) -> str:
+    return f"; {did_you_mean(nearest)}" if nearest else ""

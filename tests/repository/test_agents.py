@@ -9,8 +9,7 @@ import pytest
 from support.repositories import IDENTITY_CONFIG, GatedLoader, infer, open_repository, write_model
 
 from modelserver.errors import ErrorCode, InternalError, InvalidArgumentError, NotFoundError, ServerError
-from modelserver.repository.agents import find_agent
-from modelserver.repository.checksum_agent import ChecksumAgent
+from modelserver.repository.agents import ChecksumAgent, find_agent
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.repository import ModelRepository
 

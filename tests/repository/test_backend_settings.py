@@ -5,10 +5,10 @@ from support.repositories import write_model
 
 from modelserver.backend import Backend
 from modelserver.backend.discovery import find_backend
-from modelserver.repository.backend_settings import setting_warnings, unknown_backends
 from modelserver.repository.definition import read_definition
 from modelserver.repository.layout import scan_model
 from modelserver.repository.options import DefinitionOptions
+from modelserver.repository.unsupported import setting_warnings, unknown_backends
 
 
 def warnings_of(backend: str, settings: dict[str, dict[str, str]]) -> list[str]:

@@ -10,8 +10,8 @@ from support.repositories import GatedLoader, infer, open_repository, write_mode
 from modelserver.config.pbtxt import read_pbtxt
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import InternalError, LoadOnDemandError, ServerError
+from modelserver.repository.reload import can_roll, num_instances, with_instances
 from modelserver.repository.repository import ModelRepository
-from modelserver.repository.rolling import can_roll, num_instances, with_instances
 
 COUNT = "instance_group [ { kind: KIND_CPU count: %d } ]\n"
 
