@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 # How long a worker may take to notice that its sequences were ended.
 _GIVE_UP_S = 1.0
+# Longer than a server lives, but short enough for the clock of threads.
+_NO_END_S = 1e8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,41 @@ class PooledInstance:
         )
 
 
+class Leavers:
+    """Instances that a model has no place for any more, but whose sequences go on.
+
+    One thread at a time calls it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[threading.Thread, PooledInstance] = {}
+
+    def stop(self, members: Sequence[PooledInstance], timeout_s: float) -> None:
+        """Stop the instances now, or those with sequences when these have ended. Blocking for the former only."""
+        idle: list[PooledInstance] = []
+        self._waiting = {thread: member for thread, member in self._waiting.items() if thread.is_alive()}
+        for member in members:
+            if member.worker is not None:
+                member.worker.close()
+            if member.worker is None or not member.worker.num_sequences:
+                idle.append(member)
+                continue
+            name = f"leaving {member.loaded.name}"
+            thread = threading.Thread(target=stop_instances, args=([member], _NO_END_S), name=name, daemon=True)
+            self._waiting[thread] = member
+            thread.start()
+        stop_instances(idle, timeout_s)
+
+    def end(self, timeout_s: float) -> bool:
+        """End the sequences that still go on after that time; False when an instance still executes. Blocking."""
+        deadline_s = time.monotonic() + timeout_s
+        for thread, member in self._waiting.items():
+            member.has_ended(max(0.0, deadline_s - time.monotonic()))
+            thread.join(max(_GIVE_UP_S, deadline_s - time.monotonic()))
+        self._waiting = {thread: member for thread, member in self._waiting.items() if thread.is_alive()}
+        return not self._waiting
+
+
 def stop_instances(members: Sequence[PooledInstance], timeout_s: float) -> bool:
     """Let the workers end and close their instances; False when one did not end in time. Blocking."""
     deadline_s = time.monotonic() + timeout_s
@@ -117,6 +154,7 @@ class Engine(abc.ABC):
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.members: tuple[PooledInstance, ...] = ()
+        self.leavers = Leavers()
 
     @abc.abstractmethod
     def measure(self) -> list[Sequence[Measurement]]:

@@ -124,7 +124,7 @@ class InstancePool(Engine):
     def close(self, timeout_s: float) -> bool:
         """Let the workers end and close their instances; False when one did not end in time. As `update`."""
         self._is_stopped = True
-        has_ended = stop_instances(self.members, timeout_s)
+        has_ended = stop_instances(self.members, timeout_s) and self.leavers.end(timeout_s)
         if has_ended:
             # Workers refer to their pool. Without this, memory and threads of a library would stay until the next
             # garbage collection.
@@ -188,8 +188,8 @@ class InstancePool(Engine):
             self._check_steps(instances, claims)
         except BaseException:
             close_all(instances)
-            for plan in claims:
-                self._claims.leave(plan)
+            for plan, claim in claims.items():
+                self._claims.leave(plan, claim)
             raise
         return instances, not instances or is_fast
 
@@ -262,7 +262,8 @@ class InstancePool(Engine):
             if loaded.process is not None:
                 loaded.process.count_restarts(self._statistics.process_restarts)
             worker = self._workers.make(loaded, runner, self.scheduler, guard)
-            members.append(PooledInstance(loaded, worker, partial(self._claims.leave, loaded.plan)))
+            claim = self._claims.get(loaded.plan)
+            members.append(PooledInstance(loaded, worker, partial(self._claims.leave, loaded.plan, claim)))
         for member in members:
             if member.worker is not None:
                 member.worker.start()

@@ -21,7 +21,7 @@ from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.errors import UnavailableError
-from modelserver.execution.engine import Engine, EnsembleEngine, InstanceInfo, stop_instances
+from modelserver.execution.engine import Engine, EnsembleEngine, InstanceInfo
 from modelserver.execution.instance_pool import InstancePool
 from modelserver.execution.instances import InstanceFactory, guard
 from modelserver.execution.labels import Labels, composed_labels, read_labels
@@ -305,7 +305,8 @@ class Model:
         """Apply a config that differs only in `instance_group`, and in what `update_scheduling` applies.
 
         Blocking, called from a load-pool thread. New instances are made before old ones are closed, and unchanged ones
-        stay, so traffic continues. Raises ServerError, with nothing changed, if an instance cannot be made.
+        stay, so traffic continues. Sequences end on the instance where they began: an old one that has some is closed
+        later, with the last of them. Raises ServerError, with nothing changed, if an instance cannot be made.
         """
         engine = self._engine
         with engine.lock:
@@ -314,7 +315,7 @@ class Model:
             num_added, removed = engine.update(config)
             # What an ensemble may answer depends on its models too.
             self.config = replace(config, model_transaction_policy=self.config.model_transaction_policy)
-            stop_instances(removed, CLOSE_TIMEOUT_S)
+            engine.leavers.stop(removed, CLOSE_TIMEOUT_S)
         logger.info(
             "model '%s' version %d: %d instances added, %d removed", self.name, self.version, num_added, len(removed)
         )

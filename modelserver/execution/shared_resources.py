@@ -110,8 +110,10 @@ class ResourceClaims:
         self._claims.update(claims)
         return claims
 
-    def leave(self, plan: InstancePlan) -> None:
-        """Drop the claim of an instance that is gone, if it had one."""
-        claim = self._claims.pop(plan, None)
-        if claim is not None and self.limiter is not None:
-            self.limiter.leave(claim)
+    def leave(self, plan: InstancePlan, claim: Claim | None) -> None:
+        """Drop this claim of an instance that is gone. A new instance of an equal plan may have a claim of its own."""
+        if claim is None or self.limiter is None:
+            return
+        if self._claims.get(plan) is claim:
+            del self._claims[plan]
+        self.limiter.leave(claim)

@@ -68,6 +68,11 @@ class Worker(abc.ABC):
     def join(self, timeout_s: float | None) -> bool:
         """Wait until the batch in progress is done; False if it is not done in time."""
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences under way on its instance: once closed, the worker ends when these have ended."""
+        return 0
+
     def give_up(self) -> None:
         """End the sequences and batches of the worker, after `join` has waited long enough."""
 
@@ -84,6 +89,10 @@ class ThreadWorker(Worker):
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def num_sequences(self) -> int:
+        return self._source.num_sequences
 
     def join(self, timeout_s: float | None) -> bool:
         self._thread.join(timeout_s)
@@ -245,6 +254,10 @@ class LoopWorker(Worker):
 
     def settle(self) -> None:
         """Nothing: an extra turn is harmless."""
+
+    @property
+    def num_sequences(self) -> int:
+        return self._source.num_sequences
 
     def close(self) -> None:
         self._source.close_worker(self)

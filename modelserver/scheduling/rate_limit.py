@@ -265,6 +265,10 @@ class LimitedSource:
     def post(self, callback: Callable[..., object], *args: object) -> None:
         self._source.post(callback, *args)
 
+    @property
+    def num_sequences(self) -> int:
+        return self._source.num_sequences
+
     def give_up(self) -> None:
         self._source.give_up()
 

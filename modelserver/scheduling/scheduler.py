@@ -33,6 +33,10 @@ class BatchSource(Protocol):
     def takes_ahead(self) -> bool:
         """Whether a worker may take batches while its last one is being executed."""
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences under way that only this worker can go on with."""
+
     def try_take(self, worker: WaitingWorker) -> tuple[Batch | None, int | None]:
         """The next batch; or None, and when to look again (ns) if the worker is not woken before."""
 

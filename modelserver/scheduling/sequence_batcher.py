@@ -329,6 +329,11 @@ class InstanceSource:
         self._on_end = on_end
         self._batch: SequenceBatch | None = None
 
+    @property
+    def num_sequences(self) -> int:
+        """Of this instance. From any thread."""
+        return self.slots.num_sequences
+
     def try_take(self, worker: WaitingWorker) -> tuple[Batch | None, int | None]:
         """The next batch; or None, and when to look again if the worker is not woken. Called by the worker.
 

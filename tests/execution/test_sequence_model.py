@@ -65,6 +65,7 @@ class Noting(BatchInstance):
 
     def __init__(self, _placement: Placement) -> None:
         self.seen: list[str] = []
+        self.is_closed = False
         self.ended: list[tuple[int | str, str]] = []
         self.entered = threading.Event()
         self.gate = threading.Event()
@@ -78,6 +79,9 @@ class Noting(BatchInstance):
 
     def on_sequence_end(self, correlation_id: int | str, reason: str) -> None:
         self.ended.append((correlation_id, reason))
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class Counting(BatchInstance):
@@ -248,27 +252,38 @@ async def test_an_instance_that_is_removed_finishes_its_sequences() -> None:
     async with Serving(Noting, config) as serving:
         await serving.infer("+a1", "+b1")
         fewer = replace(config, instance_group=(replace(config.instance_group[0], count=1),))
-        updating = asyncio.create_task(asyncio.to_thread(serving.model.update_instances, fewer))
-        await until(lambda: len(serving.model.instances()) == 1, "one of them is to go")
+        await asyncio.to_thread(serving.model.update_instances, fewer)
+        assert len(serving.model.instances()) == 1
+        assert not any(instance.is_closed for instance in serving.instances)
         await serving.infer("a2-", "b2-")
-        await updating
+        await until(lambda: any(instance.is_closed for instance in serving.instances), "one of them goes")
         assert await serving.infer("+c1-", "+d1-", value=4) == [[4], [4]]
         assert [len(instance.seen) for instance in serving.instances] in ([4, 2], [2, 4])
 
 
-async def test_an_instance_that_is_removed_waits_for_its_sequences_for_a_while_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("modelserver.execution.model.CLOSE_TIMEOUT_S", 0.05)
+async def test_an_unload_ends_the_sequences_of_removed_instances_too() -> None:
     config = config_of(1, count=2, direct=SequenceStrategyDirect())
     async with Serving(Noting, config) as serving:
         await serving.infer("+a1", "+b1")
         fewer = replace(config, instance_group=(replace(config.instance_group[0], count=1),))
         await asyncio.to_thread(serving.model.update_instances, fewer)
-        assert sorted(instance.ended for instance in serving.instances) == [[], [("b", "unloaded")]]
-        with pytest.raises(InvalidArgumentError, match="must specify the START flag"):
-            await serving.infer("b2")
-        assert await serving.infer("a2-", value=7) == [[7]]
+        await asyncio.to_thread(serving.model.close)
+        assert sorted(instance.ended for instance in serving.instances) == [[("a", "unloaded")], [("b", "unloaded")]]
+        assert all(instance.is_closed for instance in serving.instances)
+
+
+async def test_instances_come_back_while_those_of_before_finish_their_sequences() -> None:
+    config = config_of(1, count=2, direct=SequenceStrategyDirect())
+    fewer = replace(config, instance_group=(replace(config.instance_group[0], count=1),))
+    async with Serving(Noting, config) as serving:
+        await serving.infer("+a1", "+b1")
+        for groups in (fewer, config):
+            await asyncio.to_thread(serving.model.update_instances, groups)
+        assert await serving.infer("+c1-", value=4) == [[4]]
+        assert [instance.seen for instance in serving.instances if len(instance.seen) == 1] != []
+        await serving.infer("a2-", "b2-")
+        await until(lambda: sum(instance.is_closed for instance in serving.instances) == 1, "one of them goes")
+        assert len(serving.instances) == 3
 
 
 async def test_a_failed_batch_fails_its_requests_and_no_sequence() -> None:
