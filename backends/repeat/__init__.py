@@ -1,8 +1,8 @@
 """Triton's test backend `repeat`: answers a request once for each element of IN, after the delays that it says.
 
 Inputs `IN` INT32 [-1], `DELAY` UINT32 [-1] (milliseconds before each response) and `WAIT` UINT32 [1] (milliseconds
-before `execute` returns); outputs `OUT` INT32 [1], the element, and `IDX` UINT32 [1], its position. The model is
-decoupled and forms no batches.
+before `execute` returns); outputs `OUT` INT32 [1], the element, and `IDX` UINT32 [1], its position. The model forms
+no batches. If it is not decoupled, IN has one element, and the answer is sent before the request is finished.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class RepeatInstance(BatchInstance):
 
     answers_later = True
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_decoupled: bool) -> None:
         self._name = name
+        self._is_decoupled = is_decoupled
         self._is_closing = False
         self._threads: dict[threading.Thread, threading.Event] = {}  # with what wakes them early
 
@@ -48,6 +49,10 @@ class RepeatInstance(BatchInstance):
             sender = request.sender
             if len(values) != len(delays):
                 text = f"expected IN and DELAY shape to match, got {list(values.shape)} and {list(delays.shape)}"
+                sender.finish(InvalidArgumentError(text))
+                continue
+            if len(values) != 1 and not self._is_decoupled:
+                text = f"expected one element of IN, because the model is not decoupled; got {len(values)}"
                 sender.finish(InvalidArgumentError(text))
                 continue
             wake = threading.Event()
@@ -90,8 +95,6 @@ class RepeatBackend(Backend):
     def __init__(self, context: BackendContext) -> None:
         super().__init__(context)
         config = context.config
-        if not config.is_decoupled:
-            raise ConfigError("the repeat backend needs model_transaction_policy { decoupled: true }")
         if config.max_batch_size > 0:
             raise ConfigError(
                 f"the repeat backend forms no batches: max_batch_size must be 0, not {config.max_batch_size}"
@@ -104,7 +107,7 @@ class RepeatBackend(Backend):
                 raise ConfigError(f"the repeat backend expected tensors {sorted(expected)}, got {sorted(given)}")
 
     def create_instance(self, placement: Placement) -> RepeatInstance:
-        return RepeatInstance(placement.name)
+        return RepeatInstance(placement.name, is_decoupled=self.context.config.is_decoupled)
 
 
 BACKEND = RepeatBackend

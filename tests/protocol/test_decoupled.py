@@ -38,16 +38,18 @@ def served(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 
 def write_repeat(root: Any) -> None:
+    decoupled = "model_transaction_policy { decoupled: true }"
+    repeat = """
+        backend: "repeat"
+        input [ { name: "IN", data_type: TYPE_INT32, dims: [ -1 ] },
+                { name: "DELAY", data_type: TYPE_UINT32, dims: [ -1 ] },
+                { name: "WAIT", data_type: TYPE_UINT32, dims: [ 1 ] } ]
+        output [ { name: "OUT", data_type: TYPE_INT32, dims: [ 1 ] },
+                 { name: "IDX", data_type: TYPE_UINT32, dims: [ 1 ] } ]
+        """
     for name, config in {
-        "repeat": """
-            backend: "repeat"
-            model_transaction_policy { decoupled: true }
-            input [ { name: "IN", data_type: TYPE_INT32, dims: [ -1 ] },
-                    { name: "DELAY", data_type: TYPE_UINT32, dims: [ -1 ] },
-                    { name: "WAIT", data_type: TYPE_UINT32, dims: [ 1 ] } ]
-            output [ { name: "OUT", data_type: TYPE_INT32, dims: [ 1 ] },
-                     { name: "IDX", data_type: TYPE_UINT32, dims: [ 1 ] } ]
-            """,
+        "repeat": repeat + decoupled,
+        "repeat_once": repeat,
         "square": """
             backend: "square"
             model_transaction_policy { decoupled: true }
@@ -314,6 +316,17 @@ def test_repeat_answers_each_element(served: RunningServer) -> None:
     document = {"IN": [4, 2, 0, 1], "DELAY": [1, 2, 3, 4], "WAIT": 5}
     said = events(served, "/v2/models/repeat/generate_stream", document)
     assert [(event["IDX"], event["OUT"]) for event in said] == [(0, 4), (1, 2), (2, 0), (3, 1)]
+
+
+def test_a_model_that_is_not_decoupled_may_end_its_request_after_the_answer(
+    protocol: type[ProtocolClient], served: RunningServer
+) -> None:
+    with protocol(served) as client:
+        inputs = {"IN": np.array([7], np.int32), "DELAY": np.array([1], np.uint32), "WAIT": np.array([0], np.uint32)}
+        assert client.infer("repeat_once", inputs)["OUT"].tolist() == [7]
+        more = inputs | {"IN": np.array([7, 8], np.int32), "DELAY": np.array([1, 1], np.uint32)}
+        with pytest.raises(ClientError, match="expected one element of IN"):
+            client.infer("repeat_once", more)
 
 
 def test_repeat_wants_a_delay_for_each_element(served: RunningServer) -> None:
