@@ -301,7 +301,10 @@ class _Reading:
     def _backend_of_files(self) -> str:
         """The backend by which a model without `backend:` is recognised; "" with a problem if there is none."""
         if self._options.is_auto_complete_disabled:
-            self._add("backend", "expected the name of a backend, because auto-completion is disabled; got none")
+            has_file = self._source != str(self._layout.directory / CONFIG_FILENAME) or self._layout.config_file
+            summary = "" if has_file else f"failed to open text file for read {self._source}: No such file or directory"
+            message = "expected the name of a backend, because auto-completion is disabled; got none"
+            self._add("backend", message, summary=summary)
             return ""
         for _, directory in sorted(self._layout.versions.items(), reverse=True):
             name = backend_for_model_files(directory)

@@ -10,7 +10,7 @@ from modelserver.repository.definition import ModelDefinition, read_definition
 from modelserver.repository.layout import scan_model
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.roots import RepositoryRoot, find_model
-from modelserver.repository.state import CompletionError
+from modelserver.repository.state import CompletionError, describe_failure
 
 
 def read(directory: Path, config_json: str | None = None, **options: object) -> ModelDefinition:
@@ -98,6 +98,15 @@ def test_without_config_the_backend_is_found_by_its_file_and_completes(model_rep
 def test_without_auto_completion_inputs_must_be_there(model_repository: Path) -> None:
     problems = problems_of(model_repository / "digits_versions", is_auto_complete_disabled=True)
     assert "backend" in problems
+
+
+def test_without_auto_completion_a_missing_config_is_named_as_triton_names_it(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path / "m", is_auto_complete_disabled=True)
+    missing = f"failed to open text file for read {tmp_path}/m/config.pbtxt: No such file or directory"
+    assert missing in describe_failure(caught.value)
+    assert "auto-completion is disabled" in describe_failure(caught.value)
 
 
 @pytest.mark.tool("no-gpu")
