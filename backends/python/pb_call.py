@@ -39,12 +39,13 @@ class ResponseIterator:
 
     def __init__(self, responses: Responses) -> None:
         self._responses = responses
+        self._ahead: list[InferResponse | ServerError | None] = []  # the first one, if it was waited for
 
     def __iter__(self) -> Iterator[InferenceResponse]:
         return self
 
     def __next__(self) -> InferenceResponse:
-        response = self._responses.next()
+        response = self._ahead.pop() if self._ahead else self._responses.next()
         if response is None:
             raise StopIteration
         return response_of(response)
@@ -53,10 +54,18 @@ class ResponseIterator:
         return self
 
     async def __anext__(self) -> InferenceResponse:
-        response = await self._responses.next_async()
+        response = self._ahead.pop() if self._ahead else await self._responses.next_async()
         if response is None:
             raise StopAsyncIteration
         return response_of(response)
+
+    async def begin(self) -> None:
+        """Wait for the first response, so that a coroutine that goes on with `for` does not stop its loop for it."""
+        try:
+            self._ahead.append(await self._responses.next_async())
+        except BaseException:
+            self._responses.cancel()
+            raise
 
     def cancel(self) -> None:
         """No further response is wanted."""
@@ -72,10 +81,12 @@ def call(request: InferRequest, *, decoupled: bool) -> InferenceResponse | Respo
 
 
 async def call_async(request: InferRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
-    """As `call`, for a coroutine."""
+    """As `call`, for a coroutine; of a decoupled call the first response is there, as with Triton."""
     responses = _begin(request, decoupled=decoupled, is_async=True)
     if decoupled:
-        return ResponseIterator(responses)
+        iterator = ResponseIterator(responses)
+        await iterator.begin()
+        return iterator
     try:
         return _only(await responses.next_async())
     finally:

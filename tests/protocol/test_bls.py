@@ -157,6 +157,15 @@ class TritonPythonModel:
             return [value async for response in responses for value in values(response)]
         return respond(asyncio.run(read()))
 
+    def streams_read_in_turn(self, request, data):
+        """Both calls wait at once, although each coroutine reads its responses without awaiting them."""
+        async def read(number):
+            responses = await ask("meeting", data).async_exec(decoupled=True)
+            return [value for response in responses for value in values(response)]
+        async def both():
+            return await asyncio.gather(read(1), read(2))
+        return respond(np.concatenate(asyncio.run(both())))
+
     def stop_reading(self, request, data):
         responses = ask("repeater", data).exec(decoupled=True)
         first = only(next(responses))
@@ -308,6 +317,20 @@ class TritonPythonModel:
         time.sleep(0.05)
         return [respond(0) for _ in requests]
 """
+MEETING = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.senders = []
+
+    def execute(self, requests):
+        self.senders += [request.get_response_sender() for request in requests]
+        if len(self.senders) == 2:
+            for sender in self.senders:
+                sender.send(respond([1, 2]))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            self.senders = []
+        return None
+"""
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 POLICY = "default_queue_policy { allow_timeout_override: true timeout_action: REJECT }"
 TIMEOUTS = f"max_batch_size: 1 dynamic_batching {{ {POLICY} }}"
@@ -321,6 +344,7 @@ MODELS = {
     "other": (OTHER, 1, ""),
     "slow": (SLOW, 1, TIMEOUTS),
     "flood": (FLOOD, 1, DECOUPLED),
+    "meeting": (MEETING, 1, DECOUPLED),
     "flood_meter": (FLOOD_METER, 1, ""),
     "together": (TOGETHER, 1, PAIRS),
 }
@@ -349,6 +373,7 @@ def call(client: ProtocolClient, do: str, *values: float, model: str = "caller")
         ("many_awaited", [value for index in range(8) for value in (2.0 + index, 3.0 + index)]),
         ("stream", [1.0, 2.0]),
         ("stream_awaited", [1.0, 2.0]),
+        ("streams_read_in_turn", [1.0, 2.0, 1.0, 2.0]),
         ("stop_reading", [1.0]),
         ("cancelled", [1.0, 1.0]),
         ("cancelled_awaited", [1.0]),
