@@ -237,7 +237,9 @@ def test_a_rate_of_zero_traces_only_requests_with_a_context(tmp_path: Path) -> N
     assert [len(request["resourceSpans"][0]["scopeSpans"][0]["spans"]) for request in receiver.requests] == [3, 1]
 
 
-def test_traces_that_a_full_queue_drops_are_mentioned_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_traces_that_a_full_queue_drops_are_mentioned_together(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with otlp_receiver() as receiver:
         flags = (
             "mode=opentelemetry",
@@ -248,11 +250,11 @@ def test_traces_that_a_full_queue_drops_are_mentioned_once(tmp_path: Path, caplo
             "opentelemetry,bsp_max_queue_size=1",
         )
         with running_server(_repository(tmp_path), trace_config=flags) as running, HttpClient(running) as client:
-            for _ in range(6):
+            for _ in range(12):
                 client.infer("echo", {"INPUT0": DATA})
     dropped = [record for record in caplog.records if "the queue of traces is full" in record.message]
-    assert len(dropped) == 1
-    assert 1 <= sum(span["name"] == "InferRequest" for span in receiver.spans) < 6
+    assert len(dropped) in (1, 2)  # two if the queue was full before its first trace was taken, too
+    assert 1 <= sum(span["name"] == "InferRequest" for span in receiver.spans) <= 3
 
 
 CALLER = """
