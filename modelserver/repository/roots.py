@@ -192,7 +192,7 @@ def find_model(
         near = difflib.get_close_matches(key, _keys_in(roots), n=3)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         places = ", ".join(root.place for root in roots)
-        failed = f"failed to poll from model repository: no model '{key}' in the model repositories"
+        failed = f"failed to poll from model repository: '{key}': model not found in any model repository"
         raise NotFoundError(f"{failed} (looked in: {places}){hint}")
     if len(found) > 1:
         raise AlreadyExistsError(duplicate_reason(key, tuple(layout.directory for layout in found)))

@@ -82,7 +82,9 @@ async def test_mode_explicit_fetches_what_is_loaded(cloud: Cloud) -> None:
         assert cloud.fetched() == ["a/1/weights", "a/config.pbtxt"]
         await repository.load("b")
         assert cloud.fetched() == ["b/1/weights", "b/config.pbtxt"]
-        with pytest.raises(NotFoundError, match=r"no model 'c' .*looked in: memory://repository/models"):
+        with pytest.raises(
+            NotFoundError, match=r"'c': model not found in any model repository .*looked in: memory://repository/models"
+        ):
             await repository.load("c")
         with pytest.raises(NotFoundError, match="has no version 7"):
             await repository.load("a", version=7)

@@ -16,6 +16,8 @@ from support.differential.models import LOADED, SOURCES, UNLOADED
 from support.differential.target import Target
 from tritonclient.grpc import service_pb2
 
+_NUM_EQUAL = 5
+
 _ONE = Inference("counted", (Input("INPUT0", "FP32", (1, 2), (1.0, 2.0)),))
 _THREE = Inference("counted", (Input("INPUT0", "FP32", (3, 1), (1.0, 2.0, 3.0)),))
 _WRONG = Inference("counted", (Input("INPUT0", "INT32", (1, 2), (1, 2)),))
@@ -114,9 +116,23 @@ def _rpc_control(name: str, target: Target) -> Any:
 def _statistics(name: str, ask: Callable[[Target], None], target: Target) -> Any:
     """Counts of a model after these requests, from both protocols; times by whether there are any."""
     ask(target)
+    return _steady(lambda: _counts(name, target))
+
+
+def _counts(name: str, target: Target) -> Any:
     reply = target.http("GET", f"/v2/models/{name}/stats").document()["model_stats"]
     message = target.rpc("ModelStatistics", service_pb2.ModelStatisticsRequest(name=name)).document()
     return {"http": _timeless(reply), "grpc": _timeless(message["model_stats"])}
+
+
+def _steady(read: Callable[[], Any]) -> Any:
+    """What several readings in a row agree on: Triton counts a request to an ensemble only after it has answered it."""
+    counts, num_equal = read(), 0
+    while num_equal < _NUM_EQUAL:
+        time.sleep(0.02)
+        last, counts = counts, read()
+        num_equal = num_equal + 1 if last == counts else 0
+    return counts
 
 
 def _timeless(document: Any, key: str = "") -> Any:

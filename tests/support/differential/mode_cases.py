@@ -20,6 +20,8 @@ from tritonclient.grpc import service_pb2
 _ECHO = {"inputs": ("INPUT0 FP32",), "outputs": ("OUTPUT0 FP32",)}
 _STILL_S = 2.5  # two scans, and a load
 _PATIENCE_S = 60.0
+_NUM_TRIES = 20
+_NUM_PREFERRED = 2  # of the models that form batches
 
 
 def _company(ragged: str, more: str = "") -> Entry:
@@ -143,14 +145,22 @@ def _rows(name: str, target: Target) -> list[Any]:
 
 
 def _together(model: str, shapes: tuple[int, ...], target: Target) -> Any:
-    """Requests of one row each at the same time: what each saw."""
+    """Requests of one row each at the same time: what each saw.
+
+    Asked again if a batch has more than the preferred rows: Triton makes one when its thread is late.
+    """
     requests = [Inference(model, (_floats(*map(float, range(size)), rows=1),)) for size in shapes]
-    with ThreadPoolExecutor(len(requests)) as pool:
-        answers = list(pool.map(lambda request: request.ask(target, "http-json"), requests))
-    return [
-        {output["name"]: output["data"] for output in answer["outputs"]} if "outputs" in answer else answer
-        for answer in answers
-    ]
+    seen: list[Any] = []
+    for _ in range(_NUM_TRIES):
+        with ThreadPoolExecutor(len(requests)) as pool:
+            answers = list(pool.map(lambda request: request.ask(target, "http-json"), requests))
+        seen = [
+            {output["name"]: output["data"] for output in answer["outputs"]} if "outputs" in answer else answer
+            for answer in answers
+        ]
+        if all(each.get("COMPANY", [0])[0] <= _NUM_PREFERRED for each in seen):
+            break
+    return seen
 
 
 def _polled(
