@@ -4,10 +4,12 @@ from pathlib import Path
 import pytest
 from support.repositories import write_model
 
+from modelserver.options.server_options import ServerOptions
 from modelserver.repository import catalog
 from modelserver.repository.catalog import Catalog
 from modelserver.repository.fingerprint import ModelFingerprint
 from modelserver.repository.layout import INCOMPLETE_MARKER, IgnoredPath, ModelLayout, fingerprint_model
+from modelserver.repository.options import repository_options
 from modelserver.repository.roots import RepositoryRoot, RepositoryScan
 
 
@@ -90,3 +92,8 @@ def test_what_is_left_out_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptu
     assert record.levelname == "WARNING"
     assert "bad name" in record.getMessage()
     assert "not a model name" in record.getMessage()
+
+
+def test_a_repository_that_is_given_twice_counts_once() -> None:
+    options = ServerOptions(model_repository=("models", "models/", "other"))
+    assert repository_options(options).roots == (Path("models"), Path("other"))
