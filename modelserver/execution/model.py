@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from modelserver.backend import Backend, BackendContext, ServerCalls
+from modelserver.backend import Backend, BackendContext, Instance, ServerCalls
 from modelserver.cache.store import AnswerStore
 from modelserver.config.schema import ModelConfig, ModelTransactionPolicy
 from modelserver.config.signature import ModelSignature
@@ -188,6 +188,12 @@ class Model:
         if self.fault or not all(model.is_ready() for model in self.composing):
             return False
         return all(member.is_ready for member in self._engine.members)
+
+    @property
+    def measures(self) -> bool:
+        """Whether `measure` may return anything: it stays so for as long as the version is loaded."""
+        instances = (type(member.loaded.instance) for member in self._engine.members)
+        return self.is_ensemble or any(kind.measure is not Instance.measure for kind in instances)
 
     def measure(self) -> list[Sequence[Measurement]]:
         """The instances' own numbers for the metrics page, in the order of the config. Event loop thread."""

@@ -130,10 +130,9 @@ class ModelRepository:
         """The ready versions, ascending; empty for a model that is not ready or not known."""
         return self._table.ready_versions(name)
 
-    def models(self) -> Iterator[Model]:
-        """Every ready version of every model, by name and version."""
-        for _, lifecycle in sorted(self._lifecycles.items()):
-            yield from lifecycle.models
+    def models(self) -> tuple[Model, ...]:
+        """Every ready version of every model, by name and version: the same tuple until one of them changes."""
+        return self._table.models
 
     def index(self, repository: str = "") -> list[IndexEntry]:
         """A row for every version of every model, including models on disk that were never loaded.
@@ -174,11 +173,11 @@ class ModelRepository:
         if strict:
             is_explicit = self._options.control_mode is ControlMode.EXPLICIT
             duplicates = {} if is_explicit else self._catalog.scan.duplicates
-            yield from obstacles(self._lifecycles, duplicates, self.on_demand.is_on_demand)
+            yield from obstacles(self._table.missing_models, duplicates, self.on_demand.is_on_demand)
 
     def load_counts(self) -> dict[str, LoadCounts]:
-        """Loads and failures of every model with at least one load request."""
-        return {name: lifecycle.counts for name, lifecycle in sorted(self._lifecycles.items())}
+        """Loads and failures of every model with at least one load request. From any thread."""
+        return {name: lifecycle.counts for name, lifecycle in sorted(self._lifecycles.copy().items())}
 
     # Start and stop.
 

@@ -11,7 +11,6 @@ from modelserver.repository.lifecycle import ModelLifecycle
 from modelserver.repository.namespaces import Namespaces, check_model_name
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.roots import duplicate_reason
-from modelserver.repository.state import Standing
 
 
 def names_at_start(options: RepositoryOptions, namespaces: Namespaces, found: Sequence[str]) -> list[str]:
@@ -62,18 +61,18 @@ class StartupError(ServerError):
 
 
 def obstacles(
-    lifecycles: Mapping[str, ModelLifecycle],
+    missing: Mapping[str, ModelLifecycle],
     duplicates: Mapping[str, tuple[Path, ...]],
     is_on_demand: Callable[[str], bool],
 ) -> Iterator[str]:
-    """A sentence for each obstacle. `duplicates` are in several repositories, where that matters.
+    """A sentence for each obstacle. `missing` models should serve and do not; `duplicates` are in several repositories.
 
     A model that was unloaded on request does not count, nor one that is being loaded for the first time, nor one
     that is loaded on demand: requests for it must not make the server unready.
     """
     for name, places in duplicates.items():
         yield f"model '{name}' is in several repositories: {', '.join(map(str, places))}"
-    for name, lifecycle in lifecycles.items():
-        if lifecycle.standing is Standing.MISSING and not is_on_demand(name):
+    for name, lifecycle in missing.items():
+        if not is_on_demand(name):
             rows = "; ".join(str(row) for row in lifecycle.index())
             yield f"model '{name}' does not serve: {rows or 'no version of it was loaded'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,14 +31,39 @@ class ModelTable:
         self.namespaces = namespaces
         self.ready: dict[str, ReadyTable] = {}
         self.lifecycles: dict[str, ModelLifecycle] = {}
+        # Both follow `publish`, so that readiness and metrics cost nothing for models that have not changed.
+        self._models: tuple[Model, ...] | None = None
+        self._missing: set[str] = set()
 
     def publish(self, key: str, table: ReadyTable) -> None:
-        """Publish the ready versions of this model to requests; an empty table removes the model."""
+        """Publish the ready versions of this model to requests; an empty table removes the model.
+
+        Called whenever its versions, or whether it should serve, have changed.
+        """
+        self._models = None
+        lifecycle = self.lifecycles.get(key)
+        if lifecycle is not None and lifecycle.standing is Standing.MISSING:
+            self._missing.add(key)
+        else:
+            self._missing.discard(key)
         self._set_ready(key, table)
         if self.namespaces.is_on:
             name = self.namespaces.name_of(key)
             known = self.known_keys(name)
             self._set_ready(name, self.ready.get(known[0], {}) if len(known) == 1 else {})
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """Every ready version of every model, by key and version: the same tuple until one of them changes."""
+        if self._models is None:
+            lifecycles = sorted(self.lifecycles.items())
+            self._models = tuple(model for _, lifecycle in lifecycles for model in lifecycle.models)
+        return self._models
+
+    @property
+    def missing_models(self) -> Mapping[str, ModelLifecycle]:
+        """The models by key that should serve and do not."""
+        return {key: self.lifecycles[key] for key in sorted(self._missing & self.lifecycles.keys())}
 
     def known_keys(self, name: str) -> list[str]:
         """The keys of the models that `name` may mean: models that serve or should, else models that did."""

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from modelserver.core.long_work import Slices, finish
+from modelserver.core.long_work import Slices
 
 TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -50,13 +50,8 @@ def sample_block(metric: Metric) -> SampleBlock:
     return SampleBlock(metric.samples[0].name, text=_with_short_bounds(lines), openmetrics=lines)
 
 
-def render_text(families: Iterable[Metric]) -> bytes:
-    """The families in Prometheus' text format; those without a value are left out."""
-    return finish(text_slices(families))
-
-
 def text_slices(families: Iterable[Metric]) -> Slices[bytes]:
-    """As `render_text`, in slices."""
+    """The families in Prometheus' text format; those without a value are left out."""
     lines: list[str] = []
     for family in filter(has_samples, families):
         kind = {"unknown": "untyped", "info": "gauge"}.get(family.type, family.type)
@@ -73,13 +68,8 @@ def text_slices(families: Iterable[Metric]) -> Slices[bytes]:
     return ("\n".join(lines) + "\n").encode()
 
 
-def render_openmetrics(families: Iterable[Metric]) -> bytes:
-    """The families in OpenMetrics' text format; those without a value are left out."""
-    return finish(openmetrics_slices(families))
-
-
 def openmetrics_slices(families: Iterable[Metric]) -> Slices[bytes]:
-    """As `render_openmetrics`, in slices."""
+    """The families in OpenMetrics' text format; those without a value are left out."""
     lines: list[str] = []
     for family in filter(has_samples, families):
         names = {sample.name for sample in family.samples}

@@ -35,11 +35,12 @@ from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, 
 
 
 class ServerMetrics:
-    """Makes all families on request. `models` and `load_counts` are called on the event loop thread."""
+    """Makes all families on request. `models` is called on the event loop thread, and returns the same tuple
+    until a model is loaded or unloaded; `load_counts` is called from any thread."""
 
     def __init__(
         self,
-        models: Callable[[], Iterable[MeasuredModel]],
+        models: Callable[[], tuple[MeasuredModel, ...]],
         load_counts: Callable[[], Mapping[str, LoadCounts]],
         *,
         server_version: str,
@@ -60,6 +61,9 @@ class ServerMetrics:
     ) -> None:
         self._model_metrics = model_metrics
         self._models = models
+        # The models at the last scrape, and those of them whose instances measure something.
+        self._known: tuple[MeasuredModel, ...] = ()
+        self._measuring: list[MeasuredModel] = []
         self._load_counts = load_counts
         self._server_version = server_version
         self._refusals = refusals or RefusalCounts()
@@ -83,9 +87,10 @@ class ServerMetrics:
 
     def collect_slices(self) -> Slices[list[Metric]]:
         """As `collect`. The first slice is for the event loop: it reads state that only the loop may touch."""
-        models = list(self._models())
-        measured = [model.measure() for model in models]
-        load_counts = dict(self._load_counts())
+        models = self._models()
+        if models is not self._known:
+            self._known, self._measuring = models, [model for model in models if model.measures]
+        measured = {id(model): model.measure() for model in self._measuring}
         of_server = self._families_of_server()
         yield
         samples, families = yield from self._of_models.slices(models)
@@ -93,7 +98,7 @@ class ServerMetrics:
             cached = [(sample.labels, sample.numbers) for sample in samples if sample.has_cache]
             families += cache_families(self._answers, cached)
         families += of_server
-        families += yield from _load_families(load_counts)
+        families += yield from _load_families(self._load_counts())
         if self._host is not None:
             families += _host_families(self._host)
         if self._gpus is not None:
@@ -105,8 +110,8 @@ class ServerMetrics:
                 {**sample.labels, "model_name": sample.model.name, "engine": str(position)},
                 with_queue(measurements, 0 if position else sample.numbers.pending),
             )
-            for sample, instances in zip(samples, measured, strict=True)
-            for position, measurements in enumerate(instances)
+            for sample in samples
+            for position, measurements in enumerate(measured.get(id(sample.model), ()))
             if measurements
         )
         yield

@@ -42,6 +42,10 @@ class MeasuredModel(Protocol):
     @property
     def namespace(self) -> str: ...
 
+    @property
+    def measures(self) -> bool:
+        """Whether its instances may have measurements."""
+
     def measure(self) -> Sequence[Sequence[Measurement]]:
         """The measurements of each of its instances."""
 

@@ -10,8 +10,8 @@ from support.keys import KeyFile
 
 from modelserver.auth.api_keys import LOOK_S, KeyRing, Scope, create_key, date_text, open_keys, parse_scopes, read_keys
 from modelserver.errors import InvalidArgumentError, PermissionDeniedError, UnauthenticatedError
-from modelserver.telemetry.exposition import render_text
 from modelserver.telemetry.file_reloads import FileReloads
+from tests.support.metrics_pages import render_text
 
 GOOD = f"{{name: a, id: '00000001', hash: 'sha256:{'0' * 32}:{'0' * 64}', scopes: [infer]}}"
 

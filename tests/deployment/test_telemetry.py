@@ -18,8 +18,8 @@ from support.serving import RunningServer, running_server
 from support.tools import run_tool
 from support.waiting import until_true
 
-from modelserver.telemetry.exposition import render_text
 from modelserver.telemetry.gpu import GpuMemory, GpuReading, gpu_families
+from tests.support.metrics_pages import render_text
 
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
 GROUPS = read_yaml(CHART / "files" / "alerts.yaml")["groups"]

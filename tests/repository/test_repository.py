@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from support.repositories import GatedLoader, infer, open_repository, write_model
 
-from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError, UnloadedError
+from modelserver.errors import (
+    AlreadyExistsError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+    UnloadedError,
+)
 from modelserver.repository.layout import INCOMPLETE_MARKER
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
@@ -257,6 +264,27 @@ async def test_loading_a_duplicate_is_refused(tmp_path: Path) -> None:
     async with open_repository(tmp_path / "one", tmp_path / "two") as repository:
         with pytest.raises(AlreadyExistsError):
             await repository.load("both")
+        assert repository.is_ready(strict=True)
+
+
+async def test_models_and_readiness_follow_each_change(tmp_path: Path) -> None:
+    loader = GatedLoader()
+    for name in ("a", "b"):
+        write_model(tmp_path, name)
+    async with open_repository(tmp_path, loader=loader, load_models=("a",)) as repository:
+        before = repository.models()
+        assert repository.models() is before  # a scrape of unchanged models looks at none of them
+        loader.fail("b", 1)
+        with pytest.raises(InternalError):
+            await repository.load("b")
+        [reason] = repository.unready_because(strict=True)
+        assert reason.startswith("model 'b' does not serve")
+        loader.failures.clear()
+        await repository.load("b")
+        assert repository.is_ready(strict=True)
+        assert [model.name for model in repository.models()] == ["a", "b"]
+        await repository.unload("a")
+        assert [model.name for model in repository.models()] == ["b"]
         assert repository.is_ready(strict=True)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelserver.telemetry.exposition import render_text
 from modelserver.telemetry.file_reloads import FileReloads
+from tests.support.metrics_pages import render_text
 
 
 def lines_of(reloads: FileReloads) -> list[str]:

@@ -21,7 +21,7 @@ from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.frontends.http.metrics import Metrics
 from modelserver.protocol.response import HttpResponse
 from modelserver.telemetry.counts import LoadCounts, RefusalCounts, RefusalReason
-from modelserver.telemetry.exposition import accepts_openmetrics, render_openmetrics, render_text
+from modelserver.telemetry.exposition import accepts_openmetrics
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import Measurement, RestartReason
 from modelserver.telemetry.metrics import ServerMetrics
@@ -29,6 +29,7 @@ from modelserver.telemetry.model_families import MetricsOptions
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.statistics import BatchTiming, ModelStatistics, ResponseKind
 from modelserver.telemetry.statistics_snapshot import FailureReason
+from tests.support.metrics_pages import render_openmetrics, render_text
 
 
 @dataclass
@@ -41,6 +42,10 @@ class LoadedModel:
     namespace: str = ""
     is_decoupled: bool = False
     measured: Sequence[Sequence[Measurement]] = ()
+
+    @property
+    def measures(self) -> bool:
+        return bool(self.measured)
 
     def measure(self) -> Sequence[Sequence[Measurement]]:
         return self.measured

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from modelserver.errors import ErrorCode, ServerError
-from modelserver.telemetry.exposition import render_openmetrics, render_text
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
+from tests.support.metrics_pages import render_openmetrics, render_text
 
 ONE, TWO = object(), object()
 

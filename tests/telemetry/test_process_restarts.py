@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelserver.telemetry.exposition import render_text
 from modelserver.telemetry.measurement import ProcessRestarts, RestartReason, restart_family
+from tests.support.metrics_pages import render_text
 
 
 def test_restarts_are_counted_by_reason_from_zero_on() -> None:

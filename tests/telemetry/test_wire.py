@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from modelserver.telemetry.exposition import render_text
 from modelserver.telemetry.wire import (
     FrontGauges,
     Protocol,
@@ -11,6 +10,7 @@ from modelserver.telemetry.wire import (
     front_families,
     wire_families,
 )
+from tests.support.metrics_pages import render_text
 
 
 def text_of(counts: WireCounts) -> str:

@@ -18,9 +18,9 @@ import pytest
 from support.certificates import Authority, Pair, encrypted
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.telemetry.exposition import render_text
 from modelserver.telemetry.file_reloads import FileReloads
 from modelserver.wire.tls import TlsFiles, TlsReloader
+from tests.support.metrics_pages import render_text
 
 GRPC_FLAGS = ("--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert")
 
