@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.bench.interface import Interface
-from modelserver.bench.tensors import InputTensor, TensorSpec, from_document, random_values, stack, zeros
+from modelserver.bench.tensors import InputTensor, from_document, random_values, stack, zeros
+from modelserver.config.signature import TensorSpec
 from modelserver.core.datatype import Datatype
 from modelserver.core.documents import parse_json
 from modelserver.core.tensor import encode_bytes_elements
@@ -66,18 +67,18 @@ def _shape_of(spec: TensorSpec, options: DataOptions) -> tuple[int, ...]:
     given = options.shapes.get(spec.name)
     if given is None:
         if not spec.is_fixed:
-            example = ",".join("16" if size < 0 else str(size) for size in spec.shape)
+            example = ",".join("16" if size < 0 else str(size) for size in spec.dims)
             raise InvalidArgumentError(
-                f"input '{spec.name}' has variable dimensions {list(spec.shape)}: say its shape with "
+                f"input '{spec.name}' has variable dimensions {list(spec.dims)}: say its shape with "
                 f"--shape {spec.name}:{example}"
             )
-        return spec.shape
-    fits = len(given) == len(spec.shape) and all(
-        wanted in (-1, size) for size, wanted in zip(given, spec.shape, strict=True)
+        return spec.dims
+    fits = len(given) == len(spec.dims) and all(
+        wanted in (-1, size) for size, wanted in zip(given, spec.dims, strict=True)
     )
     if not fits:
         raise InvalidArgumentError(
-            f"--shape {spec.name}:{','.join(map(str, given))} does not fit the model's {list(spec.shape)} "
+            f"--shape {spec.name}:{','.join(map(str, given))} does not fit the model's {list(spec.dims)} "
             "(without the dimension of the batch)"
         )
     return given
@@ -199,7 +200,7 @@ def _inputs(interface: Interface, options: DataOptions, place: str, entry: dict[
             if spec.is_optional:
                 continue
             raise InvalidArgumentError(f"{place}: input '{spec.name}' is missing")
-        default = options.shapes.get(spec.name, spec.shape)
+        default = options.shapes.get(spec.name, spec.dims)
         tensor = from_document(spec, entry[spec.name], default, f"{place}, input '{spec.name}'")
         inputs.append(tensor)
     return tuple(inputs)
@@ -216,7 +217,7 @@ def _expected(interface: Interface, place: str, entry: Any) -> dict[str, bytes]:
         spec = specs[name]
         # The length of a flat list gives the size of a variable dimension.
         is_open = not spec.is_fixed and isinstance(value, list)
-        shape = (len(value),) if is_open else spec.shape
+        shape = (len(value),) if is_open else spec.dims
         found[name] = from_document(spec, value, shape, f"{place}, output '{name}'").raw
     return found
 

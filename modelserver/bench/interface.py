@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modelserver.bench.tensors import TensorSpec
 from modelserver.client.control import ControlClient, Document
+from modelserver.config.signature import TensorSpec
 from modelserver.config.suggestion import suggest
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError, ServerError
@@ -93,4 +93,4 @@ def _spec(entry: Document, max_batch_size: int, optional: set[str]) -> TensorSpe
     shape = tuple(int(size) for size in entry.get("shape", ()))
     if max_batch_size:
         shape = shape[1:]
-    return TensorSpec(entry["name"], Datatype(entry["datatype"]), shape, entry["name"] in optional)
+    return TensorSpec(entry["name"], Datatype(entry["datatype"]), shape, is_optional=entry["name"] in optional)

@@ -162,7 +162,7 @@ class Regions:
             num_bytes = self._options.output_region_bytes * self._options.data.batch_size
             if spec.is_fixed and spec.datatype.itemsize is not None:
                 num_bytes = spec.datatype.itemsize * self._options.data.batch_size
-                for size in spec.shape:
+                for size in spec.dims:
                     num_bytes *= size
             name = f"modelserver_bench_{os.getpid()}_output_{place}"
             region = self._make(name, max(num_bytes, _ALIGNMENT))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from modelserver.config.signature import TensorSpec
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor, encode_bytes_elements, tensor_from_bytes, tensor_to_bytes
 from modelserver.errors import InvalidArgumentError
@@ -19,20 +20,6 @@ from modelserver.errors import InvalidArgumentError
 # Random integers stay below this: they are often indices.
 MAX_RANDOM_INT = 128
 _LETTERS = string.ascii_letters + string.digits
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """An input or output of the model, without the dimension of the batch; -1 is any size."""
-
-    name: str
-    datatype: Datatype
-    shape: tuple[int, ...]
-    is_optional: bool = False
-
-    @property
-    def is_fixed(self) -> bool:
-        return min(self.shape, default=0) >= 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.live import Live
 
-# Without a terminal, lines of a table are not wrapped: they are for grep and for logs.
-PLAIN_WIDTH = 1000
-
 STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
 
 
@@ -22,15 +19,18 @@ def print_json(document: object) -> None:
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
-    """Print a table on standard output: with borders on a terminal, else columns separated by blanks."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table on standard output: with borders on a terminal, else columns separated by blanks.
+
+    Without a terminal lines are not wrapped: they are for grep and for logs.
+    """
     lines = [tuple(row) for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=title or None, title_justify="left", header_style="bold")
+        table = Table(header_style="bold")
         for column in columns:
             table.add_column(column, overflow="fold")
         for row in lines:
@@ -39,8 +39,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
         return
     lines = [tuple(" ".join(cell.split("\n")) for cell in line) for line in lines]
     widths = [max(len(line[index]) for line in [tuple(columns), *lines]) for index in range(len(columns))]
-    if title:
-        sys.stdout.write(title + "\n")
     for line in [tuple(column.upper() for column in columns), *lines]:
         text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         sys.stdout.write(text.rstrip() + "\n")

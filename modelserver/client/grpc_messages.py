@@ -1,11 +1,12 @@
-"""gRPC messages as a load generator reads and writes them: framed, and scanned without being parsed."""
+"""gRPC messages as a client reads and writes them: framed, and what an answer of a stream says."""
 
 from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
 
 from modelserver.pb import grpc_service_pb2 as pb
 
@@ -34,13 +35,7 @@ STATUS_NAMES = (
 )
 UNIMPLEMENTED = 12
 
-# Fields of ModelStreamInferResponse and ModelInferResponse.
-_ERROR_MESSAGE = 1
-_INFER_RESPONSE = 2
-_PARAMETERS = 4
-_RAW_OUTPUT_CONTENTS = 6
-
-_IS_FINAL = b"triton_final_response"
+_IS_FINAL = "triton_final_response"
 
 
 def frame(message: bytes, algorithm: str = "none") -> bytes:
@@ -65,7 +60,7 @@ def status_name(code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamAnswer:
-    """What one message of ModelStreamInfer says. `is_final` is None where the server does not tell."""
+    """What one message of ModelStreamInfer says. `is_final` is None where the server does not say."""
 
     error: str
     is_final: bool | None
@@ -73,62 +68,11 @@ class StreamAnswer:
 
 
 def read_stream_answer(message: bytes) -> StreamAnswer:
-    """Raises ValueError for what is no ModelStreamInferResponse."""
-    error, is_final, has_outputs = "", None, False
-    for number, content in _fields(message):
-        if number == _ERROR_MESSAGE:
-            error = content.decode(errors="replace")
-        elif number == _INFER_RESPONSE:
-            for inner, value in _fields(content):
-                if inner == _PARAMETERS and _IS_FINAL in value:
-                    is_final = pb.ModelInferResponse.FromString(_whole(value)).parameters[_IS_FINAL.decode()].bool_param
-                elif inner == _RAW_OUTPUT_CONTENTS or inner == _RAW_OUTPUT_CONTENTS - 1:
-                    has_outputs = True
-    return StreamAnswer(error, is_final, has_outputs)
-
-
-def _whole(parameter: bytes) -> bytes:
-    """A ModelInferResponse that has nothing but this entry of its parameters."""
-    return bytes([_PARAMETERS << 3 | 2]) + _varint(len(parameter)) + parameter
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields of a message that are made of bytes, with their numbers; others are passed over."""
-    offset, size = 0, len(message)
-    while offset < size:
-        key, offset = _read_varint(message, offset)
-        kind = key & 7
-        if kind == 2:
-            length, offset = _read_varint(message, offset)
-            if offset + length > size:
-                raise ValueError("a field is longer than its message")
-            yield key >> 3, message[offset : offset + length]
-            offset += length
-        elif kind == 0:
-            _, offset = _read_varint(message, offset)
-        elif kind in (1, 5):
-            offset += 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"a field of wire type {kind}")
-
-
-def _read_varint(message: bytes, offset: int) -> tuple[int, int]:
-    number, shift = 0, 0
-    while shift < 64:
-        if offset >= len(message):
-            break
-        octet = message[offset]
-        offset += 1
-        number |= (octet & 0x7F) << shift
-        if octet < 0x80:
-            return number, offset
-        shift += 7
-    raise ValueError("a number is cut short")
-
-
-def _varint(number: int) -> bytes:
-    octets = []
-    while number >= 0x80:
-        octets.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*octets, number])
+    """Raises ValueError for bytes that are not a ModelStreamInferResponse."""
+    try:
+        answer = pb.ModelStreamInferResponse.FromString(message)
+    except DecodeError as error:
+        raise ValueError(f"not a message of ModelStreamInfer: {error}") from None
+    response = answer.infer_response
+    is_final = response.parameters[_IS_FINAL].bool_param if _IS_FINAL in response.parameters else None
+    return StreamAnswer(answer.error_message, is_final, bool(response.outputs))

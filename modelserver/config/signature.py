@@ -32,8 +32,12 @@ class TensorSpec:
     dims: Shape
     reshape: Shape | None = None
     is_optional: bool = False
-    allow_ragged: bool = False
     is_shape: bool = False
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every dimension has a size."""
+        return -1 not in self.dims
 
 
 class ModelSignature:
@@ -51,7 +55,6 @@ class ModelSignature:
                 tuple(spec.dims),
                 None if spec.reshape is None else tuple(spec.reshape.shape),
                 spec.optional,
-                spec.allow_ragged_batch,
                 spec.is_shape_tensor,
             )
             for spec in config.input

@@ -16,16 +16,3 @@ class SystemClock:
     """The machine's monotonic clock."""
 
     now_ns = staticmethod(time.monotonic_ns)
-
-
-class ManualClock:
-    """A clock that stands still until a test moves it."""
-
-    def __init__(self, now_ns: int = 0) -> None:
-        self._now_ns = now_ns
-
-    def now_ns(self) -> int:
-        return self._now_ns
-
-    def advance_us(self, microseconds: int) -> None:
-        self._now_ns += microseconds * 1000

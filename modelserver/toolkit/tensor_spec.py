@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from modelserver.config.signature import TensorSpec
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import nearest_hint
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """`dims` are without the batch; -1 is any size."""
-
-    name: str
-    datatype: Datatype
-    dims: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.config.schema import ModelConfig
+from modelserver.config.signature import TensorSpec
 from modelserver.errors import UnsupportedError
 from modelserver.toolkit import require
 from modelserver.toolkit.onnx_file import read_onnx, strip_origin, subgraphs
-from modelserver.toolkit.tensor_spec import TensorSpec
 from modelserver.toolkit.torch_module import example_tensor, first_line, load_program, quiet_torch, torch_library
 from modelserver.toolkit.torchscript import load_torchscript
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput
+from modelserver.config.signature import TensorSpec
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
-from modelserver.toolkit.tensor_spec import ModuleOptions, TensorSpec
+from modelserver.toolkit.tensor_spec import ModuleOptions
 from modelserver.toolkit.torch_module import example_tensor, first_line, quiet_torch, torch_library
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from modelserver.bench.input_data import DataOptions, Step, read_data
 from modelserver.bench.interface import Interface
-from modelserver.bench.tensors import TensorSpec
+from modelserver.config.signature import TensorSpec
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import decode_bytes_elements
 from modelserver.errors import InvalidArgumentError

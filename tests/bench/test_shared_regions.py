@@ -12,7 +12,8 @@ from modelserver.bench.input_data import Step
 from modelserver.bench.interface import Interface
 from modelserver.bench.options import RequestOptions, SharedMemory
 from modelserver.bench.shared_regions import Regions
-from modelserver.bench.tensors import InputTensor, TensorSpec
+from modelserver.bench.tensors import InputTensor
+from modelserver.config.signature import TensorSpec
 from modelserver.core.datatype import Datatype
 from modelserver.errors import UnsupportedError
 

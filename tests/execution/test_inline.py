@@ -28,11 +28,12 @@ from modelserver.config.schema import (
     ModelWarmup,
     WarmupInput,
 )
-from modelserver.core.clock import Clock, ManualClock
+from modelserver.core.clock import Clock
 from modelserver.core.datatype import Datatype
 from modelserver.errors import ConfigError, InternalError, ServerError, UnavailableError
 from modelserver.execution.inline import InlineGuard
 from modelserver.execution.model import Model
+from tests.support.manual_clock import ManualClock
 
 DYNAMIC = ModelDynamicBatching()
 BATCHING = pytest.mark.parametrize("batching", [None, DYNAMIC], ids=["direct", "batcher"])

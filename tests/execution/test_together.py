@@ -13,9 +13,10 @@ from support.batching import batching_config, load_model, request
 from support.instances import Choosy, backend_of
 
 from modelserver.backend import InferRequest, InferResponse, Placement, ServerError
-from modelserver.core.clock import Clock, ManualClock, SystemClock
+from modelserver.core.clock import Clock, SystemClock
 from modelserver.errors import InternalError
 from modelserver.execution.model import Model
+from tests.support.manual_clock import ManualClock
 
 
 class Far(Choosy):

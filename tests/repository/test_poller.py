@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from modelserver.core.clock import ManualClock
 from modelserver.errors import ConfigError, InternalError, ServerError
 from modelserver.repository.fingerprint import FileStamp, ModelFingerprint, TreeFingerprint
 from modelserver.repository.poller import Poller, PollPlan, PollScan, back_off_s, diff
 from modelserver.repository.state import VersionsFailedError
+from tests.support.manual_clock import ManualClock
 
 INTERVAL_S = 10.0
 

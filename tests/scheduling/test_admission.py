@@ -7,13 +7,13 @@ from support.batching import batching_config, request
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
-from modelserver.core.clock import ManualClock
 from modelserver.core.request import InFlightRequest
 from modelserver.errors import QueueFullError
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import FailureReason
+from tests.support.manual_clock import ManualClock
 
 MS = 1_000_000
 

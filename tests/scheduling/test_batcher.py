@@ -7,7 +7,6 @@ from support.batching import batching_config, request
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelDynamicBatching
-from modelserver.core.clock import ManualClock
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import CancelledError, UnavailableError
@@ -15,6 +14,7 @@ from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import FailureReason
+from tests.support.manual_clock import ManualClock
 
 
 class Scene:

@@ -5,12 +5,12 @@ from support.batching import batching_config, request
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelDynamicBatching
-from modelserver.core.clock import ManualClock
 from modelserver.scheduling.batch import form_batch
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.hold import Hold, held_form, hold_from
 from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.telemetry.statistics import ModelStatistics
+from tests.support.manual_clock import ManualClock
 
 
 @pytest.mark.parametrize(

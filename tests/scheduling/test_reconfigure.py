@@ -9,12 +9,12 @@ from support.batching import batching_config, request
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
-from modelserver.core.clock import ManualClock
 from modelserver.core.request import InFlightRequest
 from modelserver.errors import UnavailableError
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.telemetry.statistics import ModelStatistics
+from tests.support.manual_clock import ManualClock
 
 US = 1000
 

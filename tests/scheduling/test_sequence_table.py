@@ -14,7 +14,6 @@ from modelserver.config.schema import (
     SequenceStrategyDirect,
     SequenceStrategyOldest,
 )
-from modelserver.core.clock import ManualClock
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import QueueFullError, ServerError, UnavailableError
@@ -22,6 +21,7 @@ from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.scheduling.sequence import SequenceBatch, SequenceEnd
 from modelserver.scheduling.sequence_batcher import InstanceSource, SequenceBatcher
 from modelserver.telemetry.statistics import ModelStatistics
+from tests.support.manual_clock import ManualClock
 
 _IDLE_US = 1000
 _STRATEGIES = (

@@ -15,7 +15,6 @@ from modelserver.config.schema import (
     SequenceStrategyDirect,
     SequenceStrategyOldest,
 )
-from modelserver.core.clock import ManualClock
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError, UnavailableError
@@ -24,6 +23,7 @@ from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.scheduling.sequence import SequenceBatch, SequenceEnd
 from modelserver.scheduling.sequence_batcher import InstanceSource, SequenceBatcher
 from modelserver.telemetry.statistics import ModelStatistics
+from tests.support.manual_clock import ManualClock
 
 TRACES = sorted((Path(__file__).parent / "sequence_traces").glob("*.txt"))
 _FIELDS: dict[str, Callable[[str], object]] = {

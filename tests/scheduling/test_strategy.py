@@ -9,12 +9,12 @@ from support.batching import batching_config, request
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching
-from modelserver.core.clock import ManualClock
 from modelserver.errors import ConfigError
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.scheduling.strategy import STRATEGY_PARAMETER, BatchStrategy, find_strategy
 from modelserver.telemetry.statistics import ModelStatistics
+from tests.support.manual_clock import ManualClock
 
 # At most as many requests as the config's parameter says; notes what it is called with.
 SOURCE = """

@@ -9,13 +9,13 @@ from support.batching import batching_config, request
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
-from modelserver.core.clock import ManualClock
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.parked_workers import WaitingThread
 from modelserver.telemetry.statistics import ModelStatistics
+from tests.support.manual_clock import ManualClock
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.txt"))
 

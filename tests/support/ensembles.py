@@ -19,7 +19,6 @@ from modelserver.config.schema import (
     ModelTransactionPolicy,
 )
 from modelserver.config.signature import ModelSignature
-from modelserver.core.clock import ManualClock
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
@@ -28,6 +27,7 @@ from modelserver.core.tensor import Tensor
 from modelserver.errors import ServerError
 from modelserver.scheduling.ensemble import Binding, EnsembleScheduler
 from modelserver.telemetry.statistics import ModelStatistics
+from tests.support.manual_clock import ManualClock
 
 Values = Mapping[str, Any]
 

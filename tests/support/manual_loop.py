@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from modelserver.core.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 
 class ManualTimer:

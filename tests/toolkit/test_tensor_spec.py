@@ -2,9 +2,10 @@
 
 import pytest
 
+from modelserver.config.signature import TensorSpec
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
-from modelserver.toolkit.tensor_spec import TensorSpec, parse_shape, parse_tensor_spec
+from modelserver.toolkit.tensor_spec import parse_shape, parse_tensor_spec
 
 
 def test_inputs_are_read() -> None:

@@ -21,7 +21,6 @@ _MAX_RESERVED_BYTES: Final = 64 * 1024 * 1024
 # Flag and length.
 _PREFIX: Final = struct.Struct(">BI")
 unpack_prefix: Final = _PREFIX.unpack_from
-pack_prefix: Final = _PREFIX.pack
 
 
 class BudgetSpentError(RpcError):
