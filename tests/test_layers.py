@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("modelserver.backend", "modelserver.repoagent", "modelserver.scheduling"),
     ("modelserver.execution", "modelserver.backend.process", "modelserver.backend.child"),
     ("modelserver.repository",),
-    ("modelserver.planes", "modelserver.auth.authorized_planes"),
+    ("modelserver.planes",),
     ("modelserver.protocol",),
     ("modelserver.api", "modelserver.frontends"),
     ("modelserver.client", "modelserver.wire"),

@@ -26,7 +26,7 @@ from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import JSON_TYPE, HttpResponse
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

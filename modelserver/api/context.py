@@ -19,8 +19,7 @@ from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import ErrorWriter
 
 if TYPE_CHECKING:
-    from modelserver.planes.control import AnyControlPlane
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 logger = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from modelserver.api import ApiContext
 from modelserver.app.apis import chosen_apis, installed_apis
@@ -20,7 +21,6 @@ from modelserver.app.ports import (
 )
 from modelserver.auth.access import Access
 from modelserver.auth.api_keys import KeyRing
-from modelserver.auth.authorized_planes import keyed_planes
 from modelserver.auth.guard import Guard
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.anthropic.routes import Anthropic
@@ -37,13 +37,17 @@ from modelserver.frontends.http.metrics import Metrics
 from modelserver.frontends.ollama.routes import Ollama
 from modelserver.frontends.openai.routes import OpenAi
 from modelserver.options.server_options import ServerOptions
-from modelserver.planes.control import AnyControlPlane, ControlPlane
-from modelserver.planes.data import AnyDataPlane, DataPlane
+from modelserver.planes.authorized import authorized_planes
+from modelserver.planes.control import ControlPlane
+from modelserver.planes.data import DataPlane
 from modelserver.protocol.api import Api
 from modelserver.protocol.exchange import Frontend
 from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, GrpcLimits, HttpLimits
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.wire.address import Address
+
+if TYPE_CHECKING:
+    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 
 def http_apis(dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: HttpLimits) -> tuple[Api, ...]:
@@ -57,40 +61,33 @@ def http_apis(dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: Ht
 
 
 def http_frontend(
-    dataplane: AnyDataPlane,
-    controlplane: AnyControlPlane,
+    dataplane: DataPlane,
+    controlplane: ControlPlane,
     limits: HttpLimits | None = None,
     keys: KeyRing | None = None,
 ) -> HttpFrontend:
     """The APIs of the HTTP port, and no others, behind their guard."""
     limits = limits or HttpLimits()
-    planes = _planes(dataplane, controlplane, keys)
+    planes = authorized_planes(dataplane, controlplane, keys)
     return HttpFrontend(http_apis(*planes, limits), Guard(limits.access, keys))
 
 
 def grpc_frontend(
-    dataplane: AnyDataPlane,
-    controlplane: AnyControlPlane,
+    dataplane: DataPlane,
+    controlplane: ControlPlane,
     limits: GrpcLimits = DEFAULT_GRPC_LIMITS,
     keys: KeyRing | None = None,
     *,
     health_watch_interval_s: float = 0.5,
 ) -> GrpcFrontend:
     """KServe's service, grpc.health.v1, and reflection of both, behind their guard."""
-    planes = _planes(dataplane, controlplane, keys)
+    planes = authorized_planes(dataplane, controlplane, keys)
     services = (
         GrpcKServe(*planes, limits).service(),
         Health(planes[0], watch_interval_s=health_watch_interval_s).service(),
     )
     guard = Guard(limits.access, keys)
     return GrpcFrontend((*services, *Reflection(services).services()), guard, is_logged=limits.access.is_logged)
-
-
-def _planes(
-    dataplane: AnyDataPlane, controlplane: AnyControlPlane, keys: KeyRing | None
-) -> tuple[AnyDataPlane, AnyControlPlane]:
-    """The planes, with a check of each call's key if there are keys."""
-    return (dataplane, controlplane) if keys is None else keyed_planes(dataplane, controlplane, keys)
 
 
 class ServerFrontends:
@@ -103,7 +100,7 @@ class ServerFrontends:
         self._dataplane = dataplane
         self._controlplane = controlplane
         self._keys = keys
-        self._planes = _planes(dataplane, controlplane, keys)
+        self._planes = authorized_planes(dataplane, controlplane, keys)
         self._limits = http_limits(options)
         self._guard = Guard(self._limits.access, keys)
 

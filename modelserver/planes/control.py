@@ -7,7 +7,7 @@ import binascii
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from modelserver.config.on_demand import KEEP_ALIVE, parse_keep_alive
 from modelserver.errors import InvalidArgumentError
@@ -32,51 +32,6 @@ _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 4096
 # System directories that hold no ordinary files.
 _NO_MODELS = ("dev", "proc", "sys")
-
-
-class AnyControlPlane(Protocol):
-    """What frontends ask of a control plane: `ControlPlane`, or the one that checks API keys before it."""
-
-    @property
-    def logs(self) -> LogControl: ...
-
-    def index(self, ready_only: bool = False, repository_name: str = "") -> list[IndexEntry]: ...
-
-    async def load(
-        self,
-        name: str,
-        parameters: Mapping[str, ControlParameter] | None = None,
-        *,
-        repository_name: str = "",
-        version: int | None = None,
-    ) -> None: ...
-
-    async def unload(
-        self,
-        name: str,
-        parameters: Mapping[str, ControlParameter] | None = None,
-        *,
-        repository_name: str = "",
-        version: int | None = None,
-    ) -> None: ...
-
-    def keep(self, name: str, keep_alive_s: float) -> None: ...
-
-    def traffic(self, name: str) -> Traffic | None: ...
-
-    def traffic_shares(self, name: str) -> Mapping[int, float]: ...
-
-    def shadow_counts(self, name: str) -> dict[str, dict[str, int]]: ...
-
-    async def set_traffic(self, name: str, document: Mapping[str, Any], *, persists: bool = False) -> None: ...
-
-    async def remove_traffic(self, name: str) -> None: ...
-
-    async def add_archive(self, name: str, directory: str) -> None: ...
-
-    async def remove_archive(self, name: str) -> None: ...
-
-    def archives(self) -> dict[str, str]: ...
 
 
 class ControlPlane:

@@ -18,7 +18,7 @@ from modelserver.protocol.api import Api, Route
 from modelserver.protocol.limits import HttpLimits
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 
 class Anthropic:

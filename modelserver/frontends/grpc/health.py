@@ -15,7 +15,7 @@ from modelserver.frontends.grpc.edge import answered, parse, streamed
 from modelserver.protocol.call import Service, StreamCall
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 SERVICE = "grpc.health.v1.Health"
 # The whole server, under the two names that clients use; any other name is a model's.

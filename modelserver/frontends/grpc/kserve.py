@@ -23,8 +23,7 @@ from modelserver.protocol.kserve import SERVICE
 from modelserver.protocol.limits import GrpcLimits
 
 if TYPE_CHECKING:
-    from modelserver.planes.control import AnyControlPlane
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 
 class Settings:

@@ -10,7 +10,7 @@ from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.call import Method
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 
 class Regions:

@@ -17,8 +17,7 @@ from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 
 if TYPE_CHECKING:
-    from modelserver.planes.control import AnyControlPlane
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 SAGEMAKER_TYPE = BinaryType("application/vnd.sagemaker-triton.binary+json", is_answered=True)
 VERTEX_AI_TYPE = BinaryType("application/vnd.vertex-ai-triton.binary+json", is_answered=False)

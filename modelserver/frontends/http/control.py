@@ -17,7 +17,7 @@ from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import bare_response, error_response, json_response
 
 if TYPE_CHECKING:
-    from modelserver.planes.control import AnyControlPlane
+    from modelserver.planes.authorized import AnyControlPlane
 
 Parameter = bool | int | str
 

@@ -24,7 +24,7 @@ from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import JSON_TYPE, HttpResponse, error_response
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 
 class Generate:

@@ -31,7 +31,8 @@ from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, error_response
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane, InferPlane
+    from modelserver.planes.authorized import AnyDataPlane
+    from modelserver.planes.data import InferPlane
 
 T = TypeVar("T")
 

@@ -20,8 +20,7 @@ from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import bare_response, json_response
 
 if TYPE_CHECKING:
-    from modelserver.planes.control import AnyControlPlane
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 # The protocol extensions that both frontends implement; server metadata lists them in Triton's order.
 EXTENSIONS = (

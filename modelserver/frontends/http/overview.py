@@ -13,8 +13,7 @@ from modelserver.telemetry.host import HostGauges, process_memory
 if TYPE_CHECKING:
     from modelserver.execution.engine import InstanceInfo
     from modelserver.execution.model import Model
-    from modelserver.planes.control import AnyControlPlane
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
     from modelserver.telemetry.statistics_snapshot import DurationStat, StatisticsSnapshot
 
 Document = dict[str, Any]

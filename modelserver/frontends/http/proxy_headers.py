@@ -21,7 +21,8 @@ from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.kserve import ASKING_HEADER, TIMEOUT_HEADER
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane, ModelLoad
+    from modelserver.planes.authorized import AnyDataPlane
+    from modelserver.planes.data import ModelLoad
 
 _HEADER = "endpoint-load-metrics"
 

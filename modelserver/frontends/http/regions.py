@@ -17,7 +17,7 @@ from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import bare_response, json_response
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 _MAX_UINT64 = 2**64 - 1
 

@@ -21,7 +21,7 @@ from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, error_response, json_response, message_response
 
 if TYPE_CHECKING:
-    from modelserver.planes.control import AnyControlPlane
+    from modelserver.planes.authorized import AnyControlPlane
 
 logger = logging.getLogger(__name__)
 

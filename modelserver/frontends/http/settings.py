@@ -18,8 +18,7 @@ from modelserver.protocol.response import HttpResponse, json_response
 from modelserver.telemetry.log_tail import NUM_KEPT, LogFollower
 
 if TYPE_CHECKING:
-    from modelserver.planes.control import AnyControlPlane
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 _TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 _MAX_DIGITS = 9

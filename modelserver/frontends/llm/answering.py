@@ -29,7 +29,7 @@ from modelserver.frontends.llm.tool_text import ToolTextReader
 from modelserver.frontends.llm.tools import ToolReader, ToolUse
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 # What a response says of each choice that it has news of. A choice may have no events, as with half a character.
 News = list[tuple[Choice, list[Event]]]

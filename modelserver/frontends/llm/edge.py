@@ -31,7 +31,7 @@ from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import ErrorWriter, json_response
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from modelserver.frontends.llm.models import LanguageModel
 from modelserver.frontends.llm.requests import responses_of
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 
 @dataclass(frozen=True, slots=True)

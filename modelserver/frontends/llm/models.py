@@ -21,7 +21,7 @@ from modelserver.errors import InvalidArgumentError, LoadOnDemandError, NotFound
 from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownModelError
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 
 # By the name of the parameter: the tensors that may stand for it, the first that a model has.

@@ -21,7 +21,7 @@ from modelserver.frontends.llm.models import LanguageModel
 from modelserver.frontends.llm.requests import only_responses
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 
 # Parameters of a model's config: a template's text or file, or the directory of a tokenizer, as TensorRT-LLM's models

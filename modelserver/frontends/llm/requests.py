@@ -18,7 +18,7 @@ from modelserver.core.stream import ResponseStream
 from modelserver.errors import CancelledError
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 
 class Listener(abc.ABC):

@@ -15,7 +15,7 @@ from modelserver.frontends.ollama.models import OllamaModels
 from modelserver.frontends.ollama.options import read_keep_alive, read_options
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 _MAX_DIMENSIONS = 1 << 20
 # As long as the model takes.

@@ -27,7 +27,7 @@ from modelserver.frontends.ollama.requests import (
 )
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 
 class Generation:

@@ -23,8 +23,7 @@ from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models
 
 if TYPE_CHECKING:
-    from modelserver.planes.control import AnyControlPlane
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 logger = logging.getLogger(__name__)
 

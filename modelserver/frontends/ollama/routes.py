@@ -18,8 +18,7 @@ from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import json_response
 
 if TYPE_CHECKING:
-    from modelserver.planes.control import AnyControlPlane
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 # The version of Ollama whose documents these are: clients ask for it before they use what is new.
 _VERSION = "0.13.5"

@@ -28,7 +28,7 @@ from modelserver.frontends.openai.chat_request import ChatRequest, read_chat
 from modelserver.frontends.openai.limits import OpenAiLimits
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 
 class Chat:

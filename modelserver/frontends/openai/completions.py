@@ -25,7 +25,7 @@ from modelserver.frontends.openai.completion_request import CompletionRequest, r
 from modelserver.frontends.openai.limits import OpenAiLimits
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 
 class Completions:

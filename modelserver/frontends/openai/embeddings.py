@@ -18,7 +18,7 @@ from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.sampling import refuse_unsupported
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 _FORMATS = ("float", "base64")
 _MAX_DIMENSIONS = 1 << 20

@@ -26,8 +26,7 @@ from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, json_response
 
 if TYPE_CHECKING:
-    from modelserver.planes.control import AnyControlPlane
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 _OWNER = "modelserver"
 

@@ -29,7 +29,7 @@ from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.sampling import TOKEN_ID
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 # Items that are written before other threads get a turn.
 _ITEMS_AT_ONCE = 4096

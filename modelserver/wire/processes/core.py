@@ -16,7 +16,6 @@ from typing import Any, Final
 from modelserver.app.logs import set_own_level
 from modelserver.auth.access import WITHOUT_KEY, Admitted
 from modelserver.auth.api_keys import KeyRing, open_keys
-from modelserver.auth.authorized_planes import KeyedInferPlane
 from modelserver.auth.guard import Guard
 from modelserver.execution.process.shared_buffer import SharedBuffer
 from modelserver.frontends.grpc.access_log import with_access_log as with_grpc_log
@@ -26,6 +25,7 @@ from modelserver.frontends.http.access_log import with_access_log as with_http_l
 from modelserver.frontends.http.cors import with_cors
 from modelserver.frontends.http.frontend import HttpFrontend as PortFrontend
 from modelserver.frontends.http.inference import Inference
+from modelserver.planes.authorized import AuthorizedInferPlane
 from modelserver.planes.data import InferPlane
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.call import Service
@@ -134,7 +134,7 @@ class Core:
         self.dataplane = RemoteDataPlane(self.link, numbers, is_on=http_limits.recognizes)
         # The core checks forwarded calls.
         keys = open_keys(http_limits.access.keys_file)
-        plane: InferPlane = self.dataplane if keys is None else KeyedInferPlane(self.dataplane, keys)
+        plane: InferPlane = self.dataplane if keys is None else AuthorizedInferPlane(self.dataplane, keys)
         self._short = ShortCalls(self.link, numbers, is_on=http_limits.recognizes)
         self.http = self._make_http(plane, http_limits, calls, keys)
         self.grpc = self._make_grpc(plane, grpc_limits, calls, keys)

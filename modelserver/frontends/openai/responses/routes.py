@@ -26,7 +26,7 @@ from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import json_response
 
 if TYPE_CHECKING:
-    from modelserver.planes.data import AnyDataPlane
+    from modelserver.planes.authorized import AnyDataPlane
 
 Document = dict[str, Any]
 

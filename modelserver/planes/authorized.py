@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from modelserver.core.request import InFlightRequest
     from modelserver.core.stream import ResponseStream
     from modelserver.execution.model import Model
-    from modelserver.planes.control import AnyControlPlane, ControlParameter
-    from modelserver.planes.data import AnyDataPlane, InferPlane, ModelLoad, ModelMetadata, ServerMetadata
+    from modelserver.planes.control import ControlParameter, ControlPlane
+    from modelserver.planes.data import DataPlane, InferPlane, ModelLoad, ModelMetadata, ServerMetadata
     from modelserver.planes.shared_memory import CudaSharedMemory, SharedMemory
     from modelserver.repository.state import IndexEntry
     from modelserver.repository.traffic import Traffic
@@ -31,14 +31,19 @@ if TYPE_CHECKING:
 _Settings = Mapping[str, str | list[str]]
 
 
-def keyed_planes(
-    dataplane: AnyDataPlane, controlplane: AnyControlPlane, keys: KeyRing
+def authorized_planes(
+    dataplane: DataPlane, controlplane: ControlPlane, keys: KeyRing | None
 ) -> tuple[AnyDataPlane, AnyControlPlane]:
-    """Both planes, with a check of each call's key. Errors are those of the planes, of `ApiKey` and of `KeyRing`."""
-    return KeyedDataPlane(dataplane, keys), KeyedControlPlane(controlplane)
+    """Both planes, with a check of each call's key if there are keys.
+
+    Errors are those of the planes, of `ApiKey` and of `KeyRing`.
+    """
+    if keys is None:
+        return dataplane, controlplane
+    return AuthorizedDataPlane(dataplane, keys), AuthorizedControlPlane(controlplane)
 
 
-class KeyedInferPlane:
+class AuthorizedInferPlane:
     """Inference with the caller's models."""
 
     def __init__(self, plane: InferPlane, keys: KeyRing) -> None:
@@ -58,10 +63,10 @@ class KeyedInferPlane:
         self._check_inputs(request)
 
 
-class KeyedDataPlane(KeyedInferPlane):
+class AuthorizedDataPlane(AuthorizedInferPlane):
     """As `DataPlane`, for the caller's models."""
 
-    def __init__(self, plane: AnyDataPlane, keys: KeyRing) -> None:
+    def __init__(self, plane: DataPlane, keys: KeyRing) -> None:
         super().__init__(plane, keys)
         self._plane = plane
 
@@ -150,10 +155,10 @@ class KeyedDataPlane(KeyedInferPlane):
         return self._plane.cuda_shared_memory
 
 
-class KeyedControlPlane:
+class AuthorizedControlPlane:
     """As `ControlPlane`, for the caller's models."""
 
-    def __init__(self, plane: AnyControlPlane) -> None:
+    def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
 
     @property
@@ -222,6 +227,12 @@ class KeyedControlPlane:
     def archives(self) -> dict[str, str]:
         key = _caller()
         return {name: path for name, path in self._plane.archives().items() if key.allows_model(name)}
+
+
+if TYPE_CHECKING:
+    # What frontends know: the planes, or those that check API keys before them.
+    AnyDataPlane = DataPlane | AuthorizedDataPlane
+    AnyControlPlane = ControlPlane | AuthorizedControlPlane
 
 
 def _caller() -> ApiKey:
