@@ -1,7 +1,8 @@
 """What a scrape of many models costs: `python -m benchmarks.scrape [--models 100]`.
 
 A server in this process loads models that echo. The figures are medians of CPU time: what a scrape takes of the event
-loop's turn, and what it takes in all, while the models are idle and when each has had a request since the last scrape.
+loop's turn and what it takes in all, while the models are idle and when each has had a request since the last scrape;
+and what a probe of readiness takes of the loop.
 """
 
 from __future__ import annotations
@@ -57,6 +58,16 @@ def _measure(metrics: ServerMetrics, before: Callable[[], None]) -> tuple[float,
     return statistics.median(on_loop), statistics.median(in_all), sizes[-1]
 
 
+def _readiness(server: Server) -> float:
+    """Milliseconds of the loop for one probe of /v2/health/ready, besides HTTP."""
+    times = []
+    for _ in range(ROUNDS):
+        begin = time.thread_time()
+        assert server.dataplane.is_ready
+        times.append(time.thread_time() - begin)
+    return statistics.median(times) * 1e3
+
+
 async def main(count: int) -> None:
     """Print a line for each case."""
     with tempfile.TemporaryDirectory() as directory:
@@ -73,6 +84,7 @@ async def main(count: int) -> None:
                     numbers.record_lone(1, 1000, 2000, 1000, 500, 5000)
 
             _scrape(metrics)
+            print(f"{count} models, readiness: {_readiness(server):.3f} ms on the loop")
             for name, before in (("idle", lambda: None), ("all busy", work)):
                 on_loop, in_all, size = _measure(metrics, before)
                 print(

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from modelserver.toolkit.comparison import Comparison, compare
-from modelserver.toolkit.comparison_report import summary_rows
+from modelserver.toolkit.comparison import Comparison, compare, summary_rows
 from modelserver.toolkit.loaded_model import LoadedModel
 from modelserver.toolkit.model_directory import model_bytes, new_model_directory
 from modelserver.toolkit.samples import Samples

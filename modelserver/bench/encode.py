@@ -10,7 +10,7 @@ from typing import Any
 from modelserver.bench.feed import HOLE_BYTES
 from modelserver.bench.tensors import InputTensor
 from modelserver.bench.work import Template
-from modelserver.client.request_heads import HttpHead
+from modelserver.client.heads import HttpHead
 from modelserver.pb import grpc_service_pb2 as pb
 
 Parameter = bool | int | str

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from modelserver.client.address import Address
 from modelserver.client.control import TIMEOUT_S
+from modelserver.client.heads import HttpHead
 from modelserver.client.http_lane import HttpLane
 from modelserver.client.lane import Questions
-from modelserver.client.request_heads import HttpHead
 from modelserver.errors import ServerError, UnavailableError
 
 _SAMPLE = re.compile(r'^(nv_gpu_\w+)\{[^}]*gpu_uuid="([^"]*)"[^}]*\}\s+(\S+)', re.MULTILINE)

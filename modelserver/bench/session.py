@@ -19,7 +19,7 @@ from modelserver.bench.shared_regions import Regions
 from modelserver.bench.work import Template, Transport, Work
 from modelserver.client.control import ControlClient
 from modelserver.client.endpoint import Endpoint
-from modelserver.client.request_heads import GrpcHead, HttpHead, model_path
+from modelserver.client.heads import GrpcHead, HttpHead, model_path
 from modelserver.errors import InvalidArgumentError
 
 MAX_WORKERS = 16

@@ -113,7 +113,7 @@ def sample_options(data: Path | None, shapes: list[str] | None, label_output: st
 
 def print_outcome(outcome: Outcome, *, as_json: bool) -> None:
     """The comparison, and the new model's directory."""
-    from modelserver.toolkit.comparison_report import comparison_document, difference_rows, summary_rows
+    from modelserver.toolkit.comparison import comparison_document, difference_rows, summary_rows
 
     if as_json:
         document = comparison_document(outcome.comparison)

@@ -215,7 +215,7 @@ class _Report(TuneWatcher):
 
 
 def _finish(result: TuneResult, config_file: Path, html: Path | None, *, as_json: bool) -> None:
-    from modelserver.toolkit.comparison_report import difference_rows
+    from modelserver.toolkit.comparison import difference_rows
     from modelserver.toolkit.tuning.report import (
         ANSWER_COLUMNS,
         BEFORE_AFTER_COLUMNS,

@@ -14,8 +14,8 @@ from modelserver.client.control import LOAD_TIMEOUT_S, TIMEOUT_S, ControlClient,
 from modelserver.client.grpc_lane import GrpcLane
 from modelserver.client.grpc_messages import frame, unframe
 from modelserver.client.h2_connection import H2Connection
+from modelserver.client.heads import GrpcHead
 from modelserver.client.lane import Questions
-from modelserver.client.request_heads import GrpcHead
 from modelserver.pb import grpc_service_pb2 as pb
 
 

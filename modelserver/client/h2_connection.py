@@ -37,12 +37,12 @@ from modelserver.wire.http2.frame import (
     protocol_fault,
     unpack_head,
 )
+from modelserver.wire.http2.hpack_tables import Field
 from modelserver.wire.http2.settings import (
     HEADER_TABLE_SIZE,
     MAX_CONCURRENT_STREAMS,
     read_settings,
 )
-from modelserver.wire.http2.static_table import Field
 
 # Of one SETTINGS frame.
 MAX_SETTINGS = 256

@@ -16,7 +16,7 @@ from modelserver.wire.http2.frame import (
     protocol_fault,
 )
 from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError
-from modelserver.wire.http2.static_table import Field
+from modelserver.wire.http2.hpack_tables import Field
 
 # Of one head, as it comes and uncompressed.
 MAX_HEAD_BYTES = 2**20

@@ -21,8 +21,8 @@ from modelserver.wire.http2.frame import (
     window_update,
 )
 from modelserver.wire.http2.hpack import literal
+from modelserver.wire.http2.hpack_tables import STATIC_TABLE, Field
 from modelserver.wire.http2.settings import ENABLE_PUSH, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE
-from modelserver.wire.http2.static_table import STATIC_TABLE, Field
 
 # Above this, buffers are written one by one instead of being joined.
 JOIN_BYTES = 65536

@@ -7,7 +7,7 @@ from time import monotonic_ns
 from typing import cast
 
 from modelserver.client.address import Address
-from modelserver.client.http_head import AnswerHead, ChunkedBody, MalformedAnswerError, failure_text, read_head
+from modelserver.client.heads import AnswerHead, ChunkedBody, MalformedAnswerError, failure_text, read_head
 from modelserver.client.lane import Answers, Lane
 from modelserver.errors import UnavailableError
 

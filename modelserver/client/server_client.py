@@ -22,7 +22,7 @@ from modelserver.client.address import (
     refused,
 )
 from modelserver.client.control import ControlClient, error_of
-from modelserver.client.http_head import error_text
+from modelserver.client.heads import error_text
 from modelserver.errors import ErrorCode, InvalidArgumentError, ServerError, UnavailableError
 
 DEFAULT_URL = "http://localhost:8000"

@@ -1,4 +1,4 @@
-"""Parses config.pbtxt: protobuf's text format, reporting every mistake at once with its position."""
+"""Reads and writes config.pbtxt: protobuf's text format, reporting every mistake at once with its position."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from google.protobuf import text_format
 
 from modelserver.config.literal import Lines
 from modelserver.config.locator import locate
-from modelserver.config.message import config_from_message
+from modelserver.config.message import config_from_message, config_to_message
 from modelserver.config.problem import Locations, Problem, error_of
 from modelserver.config.schema import ModelConfig
 from modelserver.pb import model_config_pb2 as pb
@@ -73,3 +73,10 @@ def _reason(error: text_format.ParseError) -> str:
     """The text of a parse error without its position."""
     line, column = error.GetLine(), error.GetColumn()
     return str(error).removeprefix(f"{line}:{column} : ")
+
+
+def config_text(config: ModelConfig, *, comments: tuple[str, ...] = ()) -> str:
+    """A config as text, with `comments` as lines in front. Raises ConfigError for values that no config can hold."""
+    lines = [f"# {line}".rstrip() for comment in comments for line in comment.splitlines()]
+    text = text_format.MessageToString(config_to_message(config), as_utf8=True)
+    return "\n".join([*lines, text]) if lines else text

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from modelserver.config.pbtxt import config_text
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching
 from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
 from modelserver.repository.layout import CONFIG_FILENAME
 from modelserver.toolkit.comparison import Comparison, Difference, compare
 from modelserver.toolkit.loaded_model import LoadedModel, define
-from modelserver.toolkit.model_directory import check_target, config_text, model_bytes, new_model_directory
-from modelserver.toolkit.onnx_file import read_onnx, readable_names, write_onnx
-from modelserver.toolkit.onnx_float16 import to_float16
+from modelserver.toolkit.model_directory import check_target, model_bytes, new_model_directory
+from modelserver.toolkit.onnx_file import read_onnx, readable_names, to_float16, write_onnx
 from modelserver.toolkit.sample_files import SampleOptions
 from modelserver.toolkit.source import Source, SourceKind, open_source
 from modelserver.toolkit.tensor_spec import ModuleOptions
+from modelserver.toolkit.torch_module import write_package
 from modelserver.toolkit.torch_onnx import program_to_onnx, torchscript_to_onnx
-from modelserver.toolkit.torch_package import write_package
 
 # Share of whole-number outputs, such as classes, that may differ: two classes may be as likely as one another.
 MAX_DISAGREEMENT = 0.1

@@ -9,10 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from google.protobuf import text_format
-
-from modelserver.config.message import config_to_message
-from modelserver.config.schema import ModelConfig
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerError
 from modelserver.repository.layout import looks_like_model
 
@@ -98,11 +94,3 @@ def _example_bytes(path: Path) -> int:
         return 0
     with zipfile.ZipFile(path) as archive:
         return sum(entry.compress_size for entry in archive.infolist() if _EXAMPLES in entry.filename)
-
-
-# A model config as the text of a config.pbtxt.
-def config_text(config: ModelConfig, *, comments: tuple[str, ...] = ()) -> str:
-    """The text, with `comments` as lines in front. Raises ConfigError for values that no config can hold."""
-    lines = [f"# {line}".rstrip() for comment in comments for line in comment.splitlines()]
-    text = text_format.MessageToString(config_to_message(config), as_utf8=True)
-    return "\n".join([*lines, text]) if lines else text

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelserver.config.pbtxt import parse_pbtxt
+from modelserver.config.pbtxt import config_text, parse_pbtxt
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from modelserver.repository.layout import CONFIG_FILENAME, looks_like_model, scan_model
@@ -185,8 +185,6 @@ def _without_batch(config: ModelConfig) -> ModelConfig:
 
 
 def _write_config(directory: Path, config: ModelConfig) -> None:
-    from modelserver.toolkit.model_directory import config_text
-
     (directory / CONFIG_FILENAME).write_text(config_text(config))
 
 

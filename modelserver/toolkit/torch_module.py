@@ -1,4 +1,4 @@
-"""PyTorch modules of a user's own code, as torch.export programs. Needs torch."""
+"""PyTorch modules of a user's own code, as torch.export programs, and these compiled by AOTInductor. Needs torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import os
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.core.datatype import Datatype
-from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
+from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnavailableError, UnsupportedError
 from modelserver.options.flags import nearest_hint
 from modelserver.toolkit import require
 from modelserver.toolkit.tensor_spec import ModuleOptions
@@ -218,3 +220,39 @@ def first_line(error: Exception) -> str:
     """The line of an error that says something: torch puts it first, among blank lines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+_COMPILERS = ("g++", "c++", "clang++")
+
+
+def write_package(program_path: Path, path: Path, *, shown: str) -> None:
+    """Compile a torch.export program into an AOTInductor package; takes half a minute and more.
+
+    Raises UnavailableError without a compiler, UnsupportedError when it cannot be compiled.
+    """
+    torch = torch_library()
+    wanted = os.environ.get("CXX")
+    if shutil.which(wanted) is None if wanted else not any(map(shutil.which, _COMPILERS)):
+        raise UnavailableError(
+            f"AOTInductor needs a C++ compiler, and there is no {wanted or ' or '.join(_COMPILERS)}: "
+            "apt-get install g++, or name one in the variable CXX"
+        )
+    program = load_program(program_path)
+    try:
+        with quiet_torch(), torch.no_grad():
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=str(path), inductor_configs=_settings(torch, program)
+            )
+    except Exception as error:  # compilers of several kinds, each with its own errors
+        raise UnsupportedError(f"AOTInductor cannot compile '{shown}': {first_line(error)}") from error
+
+
+def _settings(torch: Any, program: Any) -> dict[str, object]:
+    """Without the library's check of smallest sizes, unless the program has some itself.
+
+    Torch's compiler takes every variable size for 2 at least, refuses 1 for that reason alone, and says that the check
+    may go (`torch._inductor.config.aot_inductor.check_lowerbound`). Who calls compares a row alone, too.
+    """
+    smallest = max((bounds.lower for bounds in program.range_constraints.values()), default=0)
+    has_switch = hasattr(torch._inductor.config.aot_inductor, "check_lowerbound")
+    return {"aot_inductor.check_lowerbound": False} if has_switch and smallest <= 1 else {}

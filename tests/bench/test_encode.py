@@ -11,7 +11,7 @@ from modelserver.bench.encode import RequestForm, SharedOutput
 from modelserver.bench.feed import HOLE_BYTES
 from modelserver.bench.tensors import InputTensor
 from modelserver.client.address import Address
-from modelserver.client.request_heads import GrpcHead, HttpHead
+from modelserver.client.heads import GrpcHead, HttpHead
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
 from modelserver.pb import grpc_service_pb2 as pb

@@ -14,8 +14,8 @@ from modelserver.bench.tensors import InputTensor
 from modelserver.bench.work import Sequences, Share, Template, Transport, Work
 from modelserver.client.address import Address
 from modelserver.client.grpc_messages import unframe
+from modelserver.client.heads import HttpHead
 from modelserver.client.lane import Lane
-from modelserver.client.request_heads import HttpHead
 from modelserver.core.datatype import Datatype
 from modelserver.pb import grpc_service_pb2 as pb
 

@@ -16,8 +16,8 @@ from modelserver.client.address import Address
 from modelserver.client.grpc_lane import GrpcLane, StreamLane
 from modelserver.client.grpc_messages import frame
 from modelserver.client.h2_connection import H2Connection
+from modelserver.client.heads import GrpcHead
 from modelserver.client.lane import Lane
-from modelserver.client.request_heads import GrpcHead
 from modelserver.errors import UnavailableError
 from modelserver.pb import grpc_service_pb2 as pb
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.client.http_head import ChunkedBody, MalformedAnswerError, failure_text, read_head
+from modelserver.client.heads import ChunkedBody, MalformedAnswerError, failure_text, read_head
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import hpack
 from fuzz.nghttp2_inflater import Nghttp2Inflater
 
 from modelserver.wire.http2.hpack import Decoder, HpackError
-from modelserver.wire.http2.static_table import STATIC_TABLE, Field
+from modelserver.wire.http2.hpack_tables import STATIC_TABLE, Field
 
 _STRICTER = ("a number is too long", "table size updates")
 # Encodings that are at the border of something.

@@ -20,13 +20,13 @@ from modelserver.frontends.grpc.envelope import split_request
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.call import RpcError
 from modelserver.wire.assembly import AssemblyBudget
-from modelserver.wire.http2 import huffman
+from modelserver.wire.http2 import hpack_tables as huffman
 from modelserver.wire.http2.grpc_compression import decompress, decompress_on_loop
 from modelserver.wire.http2.grpc_metadata import MAX_TIMEOUT_NS, parse_timeout
 from modelserver.wire.http2.head import HeadReader, MalformedError, RequestHead, check_trailers, read_request_head
 from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError
+from modelserver.wire.http2.hpack_tables import Field
 from modelserver.wire.http2.message import MessageAssembly
-from modelserver.wire.http2.static_table import Field
 
 _LIST_BYTES = 16 * 1024
 _TABLE_BYTES = 4096

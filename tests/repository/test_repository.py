@@ -10,7 +10,6 @@ from support.repositories import GatedLoader, infer, open_repository, write_mode
 
 from modelserver.errors import (
     AlreadyExistsError,
-    InternalError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
@@ -275,7 +274,7 @@ async def test_models_and_readiness_follow_each_change(tmp_path: Path) -> None:
         before = repository.models()
         assert repository.models() is before  # a scrape of unchanged models looks at none of them
         loader.fail("b", 1)
-        with pytest.raises(InternalError):
+        with pytest.raises(InvalidArgumentError):
             await repository.load("b")
         [reason] = repository.unready_because(strict=True)
         assert reason.startswith("model 'b' does not serve")

@@ -8,8 +8,15 @@ import pytest
 from modelserver.config.schema import ModelConfig, ModelOutput
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError
-from modelserver.toolkit.comparison import accuracy, compare, differences, label_output
-from modelserver.toolkit.comparison_report import comparison_document, difference_rows, summary_rows
+from modelserver.toolkit.comparison import (
+    accuracy,
+    compare,
+    comparison_document,
+    difference_rows,
+    differences,
+    label_output,
+    summary_rows,
+)
 from modelserver.toolkit.loaded_model import LoadedModel
 from modelserver.toolkit.samples import Samples
 from training.digits import held_out

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from modelserver.config.pbtxt import parse_pbtxt
-from modelserver.toolkit.model_directory import config_text
+from modelserver.config.pbtxt import config_text, parse_pbtxt
 
 ROOT = Path(__file__).parents[2]
 

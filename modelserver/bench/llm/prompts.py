@@ -10,7 +10,7 @@ from typing import Any
 
 from modelserver.bench.llm.options import Length, LlmOptions, PromptOptions
 from modelserver.bench.work import EndpointType
-from modelserver.client.request_heads import HttpHead
+from modelserver.client.heads import HttpHead
 from modelserver.core.documents import parse_json
 from modelserver.errors import InvalidArgumentError
 

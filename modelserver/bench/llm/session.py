@@ -14,7 +14,7 @@ from modelserver.bench.profiler import OPEN_START_NS, search_levels
 from modelserver.bench.session import count_workers
 from modelserver.bench.window import Nanoseconds
 from modelserver.bench.work import ClosedLoad, LlmWork, OpenLoad
-from modelserver.client.request_heads import model_path
+from modelserver.client.heads import model_path
 from modelserver.errors import UnavailableError
 
 POLL_S = 0.1

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from modelserver.bench import charts, page
 from modelserver.bench.charts import Point, Series
-from modelserver.toolkit.comparison_report import (
+from modelserver.config.pbtxt import config_text
+from modelserver.toolkit.comparison import (
     Row,
     accuracy_rows,
     bytes_text,
@@ -16,7 +17,6 @@ from modelserver.toolkit.comparison_report import (
     parity_document,
     ratio_row,
 )
-from modelserver.toolkit.model_directory import config_text
 from modelserver.toolkit.tuning.candidate import Candidate, changes
 from modelserver.toolkit.tuning.session import TuneResult
 from modelserver.toolkit.tuning.space import MIN_GAIN

@@ -13,10 +13,10 @@ from modelserver.client.endpoint import Endpoint
 from modelserver.client.grpc_lane import GrpcLane
 from modelserver.client.grpc_messages import frame, unframe
 from modelserver.client.h2_connection import H2Connection
+from modelserver.client.heads import GrpcHead, HttpHead, model_path
 from modelserver.client.http_lane import HttpLane
 from modelserver.client.infer_answer import grpc_outputs, http_outputs
 from modelserver.client.lane import Lane, Questions
-from modelserver.client.request_heads import GrpcHead, HttpHead, model_path
 from modelserver.config.schema import ModelConfig
 from modelserver.core.tensor import Tensor, tensor_to_bytes
 from modelserver.errors import ServerError

@@ -13,8 +13,8 @@ from modelserver.wire.http2.frame import END_STREAM, ConnectionFault, ErrorCode,
 from modelserver.wire.http2.grpc_ending import trailers_only
 from modelserver.wire.http2.head import HeadReader, MalformedError, check_trailers
 from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError
+from modelserver.wire.http2.hpack_tables import Field
 from modelserver.wire.http2.routes import Refusal, Route, find_route
-from modelserver.wire.http2.static_table import Field
 from modelserver.wire.http2.stream import RefusedStream
 
 if TYPE_CHECKING:

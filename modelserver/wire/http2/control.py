@@ -1,4 +1,4 @@
-"""Frames that are about the connection, or about a stream but not its content (RFC 9113, 6.3 to 6.9)."""
+"""Frames that are about the connection, or about a stream but not its content (RFC 9113, 6.2 to 6.10)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from modelserver.core.tensor import Buffer
+from modelserver.telemetry.wire import Violation
 from modelserver.wire.http2 import settings
 from modelserver.wire.http2.frame import (
     ACK,
     CONTINUATION,
     GOAWAY,
+    HAS_PRIORITY,
     MAX_31_BITS,
+    PADDED,
     PING,
     PRIORITY,
     PUSH_PROMISE,
@@ -23,8 +26,10 @@ from modelserver.wire.http2.frame import (
     ErrorCode,
     ping_ack,
     protocol_fault,
+    too_much,
     unpack_u32,
 )
+from modelserver.wire.limits import HeadLimits
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
@@ -186,3 +191,49 @@ _TAKERS: Final[dict[int, Callable[[ControlFrames, int, int, bytes], None]]] = {
     WINDOW_UPDATE: ControlFrames._take_window_update,
     CONTINUATION: _refuse_continuation,
 }
+
+
+_PRIORITY_BYTES: Final = 5
+
+
+class OpenBlock:
+    """A block that its HEADERS frame did not complete: only CONTINUATION frames may follow."""
+
+    __slots__ = ("_num_frames", "content", "flags", "stream_id")
+
+    def __init__(self, stream_id: int, flags: int, content: bytes) -> None:
+        self.stream_id = stream_id
+        # The flags of the HEADERS frame.
+        self.flags = flags
+        self.content = content
+        self._num_frames = 0
+
+    def check(self, kind: int, stream_id: int, length: int, limits: HeadLimits) -> None:
+        """The head of the next frame has arrived. Raises ConnectionFault if it is not the block's, or too large."""
+        if kind != CONTINUATION or stream_id != self.stream_id:
+            raise protocol_fault(f"the header block of stream {self.stream_id} must go on in CONTINUATION frames")
+        if self._num_frames >= limits.max_continuations or len(self.content) + length > limits.max_header_block_bytes:
+            raise too_much(Violation.TOO_MANY_CONTINUATIONS)
+
+    def add(self, part: memoryview) -> None:
+        """The content of the next frame."""
+        self._num_frames += 1
+        self.content += part
+
+
+def part_of_block(payload: memoryview, flags: int, stream_id: int) -> bytes:
+    """The part of the block in a HEADERS frame, without padding and priority. Raises ConnectionFault."""
+    num_padding = 0
+    if flags & PADDED:
+        if not payload:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"HEADERS on stream {stream_id} is cut off")
+        num_padding, payload = payload[0], payload[1:]
+    if num_padding > len(payload):
+        raise protocol_fault(f"HEADERS on stream {stream_id} has more padding than bytes")
+    content = payload[: len(payload) - num_padding]
+    if flags & HAS_PRIORITY:
+        if len(content) < _PRIORITY_BYTES:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"HEADERS on stream {stream_id} is cut off")
+        check_dependency(stream_id, content)
+        content = content[_PRIORITY_BYTES:]
+    return content.tobytes()

@@ -25,7 +25,7 @@ from modelserver.wire.http2.grpc_ending import (
 from modelserver.wire.http2.hpack import literal
 from modelserver.wire.http2.inbox import Inbox
 from modelserver.wire.http2.message import BudgetSpentError
-from modelserver.wire.http2.outgoing import Outgoing
+from modelserver.wire.http2.sender import Outgoing
 from modelserver.wire.http2.stream import ABANDONED, ANSWERED, DONE, RUNNING, STREAM_SLOTS, Http2Stream
 
 if TYPE_CHECKING:

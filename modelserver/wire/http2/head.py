@@ -14,7 +14,7 @@ from modelserver.protocol.exchange import HttpHead
 from modelserver.protocol.grpc_status import Status
 from modelserver.wire.http2 import grpc_metadata as metadata
 from modelserver.wire.http2.grpc_metadata import parse_timeout
-from modelserver.wire.http2.static_table import Field
+from modelserver.wire.http2.hpack_tables import Field
 
 
 def make_http_head(method: bytes, path: bytes, authority: bytes, fields: tuple[Field, ...]) -> HttpHead:

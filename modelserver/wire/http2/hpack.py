@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from modelserver.wire.http2 import huffman
-from modelserver.wire.http2.static_table import STATIC_TABLE, Field
+from modelserver.wire.http2 import hpack_tables as huffman
+from modelserver.wire.http2.hpack_tables import STATIC_TABLE, Field
 
 # A dynamic table of another size than the default is announced by the encoder at the start of a block; one of size
 # 0 suits us for good, because we never insert.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.http2.abuse_limits import Closed
 from modelserver.wire.http2.admission import Admission
+from modelserver.wire.http2.control import OpenBlock, part_of_block
 from modelserver.wire.http2.frame import (
     DATA,
     DEFAULT_WINDOW_BYTES,
@@ -27,7 +28,6 @@ from modelserver.wire.http2.frame import (
     window_update,
 )
 from modelserver.wire.http2.grpc_call import GrpcCall
-from modelserver.wire.http2.header_block import OpenBlock, part_of_block
 from modelserver.wire.http2.message import MIN_BUFFER_BYTES, PREFIX_BYTES
 from modelserver.wire.http2.payload import Payload
 from modelserver.wire.http2.preface import Preface

@@ -18,7 +18,7 @@ from modelserver.wire.body import MIN_DIRECT_BYTES, BodyCollector
 from modelserver.wire.http1.head import BODYLESS, field_value, json_length
 from modelserver.wire.http2.frame import END_STREAM, ErrorCode, window_update
 from modelserver.wire.http2.hpack import literal
-from modelserver.wire.http2.outgoing import Outgoing
+from modelserver.wire.http2.sender import Outgoing
 from modelserver.wire.http2.stream import ABANDONED, ANSWERED, DONE, RECEIVING, RUNNING, STREAM_SLOTS, Http2Stream
 
 if TYPE_CHECKING:

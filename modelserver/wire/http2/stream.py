@@ -8,8 +8,8 @@ from modelserver.wire.http2.frame import END_STREAM, protocol_fault
 
 if TYPE_CHECKING:
     from modelserver.wire.http2.connection import Http2Connection
-    from modelserver.wire.http2.outgoing import Outgoing
     from modelserver.wire.http2.routes import Refusal, Route
+    from modelserver.wire.http2.sender import Outgoing
 
 # Phases of a stream; plain numbers, because the frame loop compares them for every request.
 FRESH: Final = 0  # the head arrived, and nothing of the body

@@ -14,7 +14,7 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer, encode_bytes_elements
 from modelserver.errors import ServerError
-from modelserver.frontends.grpc import templates
+from modelserver.frontends.grpc import decoder as templates
 from modelserver.frontends.grpc.decoder import InferDecoder
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.limits import GrpcLimits

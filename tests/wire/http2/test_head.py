@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modelserver.wire.http2.head import HeadReader, MalformedError, RequestHead, check_trailers, read_request_head
-from modelserver.wire.http2.static_table import Field
+from modelserver.wire.http2.hpack_tables import Field
 
 METHOD, SCHEME, PATH, AUTHORITY = (
     (b":method", b"POST"),

@@ -7,7 +7,7 @@ from hpack import Encoder
 from hpack.table import HeaderTable
 
 from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError, literal
-from modelserver.wire.http2.static_table import STATIC_TABLE, Field
+from modelserver.wire.http2.hpack_tables import STATIC_TABLE, Field
 
 LIMIT = 16384
 

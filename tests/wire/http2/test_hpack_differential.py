@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelserver.wire.http2.hpack import Decoder, HpackError
-from modelserver.wire.http2.static_table import STATIC_TABLE, Field
+from modelserver.wire.http2.hpack_tables import STATIC_TABLE, Field
 
 # Names and values that repeat, so that tables are used, and some that do not.
 NAMES = st.sampled_from([b"a", b"grpc-timeout", b"x-long-name-of-a-field"]) | st.binary(max_size=60)

@@ -8,7 +8,7 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserver.wire.http2.huffman import CODE_LENGTHS, HuffmanError, codes, decode
+from modelserver.wire.http2.hpack_tables import CODE_LENGTHS, HuffmanError, codes, decode
 
 ENCODER = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 
