@@ -1,4 +1,4 @@
-"""What the server gives to the factory of an installed API."""
+"""The context that the factory of an installed API gets."""
 
 from __future__ import annotations
 

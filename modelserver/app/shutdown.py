@@ -55,7 +55,7 @@ class StopStages:
         return max(0.0, self._deadline_s - asyncio.get_running_loop().time())
 
 
-# What SIGTERM, SIGINT and SIGHUP mean: the first asks to stop, the second insists.
+# The meaning of SIGTERM, SIGINT and SIGHUP: the first asks to stop, the second insists.
 # SIGHUP comes when a terminal closes, or from operators who want files read again, which happens here by itself.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # One request to stop often comes twice at once: to the process group, and passed on by the parent (make, tini).

@@ -1,1 +1,1 @@
-"""Who may do what: API keys, scopes, limits per caller."""
+"""Permissions of callers: API keys, scopes, limits per caller."""

@@ -230,7 +230,7 @@ def parse_callers_by(flag: str, text: str) -> str:
 
 
 def _kind(flag: str) -> str:
-    """What a flag of restrictions calls its groups, as in Triton: api or protocol."""
+    """The word for groups in a flag of restrictions, as in Triton: api or protocol."""
     return flag.rpartition("-")[2]
 
 

@@ -199,7 +199,7 @@ class KeyRing:
         clock: Callable[[], float] = time.monotonic,
         today_s: Callable[[], float] = time.time,
     ) -> None:
-        """Raises InvalidArgumentError when the file is no good. `reloads` counts later reads; `today_s` is a clock."""
+        """Raises InvalidArgumentError for an unusable file. `reloads` counts later reads; `today_s` is a clock."""
         self._path = Path(path)
         self._clock = clock
         self._today_s = today_s

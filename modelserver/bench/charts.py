@@ -10,7 +10,7 @@ from html import escape
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
 NUM_TICKS = 5
-# About how wide a letter of the labels is, and how tall; where there is no room, labels are cut and whole on hover.
+# The approximate width and height of a letter. Labels without enough room are cut; hovering shows them whole.
 LETTER_WIDTH, LETTER_HEIGHT = 6.2, 11
 _LABEL_WIDTHS = (142, 460)
 

@@ -161,7 +161,7 @@ def _repositories(options: ServerOptions) -> Iterator[Finding]:
         if is_cloud_uri(path):
             continue
         if not Path(path).is_dir():
-            yield Finding(PROBLEM, f"repository {path}", "is no directory", "see --model-repository")
+            yield Finding(PROBLEM, f"repository {path}", "is not a directory", "see --model-repository")
         elif not os.access(path, os.R_OK | os.X_OK):
             yield Finding(PROBLEM, f"repository {path}", "cannot be read by this user", "see its owner and mode")
         else:

@@ -18,7 +18,7 @@ from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError
 _ENGINES = "modelserver_backends.tensorrt.commands"
 _ENGINE_MAGICS = (b"ftrt", b"vtrt")
 _GGUF, _GGUF_MAGIC = "modelserver_backends.llm.checkpoint.gguf_description", b"GGUF"
-# What is printed one per line, where a file has it.
+# Facts that are printed one per line, if a file has them.
 _FACTS = (
     "built_with",
     "architectures",

@@ -1,4 +1,4 @@
-"""What a client asks a server besides inference: metadata, configs, statistics, loads, shared memory."""
+"""The calls of a client besides inference: metadata, configs, statistics, loads, shared memory."""
 
 from __future__ import annotations
 

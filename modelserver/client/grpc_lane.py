@@ -14,7 +14,7 @@ _OK = 0
 
 
 def describe_end(head: Head | None) -> str:
-    """What the fields that end a call say, for one that did not end well."""
+    """The message in the fields that end a failed call."""
     if head is None:
         return "the stream ended without a gRPC status"
     if head.grpc_status is None:

@@ -60,7 +60,7 @@ def status_name(code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamAnswer:
-    """What one message of ModelStreamInfer says. `is_final` is None where the server does not say."""
+    """The contents of one message of ModelStreamInfer. `is_final` is None where the server does not say."""
 
     error: str
     is_final: bool | None

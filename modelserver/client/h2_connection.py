@@ -46,7 +46,7 @@ from modelserver.wire.http2.settings import (
 
 # Of one SETTINGS frame.
 MAX_SETTINGS = 256
-# What we have read of a window before the peer gets it back.
+# The bytes that we read of a window before the peer gets them back.
 WINDOW_STEP = 2**28
 RECONNECT_DELAY_S = 0.05
 SETTINGS_TIMEOUT_S = 10.0
@@ -120,7 +120,7 @@ class H2Connection(asyncio.Protocol):
         self.close()
 
     def close(self) -> None:
-        """Drop the connection and what is on it; nobody is told."""
+        """Drop the connection and its streams, without notifying their owners."""
         self._is_closed = True
         if self._reconnecting is not None:
             self._reconnecting.cancel()
@@ -137,7 +137,7 @@ class H2Connection(asyncio.Protocol):
     def open(self, stream: Stream, data: bytes, *, ends: bool = True) -> int:
         """Start a stream with its first data; its id, or 0 if it has to wait for the connection.
 
-        `stream` is told of everything that comes on it. Without `ends` more can be sent with `send`.
+        `stream` receives everything that arrives on it. Without `ends` more can be sent with `send`.
         """
         if not self._is_open or len(self._streams) >= self._max_streams:
             self._waiting.append((stream, data, ends))
@@ -301,7 +301,7 @@ class H2Connection(asyncio.Protocol):
         for stream in streams.values():
             stream.on_end(None, monotonic_ns(), reason)
 
-    # What is not the common case
+    # Less common cases
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         self._out.parts.append(frame(kind, flags, stream_id, payload))

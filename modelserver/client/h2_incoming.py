@@ -1,4 +1,4 @@
-"""What an HTTP/2 client reads: heads and ends of answers, and the interface of a stream's owner."""
+"""The reading side of an HTTP/2 client: heads and ends of answers, and the interface of a stream's owner."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class HeadReader:
 
 
 def unpadded(flags: int, payload: bytes) -> bytes:
-    """What a frame carries besides its padding. Raises ConnectionFault for padding without a length."""
+    """The content of a frame without its padding. Raises ConnectionFault for padding without a length."""
     if not flags & PADDED:
         return payload
     if not payload:
@@ -94,7 +94,7 @@ def unpadded(flags: int, payload: bytes) -> bytes:
 
 
 class Stream(Protocol):
-    """What a connection tells the owner of a stream."""
+    """The calls that the owner of a stream gets from its connection."""
 
     def on_open(self, stream_id: int) -> None:
         """The stream, which had to wait for its connection, has started."""

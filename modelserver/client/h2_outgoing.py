@@ -1,4 +1,4 @@
-"""What an HTTP/2 client sends: the preface, heads of requests, and data within the server's windows (RFC 9113)."""
+"""The sending side of an HTTP/2 client: preface, heads of requests, and data within the server's windows (RFC 9113)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOIN_BYTES = 65536
 
 
 class Outgoing:
-    """Frames, and parts of frames, in order. Who adds to `parts` a buffer above `JOIN_BYTES` sets `has_large`."""
+    """Frames, and parts of frames, in order. Set `has_large` with each buffer above `JOIN_BYTES` in `parts`."""
 
     __slots__ = ("has_large", "parts")
 
@@ -51,7 +51,7 @@ class Outgoing:
 
 
 class _Upload:
-    """What of one stream's data is not sent."""
+    """The unsent data of one stream."""
 
     __slots__ = ("ends", "parts", "window")
 
@@ -103,7 +103,7 @@ class Uploads:
         self._uploads.clear()
 
     def apply(self, settings: Sequence[tuple[int, int]]) -> None:
-        """What the peer's SETTINGS say of windows and frames; another initial window moves those of all streams."""
+        """Apply the peer's SETTINGS of windows and frames; another initial window moves those of all streams."""
         for key, value in settings:
             if key == MAX_FRAME_SIZE:
                 self.max_frame = value
@@ -114,7 +114,7 @@ class Uploads:
         self._pump_all()
 
     def widen(self, stream_id: int, increment: int) -> None:
-        """The peer takes so much more, on a stream, or on the connection (stream 0)."""
+        """The peer accepts `increment` more bytes, on a stream or on the connection (stream 0)."""
         if not stream_id:
             self.window += increment
             self._pump_all()

@@ -15,7 +15,7 @@ MAX_SHOWN = 300
 
 
 class MalformedAnswerError(Exception):
-    """What came is no HTTP/1.1 answer; the message says why."""
+    """The bytes are not an HTTP/1.1 answer; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def _number_or_none(text: bytes) -> int | None:
 
 
 def failure_text(status: int, body: bytes) -> str:
-    """What an answer that is not 200 says: `HTTP 400: ...`."""
+    """The message of an answer that is not 200: `HTTP 400: ...`."""
     message = body[:MAX_SHOWN].decode(errors="replace")
     with contextlib.suppress(ValueError, KeyError, TypeError):
         message = error_text(json.loads(body)["error"])

@@ -24,7 +24,7 @@ class HttpLane(Lane, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._request: bytes | None = None
         self._reconnecting: asyncio.Task[None] | None = None
-        # Heads that came before: those of equal requests are equal.
+        # Heads of earlier answers: those of equal requests are equal.
         self._heads: dict[bytes, AnswerHead] = {}
         self._head: AnswerHead | None = None
         self._left = 0
@@ -102,7 +102,7 @@ class HttpLane(Lane, asyncio.Protocol):
             raw = data[:end]
             head = self._heads.get(raw) or self._read_head(raw)
             if head is None or self._request is None:
-                self._fail(now_ns, "an answer that nobody asked for" if head is not None else None)
+                self._fail(now_ns, "an answer without a request" if head is not None else None)
                 return
             if head.length is not None and head.status == 200 and not self.keeps_answer:
                 self._head = head
@@ -127,10 +127,10 @@ class HttpLane(Lane, asyncio.Protocol):
         where = "within its answer" if head is not None or self._pending else "without an answer"
         self._finish(now_ns, f"the server closed the connection {where}" + (f": {exc}" if exc else ""))
 
-    # What is not the common case
+    # Less common cases
 
     def take(self, piece: bytes, now_ns: int) -> None:
-        """Called with the body's pieces of an answer that is kept; `now_ns` is when they came."""
+        """Called with the pieces of the body of an answer that is kept; `now_ns` is when they arrived."""
         del now_ns
         assert self._pieces is not None, "an answer is kept"
         self._pieces.append(piece)

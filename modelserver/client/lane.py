@@ -10,7 +10,7 @@ from modelserver.errors import UnavailableError
 
 
 class Answers(Protocol):
-    """Who is told of every answer; a driver of the load."""
+    """Receives every answer; a driver of the load."""
 
     def answered(self, lane: Lane, now_ns: int, failure: str | None) -> None:
         """The request of `lane` is over; `failure` says why it failed. The lane is free and may be sent another."""
@@ -37,7 +37,7 @@ class Lane:
         self.keeps_answer = False
         # Which request of the data is in flight, for checking its answer.
         self.step = 0
-        # The place of this lane among those of its load; a sequence belongs to one.
+        # The position of this lane among those of its load; a sequence belongs to one lane.
         self.index = 0
 
     def send(self, request: bytes) -> None:
@@ -49,7 +49,7 @@ class Lane:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Drop the connection; a request in flight is forgotten, its answer not told."""
+        """Drop the connection; a request in flight is forgotten, and its answer not reported."""
         raise NotImplementedError
 
 

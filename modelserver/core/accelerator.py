@@ -128,7 +128,7 @@ def description() -> str:
 
 
 def array_kind(letter: str, dims: Sequence[int]) -> bytes | None:
-    """What the C functions need to know of an array: `struct`'s letter of its elements, and the sizes of its levels.
+    """The facts that the C functions need of an array: `struct`'s letter of its elements, and the sizes of its levels.
 
     None for arrays that they do not read: empty or too deeply nested ones.
     """

@@ -49,7 +49,7 @@ class Transfer:
     class_counts: Mapping[str, int] = field(default_factory=dict)
 
     def without(self, items: Sequence[RegionInput]) -> Transfer | None:
-        """What is left when these inputs were read; None if nothing is."""
+        """The rest after these inputs were read; None if nothing remains."""
         rest = Transfer(tuple(item for item in self.inputs if item not in items), self.placed, self.class_counts)
         return rest if rest.inputs or rest.placed or rest.class_counts else None
 
@@ -73,7 +73,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class CallOrigin:
-    """Who calls: an instance, and its model with the number of its instances."""
+    """A calling instance, and its model with the number of its instances."""
 
     instance: str
     model: str = ""
@@ -163,7 +163,7 @@ class InFlightRequest(InferRequest, eq=False):
 
     # Where the responses go: a frontend may have put a stream of its own here.
     stream: ResponseStream = msgspec.field(default_factory=ResponseStream)
-    # What it has in common with others, as far as a frontend has recognized that. Whatever makes the request differ
+    # The form that it shares with other requests, if a frontend has recognized one. Whatever makes the request differ
     # from them forgets the form: `forward` and `join_trace` do.
     form: RequestForm | None = None
     # Set by the scheduler that owns the request, so that a queued one leaves its queue at once.

@@ -419,7 +419,7 @@ def _check_ports(options: ServerOptions) -> None:
         )
 
 
-# What Triton calls the servers of ports.
+# Triton's names for the servers of ports.
 _SERVICES = {"http": "HTTP", "grpc": "GRPC"}
 
 

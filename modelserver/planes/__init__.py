@@ -1,1 +1,1 @@
-"""What frontends call: data plane, control plane, and what stands between them and the models."""
+"""The planes that frontends call, for data and for control, and the parts between them and the models."""

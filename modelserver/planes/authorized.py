@@ -230,7 +230,7 @@ class AuthorizedControlPlane:
 
 
 if TYPE_CHECKING:
-    # What frontends know: the planes, or those that check API keys before them.
+    # Frontends have the planes, or those that check API keys before them.
     AnyDataPlane = DataPlane | AuthorizedDataPlane
     AnyControlPlane = ControlPlane | AuthorizedControlPlane
 

@@ -35,7 +35,7 @@ _NO_MODELS = ("dev", "proc", "sys")
 
 
 class ControlPlane:
-    """What a frontend calls to see and change which models are loaded. Event loop thread only."""
+    """The calls by which a frontend sees and changes which models are loaded. Event loop thread only."""
 
     def __init__(self, repository: ModelRepository, logs: LogControl | None = None) -> None:
         self._repository = repository

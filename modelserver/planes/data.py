@@ -111,7 +111,7 @@ def _check_shapes(model: Model, request: InFlightRequest) -> None:
 
 
 class DataPlane:
-    """What a frontend calls to answer a client. Every method is called from the event loop thread."""
+    """The calls by which a frontend answers a client. Every method is called from the event loop thread."""
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class ModelTable:
     @property
     def missing_models(self) -> Mapping[str, ModelLifecycle]:
         """The models by key that should serve and do not."""
-        return {key: self.lifecycles[key] for key in sorted(self._missing & self.lifecycles.keys())}
+        return {key: self.lifecycles[key] for key in sorted(self._missing) if key in self.lifecycles}
 
     def known_keys(self, name: str) -> list[str]:
         """The keys of the models that `name` may mean: models that serve or should, else models that did."""

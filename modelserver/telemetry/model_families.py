@@ -195,7 +195,7 @@ _FIRST_RESPONSE = (
     "Duration from request to first response in milliseconds",
     lambda numbers: numbers.first_response_histogram,
 )
-# What was measured, name, help.
+# The measured duration, name, help.
 _SUMMARIES = (
     (
         "request",

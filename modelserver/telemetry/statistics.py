@@ -338,7 +338,7 @@ class ModelStatistics:
                 self._fold()
 
     def record_first_response(self, since_arrival_ns: int) -> None:
-        """The first response of a request to a decoupled model, which is no error."""
+        """The first response of a request to a decoupled model, unless it is an error."""
         with self._lock:
             self._revision += 1
             self._first_response_histogram.add_all((since_arrival_ns,))

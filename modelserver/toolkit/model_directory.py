@@ -55,7 +55,7 @@ def check_target(target: Path, *, force: bool, source: Path | None = None) -> No
     if not force:
         raise AlreadyExistsError(f"'{target}' is there already: choose another name, or replace it with --force")
     if target.is_symlink() or not target.is_dir():
-        raise InvalidArgumentError(f"'{target}' is no directory: --force replaces model directories only")
+        raise InvalidArgumentError(f"'{target}' is not a directory: --force replaces model directories only")
     if any(target.iterdir()) and not looks_like_model(target):
         raise InvalidArgumentError(
             f"'{target}' does not look like a model (no config.pbtxt, no version directory): --force replaces "

@@ -53,9 +53,9 @@ def _read_structure(path: Path) -> Any:
     except OSError as error:
         raise InvalidArgumentError(f"cannot read '{path}': {error.strerror}") from None
     except (DecodeError, ValueError, RuntimeError) as error:
-        raise InvalidArgumentError(f"'{path}' is no ONNX model: {_first_line(error)}") from None
+        raise InvalidArgumentError(f"'{path}' is not an ONNX model: {_first_line(error)}") from None
     if not model.graph.output or not model.opset_import:
-        raise InvalidArgumentError(f"'{path}' is no ONNX model: it has no outputs or no operator set")
+        raise InvalidArgumentError(f"'{path}' is not an ONNX model: it has no outputs or no operator set")
     return model
 
 
@@ -115,7 +115,7 @@ def readable_names(shown: str) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"'{shown}' is damaged: a name in it is no UTF-8 text ({error.reason})") from error
+        raise InvalidArgumentError(f"'{shown}' is damaged: a name in it is not UTF-8 text ({error.reason})") from error
 
 
 def strip_origin(model: Any) -> None:

@@ -40,7 +40,7 @@ class Calibration(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OnnxQuantizeOptions:
-    """`ops` empty: all that there is a way for. `for_tensorrt`: symmetric, biases as they are, TENSORRT_OPS alone.
+    """`ops` empty: every supported operator. `for_tensorrt`: symmetric, biases as they are, TENSORRT_OPS alone.
 
     `reduce_range`: weights in 7 bits, so that sums of products never saturate. None: where this CPU's would.
     """

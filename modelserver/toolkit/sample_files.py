@@ -79,7 +79,7 @@ def _load_npy(path: Path) -> Array:
     except (ValueError, EOFError) as error:
         raise InvalidArgumentError(f"'{path}' is no .npy file of a plain array: {error}") from None
     if not isinstance(loaded, np.ndarray):
-        raise InvalidArgumentError(f"'{path}' is no single array")
+        raise InvalidArgumentError(f"'{path}' is not a single array")
     return loaded
 
 

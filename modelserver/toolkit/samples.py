@@ -120,7 +120,7 @@ def checked_samples(arrays: Mapping[str, Array], config: ModelConfig, where: str
     for name in given:
         if name not in specs:
             raise InvalidArgumentError(
-                f"{where}: '{name}' is no input of the model{nearest_hint(name, list(specs))} (it has "
+                f"{where}: '{name}' is not an input of the model{nearest_hint(name, list(specs))} (it has "
                 f"{', '.join(specs)}; right answers are called '{LABELS}')"
             )
     for name, spec in specs.items():

@@ -67,7 +67,7 @@ def open_source(text: str, workspace: Path, options: ModuleOptions, *, version: 
 def _from_directory(directory: Path, version: int | None) -> Source:
     if not looks_like_model(directory):
         raise InvalidArgumentError(
-            f"'{directory}' is no model directory: it has neither {CONFIG_FILENAME} nor versions"
+            f"'{directory}' is not a model directory: it has neither {CONFIG_FILENAME} nor versions"
         )
     layout = scan_model(directory, directory.resolve().name)
     if not layout.versions:

@@ -24,7 +24,7 @@ _OPERATOR = re.compile(r"\b(aten|prims|torchvision|_caffe2|onnx|torchao)(?:::|\.
 def program_to_onnx(path: Path, config: ModelConfig, *, shown: str, opset: int | None = None) -> Any:
     """A torch.export program's file as an ONNX model with the names of `config`; errors call it `shown`.
 
-    Raises UnsupportedError that names the operators for which there is no translation.
+    Raises UnsupportedError that names the operators that cannot be translated.
     """
     torch = torch_library()
     require("onnxscript", extra="convert", purpose="torch's ONNX exporter")

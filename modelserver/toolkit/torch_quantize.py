@@ -206,7 +206,7 @@ def _arguments(torch: Any, program: Any) -> tuple[tuple[Any, ...], Any]:
     for name in program.graph_signature.user_inputs:
         value = nodes[name].meta["val"] if isinstance(name, str) else name
         if not isinstance(value, torch.Tensor):
-            raise UnsupportedError(f"argument {name!r} is no tensor: such programs cannot be traced again")
+            raise UnsupportedError(f"argument {name!r} is not a tensor: such programs cannot be traced again")
         sizes = [_size(program, size) for size in value.shape]
         examples.append(torch.ones(sizes, dtype=value.dtype))
         shapes.append(

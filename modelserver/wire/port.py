@@ -1,6 +1,6 @@
 """A port without its listener: takes accepted sockets, and keeps their connections from the handshake to the drain.
 
-A client for which there is no room is told so, if its protocol can say it.
+A client that finds no room gets an answer that says so, if its protocol has one.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Port:
             linger_s=limits.times.linger_s,
             open_answer=last_words("400 Bad Request", "this port speaks TLS; ask https:// instead"),
         )
-        # Those in their handshake.
+        # Connections in their handshake.
         self._shaking: set[TlsTransport] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -203,7 +203,7 @@ class Port:
     async def _until_empty(self, timeout_s: float) -> None:
         loop = self.context.loop
         deadline_s = loop.time() + timeout_s
-        while (self.context.connections or self._shaking) and loop.time() < deadline_s:  # noqa: ASYNC110 - nobody owns this moment
+        while (self.context.connections or self._shaking) and loop.time() < deadline_s:  # noqa: ASYNC110 - no event marks this moment
             await asyncio.sleep(_DRAIN_POLL_S)
 
     # Connections to come.

@@ -41,7 +41,7 @@ def test_large_weights_go_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_what_is_no_model_is_said(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.onnx"
     path.write_bytes(content)
-    with pytest.raises(InvalidArgumentError, match="is no ONNX model"):
+    with pytest.raises(InvalidArgumentError, match="is not an ONNX model"):
         onnx_file.read_onnx(path)
     with pytest.raises(InvalidArgumentError, match="cannot read"):
         onnx_file.read_onnx(tmp_path / "absent.onnx")

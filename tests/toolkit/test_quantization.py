@@ -166,7 +166,7 @@ def test_what_cannot_be_quantized_is_said_and_nothing_is_written(
         (digits, {"calibration": training, "onnx": static(ops=("Gem",))}, "no Gem; did you mean 'Gemm'"),
         (digits, {"calibration": training, "onnx": static(exclude_nodes=("n",))}, "no names, so exclude operators"),
         (digits, {"calibration": training, "method": Method.DYNAMIC, "data": held_out}, "--calibration is for"),
-        (digits, {"calibration": loose, "onnx": static()}, "'x' is no input"),
+        (digits, {"calibration": loose, "onnx": static()}, "'x' is not an input"),
         (digits, {"calibration": wild, "onnx": static(), "data": held_out, "max_accuracy_drop": 2.0}, "Nothing was w"),
         (digits, {"onnx": OnnxQuantizeOptions(is_static=False), "max_accuracy_drop": 1.0}, "needs labelled samples"),
         (model_repository / "digits_int8", {"calibration": training, "onnx": static()}, "quantized already"),

@@ -119,5 +119,5 @@ def test_files_of_other_kinds(tmp_path: Path, model_repository: Path) -> None:
         archive.writestr("x/data/aotinductor/model/a.so", "")
     with pytest.raises(UnsupportedError, match="compiled for one machine"):
         file_kind(tmp_path / "f.pt2")
-    with pytest.raises(InvalidArgumentError, match="is no ONNX model"):
+    with pytest.raises(InvalidArgumentError, match="is not an ONNX model"):
         open_source(str(written("g.onnx", b"garbage!")), tmp_path / "work", ModuleOptions())

@@ -54,7 +54,7 @@ def read_chunk(endpoint_type: EndpointType, data: bytes) -> Chunk:
     except ValueError:
         return Chunk(error=f"an event is not JSON: {data[:80].decode(errors='replace')}")
     if not isinstance(document, dict):
-        return Chunk(error=f"an event is no JSON object: {data[:80].decode(errors='replace')}")
+        return Chunk(error=f"an event is not a JSON object: {data[:80].decode(errors='replace')}")
     if document.get("error"):
         error = document["error"]
         return Chunk(error=str(error.get("message", error)) if isinstance(error, dict) else str(error))

@@ -115,7 +115,7 @@ class EventStream(ResponseStream):
             return
         self.is_finished = response.is_final
         if self._exchange is None:
-            self.has_read()  # by nobody
+            self.has_read()  # there is no reader
             return
         self._unwritten.append(response)
         if not self._is_writing:

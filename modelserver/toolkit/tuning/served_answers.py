@@ -156,8 +156,8 @@ def compare_settings(
     num_inflight: tuple[int, int],
     output: str,
 ) -> Parity:
-    """The answers with the first setting and with the second one, both under load: requests of `rows` samples, so many
-    in flight. The second one serves then. Raises ServerError.
+    """The answers with the first setting and with the second one, both under load: requests of `rows` samples, with
+    `num_inflight` of them in flight. Afterwards the second setting serves. Raises ServerError.
     """
     found: list[Outputs] = []
     for config, count in zip(settings, num_inflight, strict=True):

@@ -151,9 +151,9 @@ def _num_bytes(options: TuneOptions) -> int | None:
 
 
 def _samples(result: TuneResult) -> Samples | None:
-    """What the answers are compared with, and for made-up ones that cannot be made the reason in the result.
+    """The samples for comparing answers; if none can be made up, None, with the reason in the result.
 
-    Raises InvalidArgumentError for what the user gave: now, since measuring takes minutes.
+    Raises InvalidArgumentError for wrong samples of the user: at once, since measuring takes minutes.
     """
     options, config = result.options.samples, result.config
     result.not_compared = reason_not_to_ask(config)
@@ -229,7 +229,7 @@ def _confirm(model: TunedModel, result: TuneResult, watcher: TuneWatcher) -> Non
 
 
 def _try(model: TunedModel, candidate: Candidate, options: TuneOptions, watcher: TuneWatcher, *, is_own: bool) -> Trial:
-    """Measure one candidate. What it cannot be is part of the result; that nothing can be changed is an error."""
+    """Measure one candidate. If it cannot be served, the result says so; raises if no setting can be changed at all."""
     try:
         # The model's own setting is loaded like any other: so that all begin alike, and to see that it can be done.
         model.use(apply_candidate(candidate, model.config))

@@ -1,7 +1,7 @@
 """The heads of HTTP/1.1: a request's, from its bytes to one record, and an answer's.
 
 llhttp parses, strictly; here are the rules that it leaves to us (RFC 9112, 3 and 6). Everything depends on the
-bytes of the head only, never on how they arrived or what came before: equal heads may share one record.
+bytes of the head only, never on how they arrived or on earlier requests: equal heads may share one record.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class ChunkedBody:
             raise RefusedError(431, f"the request has more than {MAX_TRAILERS} trailers", Violation.HEAD_TOO_LARGE)
         match = _TRAILER_LINE.fullmatch(line)
         if match is None or match[1].lower() in _FORBIDDEN_TRAILERS:
-            raise _invalid(f"'{line[:40].decode('latin-1')}' is no trailer")
+            raise _invalid(f"'{line[:40].decode('latin-1')}' is not a trailer")
 
 
 def _too_many_extensions() -> RefusedError:

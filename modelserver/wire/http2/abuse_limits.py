@@ -162,7 +162,7 @@ class AbuseLimits:
         self._max_answers = http2.max_control_frames
         self._num_answers = 0
         self._strikes = PingStrikes(limits.keepalive)
-        # What had been sent at the last ping.
+        # The data sent at the last ping.
         self._progress = (0, 0)
 
     def count_reset(self) -> None:

@@ -172,7 +172,7 @@ class GrpcCall(UnaryCall, Http2Stream, Expiring):
         return self._assembly.room() if self._assembly is not None else None
 
     def filled(self, num_bytes: int) -> None:
-        assert self._assembly is not None, "who has room has an assembly"
+        assert self._assembly is not None, "only a call with an assembly has room"
         try:
             self._assembly.filled(num_bytes)
         except RpcError as error:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Outgoing:
-    """What waits to be sent on one stream: parts of a body, by reference, and the block that ends the stream.
+    """The unsent data of one stream: parts of a body, by reference, and the block that ends the stream.
 
     `ending` is None while more may follow, and b"" where the last DATA frame ends the stream. `room` is the
     future of a handler that waits for the queue to become short.

@@ -64,7 +64,7 @@ class ForwardedExchanges:
         """Begin a streaming gRPC call."""
         assert self._grpc is not None, "no port has gRPC"
         method = self._grpc.methods[message.path].stream
-        assert method is not None, f"{message.path} is no stream"
+        assert method is not None, f"{message.path} is not a stream"
         stream = _Stream(self, message)
         self._calls[message.call] = stream
         stream.start(method(stream.call))
@@ -133,7 +133,7 @@ class _Exchange(HttpExchange):
         return _Writer(self, self._exchanges.link, self._number)
 
     def finish(self) -> None:
-        """The last piece of the body was written, or nobody takes more of them."""
+        """The last piece of the body was written, or the reader has left."""
         self.window.close()
         self._exchanges.end(self._number)
         self._exchanges.link.send(Ended(self._number, 0, ""))

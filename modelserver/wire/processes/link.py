@@ -223,7 +223,7 @@ WINDOW_PIECES: Final = 16
 
 
 class Window:
-    """What a sender may still send. Event loop thread only, one sender."""
+    """How much a sender may still send. Event loop thread only, one sender."""
 
     def __init__(self) -> None:
         self._room = WINDOW_PIECES
@@ -264,7 +264,7 @@ class Window:
         self._wake()
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """The reader has left."""
         self.is_closed = True
         self._wake()
 

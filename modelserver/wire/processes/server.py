@@ -132,7 +132,7 @@ class WireProcesses:
         """Listen, start the fronts and wait until all serve.
 
         Raises UnavailableError, naming the flag, when an address cannot be had, InvalidArgumentError when a file of a
-        certificate is no good, or the ServerError that kept a front from starting; then `stop` need not be called.
+        certificate cannot be used, or the ServerError that kept a front from starting; then `stop` need not be called.
         Does nothing once it is started.
         """
         if self._is_listening:

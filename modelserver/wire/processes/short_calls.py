@@ -50,7 +50,7 @@ _decode_response_head = msgspec.msgpack.Decoder(ShortResponseHead).decode
 
 
 class Shorthand:
-    """What stands for an `HttpHead` on its way to the core, and the largest body that it goes there with."""
+    """The record that stands for an `HttpHead` on its way to the core, and the largest body that travels with it."""
 
     __slots__ = ("max_bytes", "text")
 
@@ -78,7 +78,7 @@ class ShortCalls:
     def grpc(self, infer: Method) -> Method:
         """ModelInfer: short calls go to the core, others to `infer`."""
         infer_here = infer.unary
-        assert infer_here is not None, "ModelInfer is no stream"
+        assert infer_here is not None, "ModelInfer is not a stream"
         calls, next_number, cancel, send = self._calls, self._next_number, self._cancel, self._send
 
         def forward(call: UnaryCall) -> None:

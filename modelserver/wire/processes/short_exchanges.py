@@ -52,7 +52,7 @@ class ShortExchanges:
         self.link = link
         self.send = link.send
         self.calls: dict[int, _Call | _Exchange] = {}
-        # What equal heads say. The frontend leaves a memo with each.
+        # The contents of equal heads. The frontend leaves a memo with each.
         self._heads = Memory[bytes, HttpHead](_MAX_REMEMBERED, is_on=is_on)
         self._response_heads = Memory[object, bytes](_MAX_REMEMBERED, is_on=is_on)
         # The last ones of an answer with status 200: mostly the next one's, too.
@@ -90,7 +90,7 @@ class ShortExchanges:
             call.cancel()
 
     def response_head(self, response: HttpResponse) -> bytes:
-        """What stands for the status and the headers."""
+        """The record that stands for the status and the headers."""
         headers = response.headers
         if headers is self._known_headers and response.status == _OK:
             return self._known_head

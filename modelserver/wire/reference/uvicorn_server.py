@@ -212,7 +212,7 @@ class _App:
             return
         # The connection stays open and the rest of the body is dropped as it comes: a client that
         # sends all of it before it reads gets the answer and not a reset. One that asked first may not
-        # send it at all, and then nobody knows where its next request begins.
+        # send it at all, and then the start of its next request is unknown.
         response = self.frontend.errors(scope["raw_path"].decode("latin-1")).failed(body.error)
         is_last = "expect" in headers or self.is_retiring
         await _write(response, send, (*response.headers, _CLOSE) if is_last else response.headers)

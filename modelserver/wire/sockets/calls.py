@@ -17,7 +17,7 @@ from modelserver.core.tensor import Buffer
 
 READ: Final = getattr(select, "EPOLLIN", 1)
 WRITE: Final = getattr(select, "EPOLLOUT", 4)
-# What `receive` returns when nothing has come.
+# The result of `receive` when no data has arrived.
 NOTHING: Final = -1
 # Sockets that are served in one turn of the loop; then timers and the answers of workers have theirs.
 _MAX_READY: Final = 64
@@ -38,12 +38,12 @@ class Watched(Protocol):
         """The protocol has raised."""
 
 
-# Who is told of a socket, and the protocol to which what has come may be given directly; None while it is not to read.
+# The watcher of a socket, and the protocol that may get received data directly; None while it must not read.
 Watcher = tuple[Watched, asyncio.BufferedProtocol | None]
 
 
 def receive_in_python(descriptor: int, buffer: memoryview) -> int:
-    """Receive into `buffer`: how many bytes, 0 at the end, NOTHING where none has come. Raises OSError."""
+    """Receive into `buffer`. Returns the number of bytes, 0 at the end, NOTHING if none has arrived. Raises OSError."""
     try:
         return os.readv(descriptor, (buffer,))
     except BlockingIOError:
@@ -51,12 +51,12 @@ def receive_in_python(descriptor: int, buffer: memoryview) -> int:
 
 
 def receive_soon_in_python(descriptor: int, buffer: memoryview, _patience_ns: int) -> int:
-    """As `receive`, of what comes within so many nanoseconds, while other threads run; it may give up earlier."""
+    """As `receive`, for data that arrives within `_patience_ns`, while other threads run; it may give up earlier."""
     return receive_in_python(descriptor, buffer)
 
 
 def transmit_in_python(descriptor: int, data: Buffer) -> int:
-    """Send what the system takes of `data` at once: how many bytes, perhaps 0. Raises OSError."""
+    """Send as much of `data` as the system takes at once. Returns the number of bytes, perhaps 0. Raises OSError."""
     try:
         return os.write(descriptor, data)
     except BlockingIOError:

@@ -16,8 +16,8 @@ from typing import Final
 from modelserver.wire.sockets import calls
 from modelserver.wire.sockets.calls import READ, WRITE, Watcher
 
-# So many sockets the loop watches itself: to look into the set takes a microsecond, which only many make up for. All,
-# where the system has no such sets.
+# The loop itself watches up to this many sockets: a look into the set takes a microsecond, which pays off only with
+# more. Without epoll the loop watches all of them.
 _MAX_SINGLE: Final = 4 if hasattr(select, "epoll") else sys.maxsize
 
 
@@ -31,9 +31,9 @@ class Poller:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._epoll: select.epoll | None = None
-        # Those in the set.
+        # Sockets in the set.
         self._watchers: dict[int, Watcher] = {}
-        # Those that the loop watches.
+        # Sockets that the loop watches.
         self._single: set[int] = set()
         self._is_closed = False
 

@@ -12,13 +12,13 @@ from typing import Any, Final
 from modelserver.core.tensor import Buffer
 from modelserver.wire.sockets.transport import ENDED, NOBODY, SocketTransport, buffered
 
-# What is received in one go, at most.
+# At most this much is received in one go.
 _ROOM_BYTES: Final = 128 * 1024
-# What is encrypted in one go: the store of records keeps the memory that it grew to.
+# This much is encrypted in one go: the store of records keeps the memory that it grew to.
 _PIECE_BYTES: Final = 128 * 1024
 # Of records that the peer made us send, and does not take.
 _MAX_UNREAD_BYTES: Final = 64 * 1024
-# What text begins with; a handshake begins with a byte of another kind (RFC 8446, 5.1).
+# The first bytes of text; a handshake begins with a byte of another kind (RFC 8446, 5.1).
 _CAPITALS: Final = range(ord("A"), ord("Z") + 1)
 
 
@@ -85,7 +85,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._protocol: asyncio.BufferedProtocol = NOBODY
         self._is_established = False
         self._is_reading = True
-        # What was decrypted before the protocol wanted it: seldom anything.
+        # Data that was decrypted before the protocol wanted it; rarely any.
         self._left = b""
         self._num_unread = 0
         # The peer sends no more, and the protocol knows.
@@ -266,7 +266,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _tell_end(self) -> None:
         self._is_told = True
-        self.pause_reading()  # what comes behind the end would only take memory
+        self.pause_reading()  # data after the end would only take memory
         if not self._protocol.eof_received():
             self.close()
 

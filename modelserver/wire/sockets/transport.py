@@ -24,15 +24,15 @@ _MAX_GATHERED: Final = 256
 # As asyncio's transports.
 _HIGH_BYTES: Final = 64 * 1024
 ENDED: Final = "cannot write after write_eof()"
-# The protocol of those that are lost.
+# The protocol of a transport that is lost.
 NOBODY: Final = asyncio.BufferedProtocol()
 
 
 class SocketTransport(asyncio.Transport, Watched):
     """Takes over a connected socket that does not block. Event loop thread only.
 
-    For an `asyncio.BufferedProtocol`, to which it keeps as asyncio's transports do. What is written leaves at once as
-    far as the system takes it; what is left waits, and must not be changed meanwhile.
+    For an `asyncio.BufferedProtocol`, which it calls as asyncio's transports do. A write passes as much as possible to
+    the system at once; the rest waits, and must not be changed meanwhile.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class SocketTransport(asyncio.Transport, Watched):
         self._is_reading = True
         # The peer sends no more; we send no more once what waits is sent; no more is taken; nothing is left to do.
         self._has_ended = self._is_ending = self._is_closing = self._is_lost = False
-        # What was written and not sent; None until something ever waits, because most connections never need it.
+        # Written and not sent yet. None until data waits for the first time: most connections never need it.
         self._waiting: deque[memoryview] | None = None
         self._num_waiting = 0
         self._is_paused = False
@@ -115,7 +115,7 @@ class SocketTransport(asyncio.Transport, Watched):
             self._watch()
 
     def receive_soon(self) -> None:
-        """Read what comes within the next moment: for when nothing else is to do, and something is likely to come."""
+        """Read the data that arrives within the next moment. Called when the loop is idle and data is likely."""
         try:
             if self._is_reading:
                 self._receive(_PATIENCE_NS)
@@ -290,8 +290,8 @@ class SocketTransport(asyncio.Transport, Watched):
         self.lose(error)
 
     def lose(self, error: Exception | None) -> None:
-        """End, and forget what is not sent. The protocol is told by a call of its own, so that nothing calls back into
-        it. Safe to repeat."""
+        """End, and drop unsent data. The protocol is notified in the loop's next turn, so that it is not called while
+        it runs. Safe to repeat."""
         if self._is_lost:
             return
         self._is_lost = self._is_closing = True

@@ -48,7 +48,7 @@ def test_usage_and_the_end() -> None:
     ("data", "error"),
     [
         (b"nonsense", "not JSON"),
-        (b"[1]", "no JSON object"),
+        (b"[1]", "not a JSON object"),
         (b'{"error": "out of memory"}', "out of memory"),
         (b'{"error": {"message": "too long"}}', "too long"),
     ],

@@ -173,7 +173,7 @@ def test_samples_that_do_not_fit_are_refused_before_anything_is_measured(client:
         with pytest.raises(InvalidArgumentError, match=match):
             tune(own, Silent(lambda _: pytest.fail("measured")))
 
-    refused("slow", "'INPUT1' is no input of the model", INPUT1=np.zeros((3, 2)))
+    refused("slow", "'INPUT1' is not an input of the model", INPUT1=np.zeros((3, 2)))
     refused("slow", "--label-output", INPUT0=np.zeros((3, 1), np.float32), labels=np.zeros(3, int))
     refused("sequence", "--data: answers cannot be compared: .* sequence", INPUT0=np.zeros((3, 1), np.float32))
     assert client.model_config("slow") == before
