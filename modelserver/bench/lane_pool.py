@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
 
 from modelserver.bench.work import Transport, Work
 from modelserver.client.grpc_lane import GrpcLane, StreamLane
@@ -76,11 +75,12 @@ class LanePool(Answers):
         num_lanes = min(work.lanes_per_connection, connection.max_streams)
         if num_lanes < 1:
             raise UnavailableError(f"{work.address} allows no streams")
+        lane: Lane
         for _ in range(num_lanes):
             if work.transport is Transport.STREAM:
-                lane: Lane = StreamLane(connection, self, is_decoupled=work.is_decoupled, algorithm=work.algorithm)
+                lane = StreamLane(connection, self, is_decoupled=work.is_decoupled, algorithm=work.algorithm)
             else:
-                lane = cast(Lane, GrpcLane(connection, self))
+                lane = GrpcLane(connection, self)
             self._lanes.append(lane)
 
     # Lanes without a load have no answers.

@@ -9,19 +9,10 @@ from typing import Any
 from modelserver.bench.interface import Interface
 from modelserver.client.control import ControlClient
 from modelserver.errors import ServerError
+from modelserver.telemetry.statistics_snapshot import DurationStat
 
 _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
-
-
-@dataclass(frozen=True, slots=True)
-class Duration:
-    """A count, and a total duration."""
-
-    count: int = 0
-    ns: int = 0
-
-    def __sub__(self, other: Duration) -> Duration:
-        return Duration(self.count - other.count, self.ns - other.ns)
+_NONE = DurationStat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +23,21 @@ class ModelCounts:
     version: str
     inference_count: int = 0
     execution_count: int = 0
-    success: Duration = Duration()
-    fail: Duration = Duration()
-    queue: Duration = Duration()
-    compute_input: Duration = Duration()
-    compute_infer: Duration = Duration()
-    compute_output: Duration = Duration()
-    cache_hit: Duration = Duration()
-    cache_miss: Duration = Duration()
+    success: DurationStat = _NONE
+    fail: DurationStat = _NONE
+    queue: DurationStat = _NONE
+    compute_input: DurationStat = _NONE
+    compute_infer: DurationStat = _NONE
+    compute_output: DurationStat = _NONE
+    cache_hit: DurationStat = _NONE
+    cache_miss: DurationStat = _NONE
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> ModelCounts:
         """An entry of `model_stats`, whose integers may be strings."""
         stats = document.get("inference_stats", {})
         durations = {
-            name: Duration(int(stats.get(name, {}).get("count", 0)), int(stats.get(name, {}).get("ns", 0)))
+            name: DurationStat(int(stats.get(name, {}).get("count", 0)), int(stats.get(name, {}).get("ns", 0)))
             for name in _DURATIONS
         }
         return cls(
@@ -58,7 +49,7 @@ class ModelCounts:
         )
 
     def __sub__(self, other: ModelCounts) -> ModelCounts:
-        durations = {name: getattr(self, name) - getattr(other, name) for name in _DURATIONS}
+        durations = {name: getattr(self, name).since(getattr(other, name)) for name in _DURATIONS}
         return ModelCounts(
             self.name,
             self.version,
@@ -69,7 +60,7 @@ class ModelCounts:
 
     def mean_us(self, name: str) -> int:
         """The average time of successful requests in a part, in whole microseconds; 0 without requests."""
-        duration: Duration = getattr(self, name)
+        duration: DurationStat = getattr(self, name)
         return int(duration.ns / self.success.count / 1000) if self.success.count else 0
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from modelserver.bench.server_statistics import Duration, ModelCounts, ServerCounts
+from modelserver.bench.server_statistics import ModelCounts, ServerCounts
+from modelserver.telemetry.statistics_snapshot import DurationStat
 
 
 def document(factor: int) -> dict[str, object]:
@@ -28,7 +29,7 @@ def test_a_difference_is_what_happened_meanwhile() -> None:
 def test_nothing_happened() -> None:
     counts = ModelCounts.from_document(document(1))
     assert (counts - counts).mean_us("queue") == 0
-    assert ModelCounts.from_document({}).success == Duration()
+    assert ModelCounts.from_document({}).success == DurationStat()
 
 
 def test_steps_of_an_ensemble_are_told_apart_by_name() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from modelserver.bench.fleet import Harvest
-from modelserver.bench.server_statistics import Duration, ModelCounts, ServerCounts
+from modelserver.bench.server_statistics import ModelCounts, ServerCounts
 from modelserver.bench.window import Stability, Window, make_window, merge
+from modelserver.telemetry.statistics_snapshot import DurationStat
 
 MS = 1_000_000
 
@@ -66,7 +67,7 @@ def test_an_empty_window_is_no_error() -> None:
 
 
 def counts(number: int) -> ServerCounts:
-    return ServerCounts(ModelCounts("m", "1", number, number, Duration(number, number * 5000)))
+    return ServerCounts(ModelCounts("m", "1", number, number, DurationStat(number, number * 5000)))
 
 
 def test_merged_windows_are_one_from_the_first_begin_to_the_last_end() -> None:

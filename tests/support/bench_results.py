@@ -11,9 +11,10 @@ from modelserver.bench.fleet import Harvest
 from modelserver.bench.interface import Interface
 from modelserver.bench.options import BenchOptions
 from modelserver.bench.results import LevelResult, Results
-from modelserver.bench.server_statistics import Duration, ModelCounts, ServerCounts
+from modelserver.bench.server_statistics import ModelCounts, ServerCounts
 from modelserver.bench.window import make_window
 from modelserver.client.address import Address
+from modelserver.telemetry.statistics_snapshot import DurationStat
 
 US = 1000
 
@@ -26,11 +27,11 @@ def counts(number: int) -> ServerCounts:
             "1",
             inference_count=number,
             execution_count=number // 2,
-            success=Duration(number, number * 40 * US),
-            queue=Duration(number, number * 10 * US),
-            compute_input=Duration(number, number * 1 * US),
-            compute_infer=Duration(number, number * 20 * US),
-            compute_output=Duration(number, number * 4 * US),
+            success=DurationStat(number, number * 40 * US),
+            queue=DurationStat(number, number * 10 * US),
+            compute_input=DurationStat(number, number * 1 * US),
+            compute_infer=DurationStat(number, number * 20 * US),
+            compute_output=DurationStat(number, number * 4 * US),
         )
     )
 
