@@ -15,10 +15,9 @@ from modelserver.bench.llm.report import LlmTextReport, html_llm_report, llm_doc
 from modelserver.bench.llm.results import LlmResults
 from modelserver.bench.llm.session import run_llm
 from modelserver.bench.options import BenchOptions, ReportOptions
-from modelserver.bench.progress import ProgressBar
 from modelserver.bench.report_files import results_document, write_csv, write_document, write_export, write_file
 from modelserver.bench.report_html import html_report
-from modelserver.bench.report_text import TextReport
+from modelserver.bench.report_text import ProgressBar, TextReport
 from modelserver.bench.results import Results
 from modelserver.bench.session import run_bench
 

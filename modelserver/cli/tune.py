@@ -17,8 +17,8 @@ from modelserver.errors import AlreadyExistsError, InvalidArgumentError, ServerE
 from modelserver.toolkit.tuning.session import TuneWatcher
 
 if TYPE_CHECKING:
-    from modelserver.toolkit.tuning.candidate import Candidate
     from modelserver.toolkit.tuning.session import TuneOptions, TuneResult
+    from modelserver.toolkit.tuning.space import Candidate
     from modelserver.toolkit.tuning.trial import Trial
 
 DEFAULT_GRPC = "localhost:8001"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from modelserver.config.ensemble_graph import EnsembleGraph, Guards, condition_paths, ensemble_graph
+from modelserver.config.ensemble_graph import EnsembleGraph, Guards, condition_paths, ensemble_graph, find_scopes
 from modelserver.config.ensemble_parameters import check_limits_of_models
-from modelserver.config.ensemble_scopes import find_scopes
 from modelserver.config.problem import Locations, Problem, Report, key_path
 from modelserver.config.schema import EnsembleStep, ModelConfig, ModelInput, ModelOutput
 from modelserver.config.suggestion import did_you_mean, suggest

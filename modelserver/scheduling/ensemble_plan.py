@@ -8,9 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from modelserver.config.ensemble_graph import Condition, EnsembleGraph, ensemble_graph
+from modelserver.config.ensemble_graph import Condition, EnsembleGraph, Scopes, ensemble_graph, find_scopes
 from modelserver.config.ensemble_parameters import StepLimits, step_limits
-from modelserver.config.ensemble_scopes import Scopes, find_scopes
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import Array, ModelSignature, Reshape, Shape, TensorSpec, reshaper
 from modelserver.core.request import InFlightRequest

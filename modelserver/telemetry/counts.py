@@ -196,6 +196,7 @@ def on_demand_families(on_demand: MeasuredOnDemand) -> list[Metric]:
     return [resident, budget, loads, evictions]
 
 
+# The metric families of the rate limiter: its resources, and the waiting instances. Triton has no such metrics.
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
     """A resource at one moment; `device` None is global."""

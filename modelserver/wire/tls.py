@@ -14,6 +14,8 @@ from typing import Final
 from modelserver.errors import InvalidArgumentError
 from modelserver.telemetry.file_reloads import FileReloads
 
+# When certificates expire: the one field that is read here, as X.509 defines it (RFC 5280, 4.1).
+
 # OpenSSL takes the older names, too.
 _PEM: Final = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----(.*?)-----END", re.DOTALL)
 # Tags of DER (X.690).

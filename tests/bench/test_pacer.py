@@ -9,7 +9,7 @@ from time import monotonic_ns
 
 import pytest
 
-from modelserver.bench.pacer import LoopPacer, Pacer, TimerPacer, make_pacer
+from modelserver.bench.driver import LoopPacer, Pacer, TimerPacer, make_pacer
 
 KINDS = [LoopPacer, *([TimerPacer] if sys.platform == "linux" else [])]
 

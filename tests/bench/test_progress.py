@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 
-from modelserver.bench.progress import WIDTH, ProgressBar, bar_text, count_text
+from modelserver.bench.report_text import WIDTH, ProgressBar, bar_text, count_text
 
 
 class Terminal(io.StringIO):

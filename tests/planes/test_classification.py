@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
-from modelserver.planes.classification import classify
+from modelserver.planes.shared_memory_io import classify
 
 FLOATS = arrays.arrays(
     np.float32, st.tuples(st.integers(1, 3), st.integers(1, 40)), elements=st.floats(-2, 2, width=16)

@@ -13,8 +13,7 @@ from modelserver.bench.charts import Point, Series
 from modelserver.bench.llm.options import LlmOptions
 from modelserver.bench.llm.results import LlmFigures, LlmLevel, LlmResults, Spread
 from modelserver.bench.llm.session import LlmWatcher
-from modelserver.bench.progress import ProgressBar
-from modelserver.bench.report_text import MAX_FAILURES_SHOWN, level_name, level_title
+from modelserver.bench.report_text import MAX_FAILURES_SHOWN, ProgressBar, level_name, level_title
 from modelserver.bench.results import MAX_BUSY
 
 _COLUMNS = ("avg", "min", "max", "p99", "p95", "p90", "p75", "p50", "std")

@@ -24,6 +24,12 @@ from modelserver.frontends.grpc.envelope import raw_input_head
 from modelserver.frontends.grpc.head import RequestHead
 from modelserver.protocol.limits import GrpcLimits
 
+# Repeated requests that differ in their tensors: recognised by their bytes, decoded without a parser.
+#
+# Protobuf writes fields in the order of their numbers: names, version, id, inputs, outputs, and the raw contents at the
+# end. So messages of the same size and beginning have their tensors at the same places. A template is made from a
+# request that `codec` has decoded; errors in a request are found there.
+
 _MAX_TEMPLATES = 512
 _MAX_HEAD_BYTES = 1024
 # How many sizes of tensors are tried for messages of one size.

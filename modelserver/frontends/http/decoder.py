@@ -15,8 +15,7 @@ from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
 from modelserver.frontends.http.codec import OutputForm, decode_infer, element_slices, outline_infer
 from modelserver.frontends.http.head import HeadReader, RequestHead
-from modelserver.frontends.http.json_templates import JsonTemplates
-from modelserver.frontends.http.templates import BinaryTemplates, Known, RecentCall
+from modelserver.frontends.http.templates import BinaryTemplates, JsonTemplates, Known, RecentCall
 from modelserver.protocol.limits import HttpLimits
 
 # The slowest JSON takes 100 ms/MB; known calls, whose elements are read in C, 3.

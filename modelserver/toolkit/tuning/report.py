@@ -17,9 +17,8 @@ from modelserver.toolkit.comparison import (
     parity_document,
     ratio_row,
 )
-from modelserver.toolkit.tuning.candidate import Candidate, changes
 from modelserver.toolkit.tuning.session import TuneResult
-from modelserver.toolkit.tuning.space import MIN_GAIN
+from modelserver.toolkit.tuning.space import MIN_GAIN, Candidate, changes
 from modelserver.toolkit.tuning.trial import Trial, TunePoint, ranked
 
 # The model as it was beside its best setting, as rows of tables and as JSON: size, throughput, latency, answers.

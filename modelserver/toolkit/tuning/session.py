@@ -22,11 +22,25 @@ from modelserver.toolkit.comparison import Parity
 from modelserver.toolkit.model_directory import model_bytes
 from modelserver.toolkit.sample_files import SampleOptions
 from modelserver.toolkit.samples import Samples
-from modelserver.toolkit.tuning.candidate import Candidate, apply_candidate
-from modelserver.toolkit.tuning.served_answers import check_labels, compare_settings, reason_not_to_ask
-from modelserver.toolkit.tuning.space import Scores, Space, SpaceOptions, climb, everything, make_space, winner
+from modelserver.toolkit.tuning.served_answers import (
+    TunedModel,
+    borrowed,
+    check_labels,
+    compare_settings,
+    reason_not_to_ask,
+)
+from modelserver.toolkit.tuning.space import (
+    Candidate,
+    Scores,
+    Space,
+    SpaceOptions,
+    apply_candidate,
+    climb,
+    everything,
+    make_space,
+    winner,
+)
 from modelserver.toolkit.tuning.trial import Trial, joined, judge, point_of
-from modelserver.toolkit.tuning.tuned_model import TunedModel, borrowed
 
 # Requests before the first window of a candidate, to warm it up.
 NUM_WARMUP = 20

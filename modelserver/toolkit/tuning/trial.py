@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelserver.bench.results import LevelResult
-from modelserver.toolkit.tuning.candidate import Candidate
-from modelserver.toolkit.tuning.space import Score
+from modelserver.toolkit.tuning.space import Candidate, Score
 
 
 @dataclass(frozen=True, slots=True)

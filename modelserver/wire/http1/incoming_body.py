@@ -11,6 +11,11 @@ from modelserver.wire.assembly import AssemblyBudget
 from modelserver.wire.body import BodyCollector
 from modelserver.wire.http1.head import RefusedError, RequestHead
 
+# Bodies in chunks (RFC 9112, 7.1), read as strictly as llhttp reads heads.
+#
+# llhttp could read them, but it does not report where in the received bytes a body ended, nor which bytes were framing;
+# with pipelined requests both must be known.
+
 # Sizes of up to 15 digits: more than any body has bytes. Blanks around the size are a means of request smuggling.
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(;[\t\x20-\x7e]*)?")
 # The beginning of nearly all chunks.

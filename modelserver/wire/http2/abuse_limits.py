@@ -11,6 +11,10 @@ from modelserver.telemetry.wire import Violation
 from modelserver.wire.http2.frame import too_much
 from modelserver.wire.limits import KeepaliveLimits, WireLimits
 
+# Pings: limits on the peer's, and our own to find out whether a silent peer is still there.
+#
+# The rules are those of all gRPC servers (gRPC's "Keepalive User Guide", proposal A8).
+
 # How often a peer without calls may ping that is not allowed to.
 _WITHOUT_CALLS_S = 7200.0
 

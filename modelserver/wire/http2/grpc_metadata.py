@@ -10,6 +10,10 @@ import binascii
 from collections.abc import Iterable
 from typing import Final
 
+# Custom metadata of gRPC calls: header fields as handlers see them, and back.
+#
+# Keys that end in `-bin` have arbitrary bytes, in base64 on the wire; others have text.
+
 Field = tuple[bytes, bytes]
 
 _BINARY_SUFFIX = b"-bin"
@@ -88,6 +92,8 @@ def _text(value: bytes) -> str:
     except UnicodeDecodeError:
         return value.decode("latin-1")
 
+
+# The `grpc-timeout` header: how long the client waits (gRPC's PROTOCOL-HTTP2, "Requests").
 
 _UNIT_NS: Final = {
     ord("n"): 1,

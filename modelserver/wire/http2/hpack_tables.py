@@ -70,6 +70,8 @@ STATIC_TABLE: tuple[Field, ...] = (
 )
 
 
+# Strings in the Huffman code of header compression (RFC 7541, 5.2 and Appendix B), decoded a byte at a time.
+
 # Bits of the code of each byte, and last of the end-of-string symbol. The code is canonical: codes of one length
 # follow one another in the order of their symbols, so that the lengths say all.
 # fmt: off

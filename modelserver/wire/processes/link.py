@@ -218,6 +218,8 @@ class Link(Generic[Bundle]):
             self._lost()
 
 
+# Back-pressure of one direction of a streamed call: when a number of pieces are on their way, the sender waits.
+
 # One piece is a message or a chunk; a reader that keeps up never lets its writer wait.
 WINDOW_PIECES: Final = 16
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from modelserver.bench.llm.events import EventReader, read_chunk
+from modelserver.bench.llm.player import EventReader, read_chunk
 from modelserver.bench.work import EndpointType
 
 

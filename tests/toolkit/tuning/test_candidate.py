@@ -4,7 +4,7 @@ import pytest
 
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.config.schema import ModelConfig
-from modelserver.toolkit.tuning.candidate import Candidate, apply_candidate, changes, read_candidate
+from modelserver.toolkit.tuning.space import Candidate, apply_candidate, changes, read_candidate
 
 TEXT = """
 backend: "onnxruntime" max_batch_size: 64

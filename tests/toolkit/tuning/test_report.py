@@ -9,7 +9,6 @@ import pytest
 
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.toolkit.comparison import Difference, Parity
-from modelserver.toolkit.tuning.candidate import Candidate
 from modelserver.toolkit.tuning.report import (
     COLUMNS,
     above_best,
@@ -20,7 +19,7 @@ from modelserver.toolkit.tuning.report import (
     tune_document,
 )
 from modelserver.toolkit.tuning.session import TuneOptions, TuneResult
-from modelserver.toolkit.tuning.space import SpaceOptions, make_space
+from modelserver.toolkit.tuning.space import Candidate, SpaceOptions, make_space
 from modelserver.toolkit.tuning.trial import TunePoint, judge
 
 CONFIG = parse_pbtxt(

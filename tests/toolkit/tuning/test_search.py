@@ -5,8 +5,17 @@ from collections.abc import Callable
 import pytest
 
 from modelserver.config.pbtxt import parse_pbtxt
-from modelserver.toolkit.tuning.candidate import Candidate
-from modelserver.toolkit.tuning.space import Score, Scores, Space, SpaceOptions, climb, everything, make_space, winner
+from modelserver.toolkit.tuning.space import (
+    Candidate,
+    Score,
+    Scores,
+    Space,
+    SpaceOptions,
+    climb,
+    everything,
+    make_space,
+    winner,
+)
 
 CONFIG = parse_pbtxt(
     'backend: "onnxruntime" max_batch_size: 64 dynamic_batching { } instance_group { count: 1 kind: KIND_CPU }'

@@ -27,10 +27,10 @@ from modelserver.toolkit.tuning.report import (
     tune_document,
     winning_text,
 )
+from modelserver.toolkit.tuning.served_answers import borrowed
 from modelserver.toolkit.tuning.session import TuneOptions, TuneResult, tune
 from modelserver.toolkit.tuning.space import SpaceOptions
 from modelserver.toolkit.tuning.trial import Trial
-from modelserver.toolkit.tuning.tuned_model import borrowed
 
 SMALL = SpaceOptions(instances=(1, 2), batch_sizes=(8,), delays_us=(0,))
 

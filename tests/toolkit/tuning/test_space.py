@@ -4,8 +4,7 @@ import pytest
 
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.errors import InvalidArgumentError
-from modelserver.toolkit.tuning.candidate import Candidate
-from modelserver.toolkit.tuning.space import Space, SpaceOptions, make_space
+from modelserver.toolkit.tuning.space import Candidate, Space, SpaceOptions, make_space
 
 ONNX = 'backend: "onnxruntime" max_batch_size: 64 dynamic_batching { } instance_group { count: 1 kind: KIND_CPU }'
 

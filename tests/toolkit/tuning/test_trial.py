@@ -1,7 +1,6 @@
 """Which level of a trial counts, and who is first."""
 
-from modelserver.toolkit.tuning.candidate import Candidate
-from modelserver.toolkit.tuning.space import Score
+from modelserver.toolkit.tuning.space import Candidate, Score
 from modelserver.toolkit.tuning.trial import Trial, TunePoint, joined, judge, ranked
 
 
