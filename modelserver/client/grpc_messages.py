@@ -75,4 +75,4 @@ def read_stream_answer(message: bytes) -> StreamAnswer:
         raise ValueError(f"not a message of ModelStreamInfer: {error}") from None
     response = answer.infer_response
     is_final = response.parameters[_IS_FINAL].bool_param if _IS_FINAL in response.parameters else None
-    return StreamAnswer(answer.error_message, is_final, bool(response.outputs))
+    return StreamAnswer(answer.error_message, is_final, bool(response.outputs or response.raw_output_contents))

@@ -49,18 +49,18 @@ def read(config: dict[str, Any] | None, name: str = "digits") -> Interface:
 
 def test_the_dimension_of_the_batch_is_taken_away() -> None:
     found = read({"max_batch_size": 8, "input": [{"name": "B", "optional": True}]})
-    assert [(spec.name, spec.datatype, spec.shape, spec.is_optional) for spec in found.inputs] == [
+    assert [(spec.name, spec.datatype, spec.dims, spec.is_optional) for spec in found.inputs] == [
         ("A", Datatype.FP32, (3,), False),
         ("B", Datatype.BYTES, (1,), True),
     ]
     assert found.version == "10"
-    assert (read({"max_batch_size": 0})).inputs[0].shape == (-1, 3)
+    assert (read({"max_batch_size": 0})).inputs[0].dims == (-1, 3)
 
 
 def test_a_server_without_configs_is_taken_at_its_metadata() -> None:
     found = read(None)
     assert found.max_batch_size > 1000
-    assert found.inputs[0].shape == (3,)
+    assert found.inputs[0].dims == (3,)
 
 
 def test_kinds_of_models() -> None:
