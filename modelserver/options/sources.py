@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from modelserver.config.suggestion import suggest
-from modelserver.core import accelerator as extension
+from modelserver.core import accelerator
 from modelserver.core.documents import parse_yaml
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import FALSE_WORDS, TRUE_WORDS, Option, OptionValue, nearest_hint
@@ -27,7 +27,7 @@ _SERVICE_LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(T
 # Variables read by the client commands, and variables needed before the options are parsed.
 _OTHER_VARIABLES = frozenset(
     {f"MODELSERVER_{name}" for name in ("URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY")}
-    | {extension.VARIABLE}
+    | {accelerator.VARIABLE}
 )
 
 Values = dict[str, OptionValue]

@@ -20,7 +20,7 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ServerError
-from modelserver.frontends.http import json_templates, templates
+from modelserver.frontends.http import templates
 from modelserver.frontends.http.decoder import InferDecoder
 from modelserver.protocol.limits import HttpLimits
 
@@ -180,7 +180,7 @@ def test_large_tensors_are_aligned_views_and_small_ones_copies() -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "_MAX_TEMPLATES", 4)
-    monkeypatch.setattr(json_templates, "_MAX_MODELS", 4)
+    monkeypatch.setattr(templates, "_MAX_MODELS", 4)
     decoder = InferDecoder(LIMITS)
     for number in range(20):
         for call in (_binary(fp32(f"x{number}", [1])), _json({"inputs": [_input(name=f"x{number}")]}, f"m{number}")):
