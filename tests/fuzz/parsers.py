@@ -20,7 +20,7 @@ from modelserver.frontends.grpc.envelope import split_request
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.call import RpcError
 from modelserver.wire.assembly import AssemblyBudget
-from modelserver.wire.http2 import hpack_tables as huffman
+from modelserver.wire.http2 import hpack_tables
 from modelserver.wire.http2.grpc_compression import decompress, decompress_on_loop
 from modelserver.wire.http2.grpc_metadata import MAX_TIMEOUT_NS, parse_timeout
 from modelserver.wire.http2.head import HeadReader, MalformedError, RequestHead, check_trailers, read_request_head
@@ -70,8 +70,8 @@ def hpack_blocks(data: bytes) -> None:
 def huffman_string(data: bytes) -> None:
     """One string, which has no other encoding."""
     try:
-        text = huffman.decode(data)
-    except huffman.HuffmanError:
+        text = hpack_tables.decode(data)
+    except hpack_tables.HuffmanError:
         return
     assert len(text) <= len(data) * 8 // 5
 

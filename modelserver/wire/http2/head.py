@@ -12,7 +12,7 @@ from modelserver.core.recognition import Memory
 from modelserver.protocol.call import Metadata
 from modelserver.protocol.exchange import HttpHead
 from modelserver.protocol.grpc_status import Status
-from modelserver.wire.http2 import grpc_metadata as metadata
+from modelserver.wire.http2 import grpc_metadata
 from modelserver.wire.http2.grpc_metadata import parse_timeout
 from modelserver.wire.http2.hpack_tables import Field
 
@@ -108,7 +108,7 @@ class RequestHead:
         """The custom metadata of a gRPC call."""
         original = self._original or self
         if original._metadata is None:
-            original._metadata = metadata.decode(original.fields)
+            original._metadata = grpc_metadata.decode(original.fields)
         return original._metadata
 
     @property
@@ -285,7 +285,7 @@ def _read_grpc(head: RequestHead, by_name: dict[bytes, bytes]) -> None:
         if (timeout := by_name.get(_TIMEOUT)) is not None:
             head.timeout_ns = parse_timeout(timeout)
         for name in by_name:
-            if metadata.is_binary(name):
+            if grpc_metadata.is_binary(name):
                 # Checked now, so that `metadata` does not raise when a handler asks for it.
                 _ = head.metadata
                 break

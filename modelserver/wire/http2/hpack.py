@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from modelserver.wire.http2 import hpack_tables as huffman
+from modelserver.wire.http2 import hpack_tables
 from modelserver.wire.http2.hpack_tables import STATIC_TABLE, Field
 
 # A dynamic table of another size than the default is announced by the encoder at the start of a block; one of size
@@ -229,8 +229,8 @@ def _read_string(block: bytes, at: int, is_secret: bool) -> tuple[bytes, int]:
 
 def _decode_huffman(data: bytes, is_secret: bool) -> bytes:
     try:
-        text = huffman.decode(data)
-    except huffman.HuffmanError as error:
+        text = hpack_tables.decode(data)
+    except hpack_tables.HuffmanError as error:
         raise HpackError(f"a string is not in the Huffman code: {error}") from None
     if len(data) <= _MAX_KNOWN_BYTES and not is_secret:
         if len(_KNOWN_STRINGS) >= _MAX_KNOWN_STRINGS:

@@ -14,7 +14,6 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Buffer, encode_bytes_elements
 from modelserver.errors import ServerError
-from modelserver.frontends.grpc import decoder as templates
 from modelserver.frontends.grpc.decoder import InferDecoder
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.limits import GrpcLimits
@@ -157,7 +156,7 @@ def test_large_tensors_are_aligned_views_and_small_ones_copies() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "_MAX_TEMPLATES", 4)
+    monkeypatch.setattr("modelserver.frontends.grpc.decoder._MAX_TEMPLATES", 4)
     decoder = _decoder()
     for number in range(1, 20):
         for fields in ({}, {"id": "i"}):
