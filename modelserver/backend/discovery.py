@@ -100,6 +100,20 @@ _BUNDLED = {
 # Triton's names of backends whose models a bundled one serves, unless a backend of that name is installed.
 _ALIASES = {"vllm": "llm"}
 
+_AS_ONNX = "convert it to ONNX, or serve it by a Python model (model.py)"
+# What to do with files that no backend serves as they are, by their endings.
+_WAYS_OUT = {
+    ".safetensors": "these are weights alone; serve the directory of the checkpoint, which also holds its config.json",
+    ".bin": "these are weights alone; serve the directory of the checkpoint, which also holds its config.json",
+    ".json": "serve the directory of the checkpoint or the model that it describes",
+    ".pbtxt": "serve the directory of the model, or the repository that the directory lies in",
+    ".pth": "if it is TorchScript or an exported program, name it .pt or .pt2; if it holds weights alone, write the "
+    "module with 'modelserver convert FILE.py:CLASS DIRECTORY'",
+    **dict.fromkeys((".joblib", ".pkl", ".pickle", ".skops"), f"for a scikit-learn model, {_AS_ONNX}"),
+    **dict.fromkeys((".ubj", ".cbm", ".txt"), f"for a model of boosted trees, {_AS_ONNX}"),
+    **dict.fromkeys((".h5", ".keras", ".pb", ".tflite"), f"for a TensorFlow model, {_AS_ONNX}"),
+}
+
 # The file that describes a language model holds a few options; other libraries' whole models have its name as well.
 _DESCRIPTION, _CHECKPOINT = "model.json", "config.json"
 _MAX_DESCRIPTION_BYTES = 1 << 20
@@ -167,6 +181,24 @@ def backend_for_model_files(version_directory: Path) -> str | None:
         if any(_has_model_file(version_directory, filename) for filename in bundled.filenames):
             return name
     return None
+
+
+def backend_for_model_file(path: Path) -> str:
+    """The bundled backend that serves a file of this kind, whatever its name.
+
+    Raises InvalidArgumentError for a kind that none serves, with a way to serve what it holds.
+    """
+    kinds = {
+        Path(name).suffix: backend
+        for backend, bundled in _BUNDLED.items()
+        for name in bundled.filenames
+        if name not in (_DESCRIPTION, _CHECKPOINT)
+    }
+    kind = path.suffix.lower()
+    if kind in kinds:
+        return kinds[kind]
+    way = _WAYS_OUT.get(kind) or f"expected a model's file ({', '.join(sorted(kinds))}) or a directory"
+    raise InvalidArgumentError(f"'{path}' cannot be served: {way}")
 
 
 def foreign_model_file(version_directory: Path) -> str | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-USAGE = "Usage: modelserver serve [DIRECTORY ...] [--FLAG=VALUE ...]"
+USAGE = "Usage: modelserver serve [PATH ...] [--FLAG=VALUE ...]"
 # The parser is ours: Triton's forms of booleans and repeated flags are not those of other command lines.
 # Options whose values have a secret after the first =.
 _SECRET = frozenset({"http_restricted_api", "grpc_restricted_protocol"})

@@ -104,7 +104,7 @@ class ServerOptions:
     model_output_lines_per_sec: int = field(default=200, metadata=flag(LOGGING, "Lines per second that each child process of a model may write to the log, with bursts of ten times as many after a pause. Lines longer than 200 bytes count several times. Excess lines are dropped, and the log says how many. 0: no limit (Triton's behaviour).", minimum=0, is_ours=True))
     log_file: str = field(default="", metadata=flag(LOGGING, "Append the log to this file instead of writing it to standard error.", metavar="FILE"))
 
-    model_repository: tuple[str, ...] = field(default=(), metadata=flag(REPOSITORY, "Directory of models, directory of a single model, or the address of either in an object store: s3://, gs://, as://, abfs://. Repeat for several.", aliases=("model_store",), metavar="DIRECTORY"))
+    model_repository: tuple[str, ...] = field(default=(), metadata=flag(REPOSITORY, "Directory of models, directory or file of a single model, or the address of a directory in an object store: s3://, gs://, as://, abfs://. Repeat for several.", aliases=("model_store",), metavar="DIRECTORY"))
     model_name: str = field(default="", metadata=flag(REPOSITORY, "Name for the model when --model-repository is one model's directory.", metavar="NAME", is_ours=True))
     model_control_mode: str = field(default="none", metadata=flag(REPOSITORY, "none: load all at start. poll: also follow changes on disk. explicit: only --load-model and the load and unload requests.", choices=_MODES))
     repository_poll_secs: int = field(default=15, metadata=flag(REPOSITORY, "Seconds between scans of the repository in mode poll.", minimum=1))

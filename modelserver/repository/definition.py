@@ -12,7 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from modelserver.backend import Backend, BackendContext
-from modelserver.backend.discovery import backend_for_model_files, find_backend, foreign_model_file, model_filenames
+from modelserver.backend.discovery import (
+    backend_for_model_file,
+    backend_for_model_files,
+    find_backend,
+    foreign_model_file,
+    model_filenames,
+)
 from modelserver.config.config_limits import FLAG
 from modelserver.config.defaults import BACKENDS, normalise
 from modelserver.config.ensemble_models import FindConfig, check_models
@@ -25,7 +31,7 @@ from modelserver.config.validate import validate
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
 from modelserver.execution.engine import EnsembleBackend
 from modelserver.execution.process.hosted_backend import complete_config
-from modelserver.repository.fingerprint import ModelFingerprint, fingerprint_tree
+from modelserver.repository.fingerprint import ModelFingerprint
 from modelserver.repository.layout import (
     CONFIG_FILENAME,
     ModelLayout,
@@ -161,7 +167,8 @@ def read_unloaded(layouts: Iterable[ModelLayout], options: DefinitionOptions) ->
 def _completes_quickly(layout: ModelLayout, config: ModelConfig, options: DefinitionOptions) -> bool:
     """Whether the model's backend says so. Code in a model's directory is not run to find out."""
     files = (backend_for_model_files(directory) for _, directory in sorted(layout.versions.items(), reverse=True))
-    name = config.backend or BACKENDS.get(config.platform, "") or next(filter(None, files), "")
+    of_files = backend_for_model_file(Path(layout.file)) if layout.file else next(filter(None, files), "")
+    name = config.backend or BACKENDS.get(config.platform, "") or of_files
     return bool(name) and find_backend(name, backend_directories=options.backend_directories).completes_quickly
 
 
@@ -170,7 +177,7 @@ def size_on_disk(layout: ModelLayout) -> int:
     if not layout.versions or layout.remote is not None:
         return 0
     try:
-        tree = fingerprint_tree(layout.versions[max(layout.versions)])
+        tree = fingerprint_model(layout).versions[max(layout.versions)]
     except OSError:
         return 0
     return sum(max(0, file.size_bytes) for file in tree.files)
@@ -230,6 +237,8 @@ class _Reading:
         self._strategies: dict[int, Path] = {}
 
     def finish(self) -> ModelDefinition:
+        if self._layout.file:
+            self._config = replace(self._config, default_model_filename=self._layout.file)
         if self._layout.is_single or not self._config.name:  # a single model gets its name from outside
             self._config = replace(self._config, name=self._layout.name)
         is_ensemble = self._config.is_ensemble
@@ -306,6 +315,8 @@ class _Reading:
             message = "expected the name of a backend, because auto-completion is disabled; got none"
             self._add("backend", message, summary=summary)
             return ""
+        if self._layout.file:
+            return backend_for_model_file(Path(self._layout.file))
         for _, directory in sorted(self._layout.versions.items(), reverse=True):
             name = backend_for_model_files(directory)
             if name is not None:

@@ -16,7 +16,13 @@ from pathlib import Path
 from modelserver.config.schema import ModelVersionPolicy
 from modelserver.repository.cloud_root import CloudRoot, fingerprint_listing, versions_of
 from modelserver.repository.cloud_store import Listing
-from modelserver.repository.fingerprint import ModelFingerprint, TreeFingerprint, fingerprint_tree, is_ignored
+from modelserver.repository.fingerprint import (
+    ModelFingerprint,
+    TreeFingerprint,
+    fingerprint_file,
+    fingerprint_tree,
+    is_ignored,
+)
 from modelserver.repository.namespaces import key_of
 
 CONFIG_FILENAME = "config.pbtxt"
@@ -36,7 +42,8 @@ class ModelLayout:
     is the listing of a model in an object store, whose directory does not exist before it is copied; the `origin`
     of a copy is its source.
     `ignored` are directories that look like versions but are not, with the reason. `is_single` marks a
-    model whose name was given from outside, not by its directory.
+    model whose name was given from outside, not by its directory. `file` is the name of the model's only file, if the
+    rest of the directory does not belong to it.
     """
 
     name: str
@@ -45,6 +52,7 @@ class ModelLayout:
     versions: Mapping[int, Path]
     is_incomplete: bool = False
     is_single: bool = False
+    file: str = ""
     ignored: tuple[IgnoredPath, ...] = ()
     repository: str = ""
     namespace: str = ""
@@ -116,6 +124,10 @@ def fingerprint_model(layout: ModelLayout) -> ModelFingerprint:
     """The state of a model's files. Raises OSError when a directory cannot be read."""
     if layout.remote is not None:
         return fingerprint_listing(layout.remote.listing)
+    if layout.file:
+        return ModelFingerprint(
+            layout.directory, TreeFingerprint(), {1: fingerprint_file(layout.directory / layout.file)}
+        )
     versions = {version: fingerprint_tree(path) for version, path in layout.versions.items()}
     if layout.directory in layout.versions.values():  # a lone model file: the directory is the version
         return ModelFingerprint(layout.directory, TreeFingerprint(), versions)

@@ -22,7 +22,6 @@ from modelserver.errors import InternalError, NotFoundError, ServerError, Unavai
 from modelserver.repository.agents import AgentRun
 from modelserver.repository.cloud_cache import CloudTree
 from modelserver.repository.definition import ModelDefinition, check_has_version, read_agents, read_definition
-from modelserver.repository.fingerprint import fingerprint_tree
 from modelserver.repository.layout import INCOMPLETE_MARKER, ModelLayout, fingerprint_model, scan_model
 from modelserver.repository.load_request import Holding, LoadRequest, ReplacementDirectory
 from modelserver.repository.options import DefinitionOptions
@@ -357,7 +356,7 @@ def _check_unchanged(definition: ModelDefinition, version: int) -> None:
     New files are fine: backends write caches beside their models.
     """
     before = definition.fingerprint.versions[version]
-    if not before.is_contained_in(fingerprint_tree(definition.versions[version])):
+    if not before.is_still_in(definition.versions[version]):
         raise UnavailableError(
             f"the files in {definition.versions[version]} changed while they were being loaded; "
             "load again when the copy is complete"

@@ -2,8 +2,8 @@
 
     <root>/<model>/...   see `layout`
 
-A root may also *be* one model (its directory holds a config, a version, or a lone model file). Hidden entries are
-never models; nothing is ever written.
+A root may also *be* one model: a model's file, or a directory that holds a config, a version, or a lone model file.
+Hidden entries are never models; nothing is ever written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from modelserver.backend.discovery import backend_for_model_files
+from modelserver.backend.discovery import backend_for_model_file, backend_for_model_files
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.repository.cloud_cache import CloudCache
 from modelserver.repository.cloud_root import CloudRoot
@@ -41,12 +41,15 @@ BackendFinder = Callable[[Path], str | None]
 class RepositoryRoot:
     """A directory given by `--model-repository`; with `model_name` set it is that one model itself.
 
+    With `file` set the model is that file of the directory, and nothing else in it.
+
     `name` is what clients call it; `is_namespace`: its models are told from others' by it. One with `cloud` lies in
     an object store, and its `path` is only what it is called. `alias` is a directory and the name of the model in it.
     """
 
     path: Path
     model_name: str | None = None
+    file: str = ""
     name: str = ""
     is_namespace: bool = False
     cloud: CloudRoot | None = None
@@ -55,7 +58,7 @@ class RepositoryRoot:
     @property
     def place(self) -> str:
         """The root's location, for people and for metrics."""
-        return self.cloud.text if self.cloud is not None else str(self.path)
+        return self.cloud.text if self.cloud is not None else str(self.path / self.file)
 
     def key_of(self, model_name: str) -> str:
         """The key of a model of this root: see `namespaces`."""
@@ -102,15 +105,15 @@ def resolve_roots(
 ) -> tuple[RepositoryRoot, ...]:
     """Decide of each path whether it is a repository or a single model, which is then called `model_name`.
 
-    It is a single model if no directory in it looks like one and it holds a config, a version, or a
-    file that a backend recognises. Raises NotFoundError if a path is not a directory, InvalidArgumentError
-    if it cannot be read, and for an invalid or unused name.
+    It is a single model if it is a file, or if no directory in it looks like a model and it holds a config, a version,
+    or a file that a backend recognises. Raises NotFoundError if there is nothing at a path, InvalidArgumentError
+    if it cannot be read, for a file of no known kind, and for an invalid or unused name.
     """
     roots = tuple(resolve_root(path, model_name, find_backend) for path in paths)
     if model_name and not any(root.model_name for root in roots):
         places = ", ".join(str(path) for path in paths)
         raise InvalidArgumentError(
-            f"--model-name={model_name} is for the directory of a single model; there is none in: {places}"
+            f"--model-name={model_name} is for the file or the directory of a single model; there is none in: {places}"
         )
     return roots
 
@@ -123,26 +126,29 @@ def name_roots(roots: Sequence[RepositoryRoot], *, are_namespaces: bool) -> tupl
 
 def resolve_root(path: Path, model_name: str, find_backend: BackendFinder) -> RepositoryRoot:
     """As `resolve_roots`, for one path."""
+    if path.is_file():
+        backend_for_model_file(path)  # raises for a file of no known kind
+        return RepositoryRoot(path.absolute().parent, _single_name(path, path.stem, model_name), path.name)
     if not path.is_dir():
-        found = "it is a file" if path.exists() else "there is nothing at that path"
-        raise NotFoundError(f"model repository '{path}' is not a directory: {found}")
+        raise NotFoundError(f"model repository '{path}' is not a directory: there is nothing at that path")
     try:
         names = subdirectories(path)
         if any(not is_version(name) and _may_be_model(path / name) for name in names):
             return RepositoryRoot(path)
         versions = [name for name in names if _is_version_directory(path / name)]
         if (path / CONFIG_FILENAME).is_file() or versions or find_backend(path) is not None:
-            return RepositoryRoot(path, _single_name(path, model_name))
+            return RepositoryRoot(path, _single_name(path, path.absolute().name, model_name))
     except OSError as error:
         raise InvalidArgumentError(f"model repository '{path}' cannot be read: {error.strerror}") from error
     return RepositoryRoot(path)
 
 
-def _single_name(directory: Path, model_name: str) -> str:
-    name = model_name or directory.absolute().name or "model"
+def _single_name(path: Path, own_name: str, model_name: str) -> str:
+    name = model_name or own_name or "model"
     if not model_name and name_problem(name) is not None:
         raise InvalidArgumentError(
-            f"'{name}' holds a single model, but is no name for one ({name_problem(name)}): give one by --model-name"
+            f"'{path}' is a single model, but '{name}' cannot be its name ({name_problem(name)}): give one by "
+            "--model-name"
         )
     check_model_name(name)
     return name
@@ -181,7 +187,7 @@ def find_model(
         if name is None:
             continue
         if root.model_name == name:
-            found.append(_placed(_single_model(root.path, name, config_name, find_backend), root))
+            found.append(_placed(_single_model(root, name, config_name, find_backend), root))
         elif root.cloud is not None:
             listing = root.cloud.refresh_model(name)
             if listing is not None:
@@ -225,7 +231,7 @@ def _scan_root(
     if root.cloud is not None:
         return [remote_layout(root.cloud, name, listing, config_name) for name, listing in root.cloud.models.items()]
     if root.model_name is not None:
-        return [_single_model(root.path, root.model_name, config_name, find_backend)]
+        return [_single_model(root, root.model_name, config_name, find_backend)]
     layouts = []
     for name in subdirectories(root.path):
         directory = root.path / name
@@ -254,7 +260,11 @@ def _scan_entry(root: RepositoryRoot, directory: Path, config_name: str) -> Mode
     return replace(layout, is_single=True) if name != directory.name else layout
 
 
-def _single_model(directory: Path, name: str, config_name: str, find_backend: BackendFinder) -> ModelLayout:
+def _single_model(root: RepositoryRoot, name: str, config_name: str, find_backend: BackendFinder) -> ModelLayout:
+    directory = root.path
+    if root.file:
+        versions = {1: directory} if (directory / root.file).is_file() else {}
+        return ModelLayout(name, directory, None, versions, is_single=True, file=root.file)
     layout = replace(scan_model(directory, name, config_name=config_name), is_single=True)
     if not layout.versions and find_backend(directory) is not None:
         return replace(layout, versions={1: directory})

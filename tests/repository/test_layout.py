@@ -179,6 +179,45 @@ def test_a_root_with_a_lone_model_file_is_version_1_of_one_model(tmp_path: Path,
     assert "model.onnx" in [file.path for file in fingerprint.versions[1].files]
 
 
+def test_a_file_is_version_1_of_one_model_without_what_lies_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "mnist-8.onnx"
+    file.write_text("")
+    layout = scan(file).models["mnist-8"]
+    assert layout.versions == {1: tmp_path}
+    fingerprint = fingerprint_model(layout)
+    (tmp_path / "config.pbtxt").write_text("")
+    write_model(tmp_path, "other")
+    assert scan(file).names == ("mnist-8",)
+    assert fingerprint_model(layout) == fingerprint
+    file.write_text("more")
+    assert fingerprint_model(layout) != fingerprint
+    file.unlink()
+    assert (
+        not scan_roots(
+            [RepositoryRoot(tmp_path, "mnist-8", file.name)], config_name="", find_backend=backend_for_model_files
+        )
+        .models["mnist-8"]
+        .versions
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("model.safetensors", "the directory of the checkpoint"),
+        ("model.joblib", "scikit-learn.*ONNX.*model.py"),
+        ("model.ubj", "boosted trees.*ONNX"),
+        ("model.keras", "TensorFlow.*ONNX"),
+        ("config.pbtxt", "the directory of the model"),
+        ("notes.md", r"expected a model's file \(.*\.gguf, \.onnx"),
+    ],
+)
+def test_a_file_that_no_backend_serves_is_refused_with_a_way_out(tmp_path: Path, name: str, way: str) -> None:
+    (tmp_path / name).write_text("")
+    with pytest.raises(InvalidArgumentError, match=rf"{name}' cannot be served: .*{way}"):
+        resolve(tmp_path / name)
+
+
 def test_a_root_with_models_is_a_repository_whatever_else_lies_in_it(tmp_path: Path) -> None:
     write_model(tmp_path, "a")
     (tmp_path / "config.pbtxt").write_text("")
@@ -217,10 +256,7 @@ def test_an_empty_root_is_a_repository(tmp_path: Path) -> None:
     assert scan(tmp_path).names == ()
 
 
-def test_a_root_must_be_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotFoundError, match="it is a file"):
-        resolve(tmp_path / "file")
+def test_a_root_must_exist(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="nothing at that path"):
         resolve(tmp_path / "missing")
 
