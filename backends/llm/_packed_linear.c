@@ -31,8 +31,9 @@
 #define MOST_ROWS 64
 #define SUMS_PER_ROW 64
 
-enum Form { CODES4, TABLE4, CODES8, BF16, F16, FLOAT8, F32, NUM_FORMS };
-enum Kind { NONE, FLOAT32, FLOAT16, BFLOAT16, UINT8, INT8, NUM_KINDS };
+enum Form { CODES4, TABLE4, CODES8, BF16, F16, FLOAT8, F32, CODES5, CODES6, NUM_FORMS };
+/* CONSTANT: all zeros are the number that stands in place of the address. */
+enum Kind { NONE, FLOAT32, FLOAT16, BFLOAT16, UINT8, INT8, CONSTANT, NUM_KINDS };
 
 /* [blocks][groups][LANES] */
 typedef struct {
@@ -57,6 +58,11 @@ typedef struct {
     float *steps, *sums;
     int32_t *code_sums;
 } Quantized;
+
+static inline int64_t code_bits(const Matrix *w)
+{
+    return w->form == CODES8 ? 8 : w->form == CODES6 ? 6 : w->form == CODES5 ? 5 : 4;
+}
 
 static inline float half_to_float(uint16_t half)
 {
@@ -209,7 +215,7 @@ typedef struct {
 
 static inline int is_float(const Matrix *w)
 {
-    return w->form >= BF16;
+    return w->form >= BF16 && w->form <= F32;
 }
 
 /* A row as kernels read it: in the order of the codes, and quantized or padded. */
@@ -366,6 +372,8 @@ static float value_at(const Values *values, int64_t at)
         return found;
     case UINT8:
         return ((const uint8_t *)values->data)[at];
+    case CONSTANT:
+        return (float)(intptr_t)values->data;
     default:
         return ((const int8_t *)values->data)[at];
     }
@@ -391,6 +399,15 @@ static float code_at(const Matrix *w, int64_t output, int64_t input)
     case FLOAT8: {
         const uint8_t small = block[(output / lanes * w->width + input) * lanes + lane];
         return half_to_float((uint16_t)((small & 0x80) << 8 | (small & 0x7F) << 7)) * 256.0f;
+    }
+    case CODES5:
+    case CODES6: {
+        /* A vector of high bits, then those of the low halves. */
+        const int64_t num_bits = w->form == CODES6 ? 2 : 1, shared = 32 / num_bits, vector = 4 * lanes;
+        const int64_t at = input % shared, mask = (1 << num_bits) - 1;
+        block += (output / lanes * w->width + input / shared * shared) * lanes * code_bits(w) / 8 + 4 * lane + input % 4;
+        const uint8_t both = block[vector + at / 8 * vector], low = at % 8 < 4 ? both & 15 : both >> 4;
+        return (float)(low | (block[0] >> at / 4 * num_bits & mask) << 4);
     }
     default: {
         block += output / lanes * w->width * lanes / 2 + input / 8 * 4 * lanes;
@@ -450,7 +467,8 @@ static int is_right(const Matrix *w)
     const int64_t most = (int64_t)1 << 31;
     const Values *all[] = {&w->scales, &w->zeros, &w->mins, &w->scale_factors, &w->min_factors};
     for (int at = 0; at < 5; at++)
-        if (all[at]->kind < NONE || all[at]->kind >= NUM_KINDS || (all[at]->kind != NONE && all[at]->data == NULL))
+        if (all[at]->kind < NONE || all[at]->kind >= NUM_KINDS || (all[at]->kind == CONSTANT && at != 1) ||
+            (all[at]->kind != NONE && all[at]->kind != CONSTANT && all[at]->data == NULL))
             return 0;
     if (w->form < 0 || w->form >= NUM_FORMS || w->num_outputs < 1 || w->num_outputs > most || w->num_inputs < 1 ||
         w->width < w->num_inputs || w->width > most || w->codes == NULL || w->group < 1 || w->num_groups < 1 ||
@@ -458,6 +476,8 @@ static int is_right(const Matrix *w)
         return 0;
     if (is_float(w))
         return w->width % 2 == 0 && (w->num_groups == 1 || (w->group <= FLOAT_SEGMENT && w->group % 2 == 0));
+    if ((w->form == CODES5 && w->unit != 32) || (w->form == CODES6 && w->unit != 16))
+        return 0;
     return w->width % 32 == 0 && (w->unit == 16 || w->unit == 32) && w->scales.kind != NONE &&
            (w->num_groups == 1 || w->group % w->unit == 0);
 }

@@ -11,6 +11,8 @@
 #define bytes NAME(bytes)
 #define halves NAME(halves)
 #define UNROLL _Pragma("GCC unroll 16")
+/* Reads ahead, across the pages that processors do not follow by themselves. Beyond the end of memory that does nothing. */
+#define READ_AHEAD(at, num_bytes) __builtin_prefetch((const void *)((uintptr_t)(at) + (num_bytes)))
 /* Compilers would add up what follows in another order, and keep all of it in memory until then. */
 #define IN_THIS_ORDER(vector) __asm__("" : "+v"(vector))
 
@@ -137,8 +139,8 @@ INLINE ivec NAME(begin)(int is_small, int32_t sum)
     return IS_VNNI && !is_small ? NAME(all_integers)(-128 * sum) : (ivec){0};
 }
 
-/* To each lane, the products of its four codes with four of a row. `is_small`: codes from 0 to 15; eight products of
- * these with values up to 127 fit into 16 bits, so that sums of pairs are made 32 bits wide in `end` alone. */
+/* To each lane, the products of its four codes with four of a row. `is_small`: codes from 0 to 15, 31 or 63; eight, four
+ * or two sums of pairs of these with values up to 127 fit into 16 bits, so that `widen` makes them 32 bits wide later. */
 INLINE ivec NAME(dot)(ivec sums, bytes codes, int32_t row, int is_small)
 {
 #if ISA == GENERIC
@@ -165,15 +167,24 @@ INLINE ivec NAME(dot)(ivec sums, bytes codes, int32_t row, int is_small)
 #endif
 }
 
-INLINE fvec NAME(end)(ivec sums, int is_small)
+INLINE ivec NAME(widen)(ivec sums)
 {
 #if ISA != GENERIC && !IS_VNNI
-    if (is_small)
-        sums = (ivec)MADD(BYTES(sums), ONES);
-#else
-    (void)is_small;
+    sums = (ivec)MADD(BYTES(sums), ONES);
 #endif
-    return __builtin_convertvector(sums, fvec);
+    return sums;
+}
+
+/* The bits above the lowest four of codes of 5 or 6 bits, in their place. `high` has those of group 0 of four inputs in
+ * the lowest bits of its bytes, then those of group 1. What comes from the bytes beside is masked. */
+INLINE bytes NAME(high_bits)(bytes high, const int group, const int form)
+{
+    const int shift = 4 - group * (form == CODES6 ? 2 : 1), mask = form == CODES6 ? 0x30303030 : 0x10101010;
+    ivec words;
+    memcpy(&words, &high, sizeof words);
+    words = (shift >= 0 ? words << (shift < 0 ? 0 : shift) : words >> (shift < 0 ? -shift : 0)) & mask;
+    memcpy(&high, &words, sizeof high);
+    return high;
 }
 
 /* ---- Numbers that belong to groups --------------------------------------------------------------------------------- */
@@ -217,7 +228,9 @@ INLINE void NAME(read_kinds)(const Matrix *w, int64_t block, int64_t first, int6
         fvec scale = NAME(read)(w->scales.data, at, scale_kind), offset = {0};
         if (scale_factor_kind != NONE)
             scale *= scale_factor;
-        if (zero_kind != NONE)
+        if (zero_kind == CONSTANT)
+            offset = scale * (float)(intptr_t)w->zeros.data;
+        else if (zero_kind != NONE)
             offset = scale * NAME(read)(w->zeros.data, at, zero_kind);
         if (min_kind != NONE) {
             fvec least = NAME(read)(w->mins.data, at, min_kind);
@@ -252,10 +265,14 @@ static TARGET void NAME(read_groups)(const Matrix *w, int64_t block, int64_t fir
     const int64_t scale_factor = w->scale_factors.kind, min_factor = w->min_factors.kind;
     if (scale_factor == NONE && min == NONE && scale == FLOAT16 && zero == UINT8)
         NAME(read_kinds)(w, block, first, num_units, scales, offsets, FLOAT16, UINT8, NONE, NONE, NONE);
+    else if (scale_factor == NONE && min == NONE && scale == FLOAT16 && zero == CONSTANT)
+        NAME(read_kinds)(w, block, first, num_units, scales, offsets, FLOAT16, CONSTANT, NONE, NONE, NONE);
     else if (scale_factor == NONE && min == NONE && scale == FLOAT16 && zero == NONE)
         NAME(read_kinds)(w, block, first, num_units, scales, offsets, FLOAT16, NONE, NONE, NONE, NONE);
     else if (scale_factor == FLOAT16 && min_factor == FLOAT16 && scale == UINT8 && min == UINT8 && zero == NONE)
         NAME(read_kinds)(w, block, first, num_units, scales, offsets, UINT8, NONE, UINT8, FLOAT16, FLOAT16);
+    else if (scale_factor == FLOAT16 && min == NONE && scale == INT8 && zero == CONSTANT)
+        NAME(read_kinds)(w, block, first, num_units, scales, offsets, INT8, CONSTANT, NONE, FLOAT16, NONE);
     else if (scale_factor == FLOAT16 && min == NONE && scale == INT8 && zero == NONE)
         NAME(read_kinds)(w, block, first, num_units, scales, offsets, INT8, NONE, NONE, FLOAT16, NONE);
     else
@@ -289,10 +306,60 @@ INLINE void NAME(add_offsets)(const NAME(Tile) *t, int64_t unit, fvec *least, co
         least[m] = FMA(offset, NAME(all)(t->sums[m * t->row_units + unit]), least[m]);
 }
 
+/* What one unit of `unit` inputs is, for each row, as integers. `codes` is moved behind it. */
+INLINE void NAME(multiply_unit)(const NAME(Tile) *t, const uint8_t **codes, const int8_t *row, int64_t at, bytes table,
+                                ivec *sums, const int num_rows, const int form, const int unit)
+{
+    const int is_small = form == CODES4 || form == CODES5 || form == CODES6;
+    const int num_vectors = form == CODES8 ? unit / 4 : unit / 8;
+    /* Vectors of codes whose products are added in 16 bits; groups of four inputs that share a vector of high bits. */
+    const int span = form == CODES6 ? 1 : form == CODES5 ? 2 : num_vectors, shared = form == CODES6 ? 4 : 8;
+    bytes high = {0};
+    ivec parts[8];
+    UNROLL for (int m = 0; m < num_rows; m++) {
+        sums[m] = NAME(begin)(is_small, t->code_sums[m * t->row_units + at]);
+        parts[m] = (ivec){0};
+    }
+    UNROLL for (int vector = 0; vector < num_vectors; vector++) {
+        if ((form == CODES5 || form == CODES6) && 2 * vector % shared == 0) {
+            high = NAME(load_bytes)(*codes);
+            READ_AHEAD(*codes, 4096);
+            *codes += 4 * LANES;
+        }
+        const bytes both = NAME(load_bytes)(*codes);
+        if (vector * 4 * LANES % 64 == 0)
+            READ_AHEAD(*codes, 4096);
+        *codes += 4 * LANES;
+        if (form == CODES8) {
+            const bytes wanted = NAME(signed_codes)(both, 0);
+            UNROLL for (int m = 0; m < num_rows; m++)
+                sums[m] = NAME(dot)(sums[m], wanted, NAME(four)(row + m * t->row_bytes + 4 * vector), 0);
+            continue;
+        }
+        bytes low = both & 15, above = both >> 4;
+        if (form == TABLE4) {
+            low = NAME(signed_codes)(NAME(look_up)(table, low), 1);
+            above = NAME(signed_codes)(NAME(look_up)(table, above), 1);
+        } else if (form != CODES4) {
+            low |= NAME(high_bits)(high, 2 * vector % shared, form);
+            above |= NAME(high_bits)(high, 2 * vector % shared + 1, form);
+        }
+        UNROLL for (int m = 0; m < num_rows; m++) {
+            const int8_t *eight = row + m * t->row_bytes + 8 * vector;
+            ivec *to = is_small ? &parts[m] : &sums[m];
+            *to = NAME(dot)(*to, low, NAME(four)(eight), is_small);
+            *to = NAME(dot)(*to, above, NAME(four)(eight + 4), is_small);
+            if (is_small && (vector + 1) % span == 0) {
+                sums[m] += NAME(widen)(parts[m]);
+                parts[m] = (ivec){0};
+            }
+        }
+    }
+}
+
 /* Adds to `output` [num_rows][SUMS_PER_ROW]. */
 INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int num_rows, const int form, const int unit)
 {
-    const int is_small = form == CODES4, num_vectors = form == CODES8 ? unit / 4 : unit / 8;
     const bytes table = form == TABLE4 ? NAME(load_table)(t->table) : (bytes){0};
     fvec products[8], least[8];
     UNROLL for (int m = 0; m < num_rows; m++)
@@ -301,30 +368,10 @@ INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int nu
     const int8_t *row = t->rows;
     for (int64_t at = 0; at < t->num_units; at++, row += unit) {
         ivec sums[8];
-        UNROLL for (int m = 0; m < num_rows; m++)
-            sums[m] = NAME(begin)(is_small, t->code_sums[m * t->row_units + at]);
-        UNROLL for (int vector = 0; vector < num_vectors; vector++, codes += 4 * LANES) {
-            const bytes both = NAME(load_bytes)(codes);
-            if (form == CODES8) {
-                const bytes wanted = NAME(signed_codes)(both, 0);
-                UNROLL for (int m = 0; m < num_rows; m++)
-                    sums[m] = NAME(dot)(sums[m], wanted, NAME(four)(row + m * t->row_bytes + 4 * vector), 0);
-                continue;
-            }
-            bytes low = both & 15, high = both >> 4;
-            if (form == TABLE4) {
-                low = NAME(signed_codes)(NAME(look_up)(table, low), 1);
-                high = NAME(signed_codes)(NAME(look_up)(table, high), 1);
-            }
-            UNROLL for (int m = 0; m < num_rows; m++) {
-                const int8_t *eight = row + m * t->row_bytes + 8 * vector;
-                sums[m] = NAME(dot)(sums[m], low, NAME(four)(eight), is_small);
-                sums[m] = NAME(dot)(sums[m], high, NAME(four)(eight + 4), is_small);
-            }
-        }
+        NAME(multiply_unit)(t, &codes, row, at, table, sums, num_rows, form, unit);
         const fvec scale = NAME(load)(t->scales + at * LANES);
         UNROLL for (int m = 0; m < num_rows; m++) {
-            const fvec scaled = NAME(end)(sums[m], is_small) * scale;
+            const fvec scaled = __builtin_convertvector(sums[m], fvec) * scale;
             products[m] = FMA(scaled, NAME(all)(t->steps[m * t->row_steps + at * unit / 32]), products[m]);
         }
         /* Beside the products for few rows; for more, registers are short. */
@@ -366,10 +413,10 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
                                         int64_t row, int64_t num_rows, float *output)
 {
     float scales[SEGMENT / 16 * LANES], offsets[SEGMENT / 16 * LANES];
-    const int64_t num_units = count / w->unit, bits = w->form == CODES8 ? 8 : 4;
+    const int64_t num_units = count / w->unit;
     NAME(read_groups)(w, block, first, num_units, scales, offsets);
     NAME(Tile) t = {
-        .codes = w->codes + (block * w->width + first) * LANES * bits / 8,
+        .codes = w->codes + (block * w->width + first) * LANES * code_bits(w) / 8,
         .table = w->table,
         .scales = scales,
         .offsets = offsets,
@@ -390,6 +437,10 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
         NAME(multiply_tiles)(&t, output, num_rows, TABLE4, 32);
     else if (w->form == TABLE4)
         NAME(multiply_tiles)(&t, output, num_rows, TABLE4, 16);
+    else if (w->form == CODES5)
+        NAME(multiply_tiles)(&t, output, num_rows, CODES5, 32);
+    else if (w->form == CODES6)
+        NAME(multiply_tiles)(&t, output, num_rows, CODES6, 16);
     else if (w->unit == 32)
         NAME(multiply_tiles)(&t, output, num_rows, CODES8, 32);
     else
@@ -433,7 +484,7 @@ static TARGET void NAME(quantize)(const float *row, int8_t *codes, float *step, 
 /* ---- Weights in 8 and 16 bits of a float by rows of floats --------------------------------------------------------- */
 
 /* Of two inputs of a block, the first or the second. bfloat16: both are in one lane, the second in its upper half. */
-INLINE fvec NAME(widen)(const uint8_t *weights, const int is_second, const int form)
+INLINE fvec NAME(widen_floats)(const uint8_t *weights, const int is_second, const int form)
 {
     if (form == F32)
         return NAME(load)((const float *)weights + is_second * LANES);
@@ -469,10 +520,13 @@ INLINE void NAME(float_tile)(const uint8_t *weights, int64_t block_bytes, int64_
         UNROLL for (int b = 0; b < num_blocks; b++)
             sums[m][b] = (fvec){0};
     for (int64_t k = 0; k < count; k += 2) {
+        if (form != F32 && k * NAME(pair_bytes)(form) / 2 % 64 == 0)
+            UNROLL for (int b = 0; b < num_blocks; b++)
+                READ_AHEAD(weights + b * block_bytes, 1024);
         UNROLL for (int is_second = 0; is_second < 2; is_second++) {
             fvec w[4];
             UNROLL for (int b = 0; b < num_blocks; b++)
-                w[b] = NAME(widen)(weights + b * block_bytes, is_second, form);
+                w[b] = NAME(widen_floats)(weights + b * block_bytes, is_second, form);
             UNROLL for (int m = 0; m < num_rows; m++) {
                 const fvec value = NAME(all)(x[m * stride + k + is_second]);
                 UNROLL for (int b = 0; b < num_blocks; b++)
@@ -528,8 +582,8 @@ INLINE void NAME(widened_tiles)(const uint8_t *weights, int64_t block_bytes, int
     for (int64_t b = 0; b < num_blocks; b++)
         for (int64_t k = 0; k < count; k += 2) {
             const uint8_t *pair = weights + b * block_bytes + k / 2 * NAME(pair_bytes)(form);
-            NAME(store)(wide + (b * count + k) * LANES, NAME(widen)(pair, 0, form));
-            NAME(store)(wide + (b * count + k + 1) * LANES, NAME(widen)(pair, 1, form));
+            NAME(store)(wide + (b * count + k) * LANES, NAME(widen_floats)(pair, 0, form));
+            NAME(store)(wide + (b * count + k + 1) * LANES, NAME(widen_floats)(pair, 1, form));
         }
     NAME(float_tiles)((const uint8_t *)wide, count * LANES * (int64_t)sizeof *wide, num_blocks, count, x, stride, scales,
                       output, num_rows, F32);
@@ -578,6 +632,7 @@ static TARGET void NAME(multiply_floats)(const Matrix *w, const float *x, int64_
 #undef bytes
 #undef halves
 #undef UNROLL
+#undef READ_AHEAD
 #undef IN_THIS_ORDER
 #undef BYTES
 #undef IS_VNNI

@@ -57,6 +57,19 @@ def quantized(form: str, outputs: int, inputs: int) -> QuantizedWeight:
             )
         case "W4L":
             return QuantizedWeight(codes=codes(15), scales=grid(32), table=_TABLE, group=32, bits=4)
+        case "W5":
+            return QuantizedWeight(
+                codes=codes(31), scales=grid(32), zeros=torch.full_like(grid(32), 16).byte(), group=32, bits=5
+            )
+        case "W6 g16":
+            return QuantizedWeight(
+                codes=codes(63),
+                scales=codes(63)[:, : inputs // 16].contiguous(),
+                zeros=torch.full((outputs, inputs // 16), 32, dtype=torch.uint8),
+                scale_factors=grid(256),
+                group=16,
+                bits=6,
+            )
         case "W8 row":
             signed = (codes(254).int() - 127).to(torch.int8)
             return QuantizedWeight(codes=signed, scales=grid(inputs, torch.float32), group=inputs, bits=8)
@@ -105,7 +118,7 @@ def torchs(form: str, outputs: int, inputs: int) -> tuple[Product, int]:
             )
 
 
-OURS = ["W16 bf16", "W16 f16", "F8 g128", "W8 row", "W8 g32", "W4 g32", "W4 g128", "W4K", "W4L"]
+OURS = ["W16 bf16", "W16 f16", "F8 g128", "W8 row", "W8 g32", "W6 g16", "W5", "W4 g32", "W4 g128", "W4K", "W4L"]
 TORCHS = ["torch f32 BLAS", "torch f32 oneDNN", "torch int8 bf16", "torch int4 bf16"]
 
 

@@ -38,6 +38,7 @@ _QWEN = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "dtype": 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny (2 M)": _llama(192, 512, 4, (6, 2, 32), 2048),  # that of model_repository/tiny_chat
     "100 M": _llama(768, 2048, 12, (12, 4, 64), 32000),
+    "135 M": _llama(576, 1536, 30, (9, 3, 64), 49152, tie_word_embeddings=True),  # that of SmolLM2
     "Qwen3-0.6B": _llama(1024, 3072, 28, (16, 8, 128), 151936, tie_word_embeddings=True, **_QWEN),
     "Llama-3.2-1B": _llama(2048, 8192, 16, (32, 8, 64), 128256, tie_word_embeddings=True, dtype="bfloat16"),
     "Llama-3.1-8B": _llama(4096, 14336, 32, (32, 8, 128), 128256, dtype="bfloat16"),

@@ -188,12 +188,12 @@ def _with_minima(blocks: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 
 def q6_codes(blocks: torch.Tensor) -> torch.Tensor:
-    """int8 [blocks, 256], from -32 to 31."""
-    return (fields(blocks[:, :128], 4, 64) | fields(blocks[:, 128:192], 2, 32) << 4).to(torch.int8) - 32
+    """uint8 [blocks, 256], from 0 to 63: they stand for -32 to 31."""
+    return fields(blocks[:, :128], 4, 64) | fields(blocks[:, 128:192], 2, 32) << 4
 
 
 def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    return scaled(halves(blocks, 208) * signed(blocks, 192, 208), q6_codes(blocks))
+    return scaled(halves(blocks, 208) * signed(blocks, 192, 208), q6_codes(blocks).to(torch.int8) - 32)
 
 
 def _iq4_nl(blocks: torch.Tensor) -> torch.Tensor:

@@ -23,11 +23,13 @@ class Form(enum.IntEnum):
     F16 = 4
     FLOAT8 = 5  # float8_e4m3fn
     F32 = 6
+    CODES5 = 7  # 0 to 31
+    CODES6 = 8  # 0 to 63
 
     @property
     def is_float(self) -> bool:
         """Whether rows are multiplied in float32; those of the others are quantized to 8 bits."""
-        return self >= Form.BF16
+        return Form.BF16 <= self <= Form.F32
 
 
 _KINDS = {None: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.uint8: 4, torch.int8: 5}
@@ -36,6 +38,10 @@ _FLOAT_FORMS = {torch.bfloat16: Form.BF16, torch.float16: Form.F16, torch.float3
 # Rows in floats come by two.
 _FLOAT_STEP = 2
 _CODE_STEP = 32
+# Bits of a code above the lowest four; in memory, these of four times as many inputs lie together.
+_HIGH_BITS = {Form.CODES5: 1, Form.CODES6: 2}
+# What kernels take for the address of zeros that are all the same number.
+_CONSTANT = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,7 +50,7 @@ class PackedMatrix:
 
     `codes` as `pack_codes` makes them, with inputs padded to `width`. `scales`, `zeros` and `mins`
     [blocks, groups, lanes] and factors of these [blocks, n, lanes] mean what they do in QuantizedWeight; all may be
-    float32, float16, bfloat16, uint8 or int8. `order` [inputs] too.
+    float32, float16, bfloat16, uint8 or int8. `zeros` may be one number for all. `order` [inputs] too.
     """
 
     kernels: ModuleType
@@ -55,7 +61,7 @@ class PackedMatrix:
     codes: torch.Tensor
     group: int = 1
     scales: torch.Tensor | None = None
-    zeros: torch.Tensor | None = None
+    zeros: torch.Tensor | int | None = None
     mins: torch.Tensor | None = None
     scale_factors: torch.Tensor | None = None
     min_factors: torch.Tensor | None = None
@@ -66,20 +72,24 @@ class PackedMatrix:
     def __post_init__(self) -> None:
         num_groups = 1 if self.scales is None else self.scales.shape[1]
         num_factors = [1 if each is None else each.shape[1] for each in (self.scale_factors, self.min_factors)]
-        unit = _CODE_STEP if num_groups == 1 or self.group % _CODE_STEP == 0 else _CODE_STEP // 2
+        is_whole = num_groups == 1 or self.group % _CODE_STEP == 0
+        unit = _CODE_STEP if is_whole and self.form is not Form.CODES6 else _CODE_STEP // 2
         numbers = [self.form, self.kernels.lanes(), self.num_outputs, self.num_inputs, self.width]
         numbers += [unit, self.group, num_groups]
         for count in num_factors:
             numbers += [count, -(-num_groups // count)]
         for values in (self.scales, self.zeros, self.mins, self.scale_factors, self.min_factors):
-            numbers += [_KINDS[None if values is None else values.dtype], _address(values)]
+            if isinstance(values, int):
+                numbers += [_CONSTANT, values]
+            else:
+                numbers += [_KINDS[None if values is None else values.dtype], _address(values)]
         numbers += [_address(self.codes), _address(self.table), _address(self.order)]
         object.__setattr__(self, "_description", struct.pack(f"{len(numbers)}q", *numbers))
 
     @property
     def num_bytes(self) -> int:
         values = (self.scales, self.zeros, self.mins, self.scale_factors, self.min_factors, self.order)
-        return int(self.codes.nbytes) + sum(int(each.nbytes) for each in values if each is not None)
+        return int(self.codes.nbytes) + sum(int(each.nbytes) for each in values if isinstance(each, torch.Tensor))
 
     def multiply(self, rows: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
         """float32 rows [rows, inputs] -> [rows, outputs]; in place of the residual, if there is one to add to."""
@@ -113,6 +123,7 @@ def pack_codes(codes: torch.Tensor, form: Form, lanes: int) -> torch.Tensor:
 
     Each output of a block has four bytes of a step: two inputs of bfloat16, four codes of 8 bits, or eight of 4 bits,
     of which the first four are the low halves. The other floats have all outputs of one input, then of the next.
+    Codes of 5 and 6 bits have a step with the high bits of 32 or 16 inputs, then steps with the low halves of these.
     """
     width = padded_width(codes.shape[1], form)
     codes = F.pad(codes.view(_SAME_SIZE[codes.dtype.itemsize]), (0, width - codes.shape[1]))
@@ -124,9 +135,26 @@ def pack_codes(codes: torch.Tensor, form: Form, lanes: int) -> torch.Tensor:
     elif form is Form.CODES8:
         ordered = blocked.unflatten(2, (-1, 4)).transpose(1, 2)
     else:
-        halves = blocked.unflatten(2, (-1, 2, 4))
-        ordered = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).transpose(1, 2)
+        ordered = _low_halves(blocked & 15).transpose(1, 2)
+        if form in _HIGH_BITS:
+            high = _high_bits(blocked >> 4, _HIGH_BITS[form]).transpose(1, 2)
+            ordered = torch.cat((high.unsqueeze(2), ordered.unflatten(1, (high.shape[1], -1))), dim=2)
     return ordered.contiguous().view(torch.uint8)
+
+
+def _low_halves(codes: torch.Tensor) -> torch.Tensor:
+    """[blocks, lanes, inputs] -> [blocks, lanes, inputs / 8, 4]"""
+    halves = codes.unflatten(2, (-1, 2, 4))
+    return halves[:, :, :, 0] | halves[:, :, :, 1] << 4
+
+
+def _high_bits(codes: torch.Tensor, num_bits: int) -> torch.Tensor:
+    """[blocks, lanes, inputs] -> [blocks, lanes, inputs * num_bits / 32, 4]"""
+    groups = codes.unflatten(2, (-1, 8 // num_bits, 4))
+    gathered = groups[:, :, :, 0]
+    for number in range(1, groups.shape[3]):
+        gathered = gathered | groups[:, :, :, number] << number * num_bits
+    return gathered
 
 
 def padded_width(num_inputs: int, form: Form) -> int:

@@ -123,8 +123,8 @@ def _q4_1(stored: torch.Tensor) -> _Described:
 
 
 def _q5_0(stored: torch.Tensor) -> _Described:
-    codes = (blocks.fields(stored[:, 6:], 4, 16) | blocks.flags(stored[:, 2:6]) << 4).to(torch.int8) - 16
-    return _Described(codes, _half(stored, 0), group=32, bits=8)
+    codes = blocks.fields(stored[:, 6:], 4, 16) | blocks.flags(stored[:, 2:6]) << 4
+    return _Described(codes, _half(stored, 0), group=32, bits=5, zero=16)
 
 
 def _q5_1(stored: torch.Tensor) -> _Described:
@@ -170,7 +170,7 @@ def _with_minima(stored: torch.Tensor, codes: torch.Tensor, *, bits: int) -> _De
 
 def _q6_k(stored: torch.Tensor) -> _Described:
     scales = blocks.signed(stored, 192, 208)
-    return _Described(blocks.q6_codes(stored), scales, group=16, bits=8, scale_factors=_half(stored, 208))
+    return _Described(blocks.q6_codes(stored), scales, group=16, bits=6, zero=32, scale_factors=_half(stored, 208))
 
 
 def _iq4_nl(stored: torch.Tensor) -> _Described:

@@ -14,6 +14,7 @@ from .quantized_weight import QuantizedWeight
 # The number of float inputs that the kernels add up before they scale the sum.
 _LARGEST_FLOAT_GROUP = 256
 _SMALLEST_CODE_GROUP = 16
+_CODES5_GROUP = 32
 # Of integers above 127 in 8 bits: the kernels multiply signed ones.
 _MIDDLE = 128
 
@@ -31,6 +32,9 @@ def pack(weight: QuantizedWeight, kernels: ModuleType) -> PackedMatrix | None:
     num_groups, width = weight.scales.shape[1], padded_width(weight.num_inputs, form)
     # Inputs that are padded may begin another group, of which all is zero.
     num_padded = num_groups if num_groups == 1 else -(-width // weight.group)
+
+    zeros = weight.zeros
+    has_one_zero = zeros is not None and bool(zeros.min() == zeros.max())
 
     def grouped(values: torch.Tensor | None) -> torch.Tensor | None:
         return None if values is None else _blocked(_narrowed(values), num_padded, lanes)
@@ -50,7 +54,7 @@ def pack(weight: QuantizedWeight, kernels: ModuleType) -> PackedMatrix | None:
         codes=pack_codes(weight.codes, form, lanes),
         group=weight.group,
         scales=grouped(weight.scales),
-        zeros=grouped(weight.zeros),
+        zeros=int(zeros[0, 0]) if zeros is not None and has_one_zero else grouped(zeros),
         mins=grouped(weight.mins),
         scale_factors=factors(weight.scale_factors),
         min_factors=factors(weight.min_factors),
@@ -71,7 +75,11 @@ def _form(weight: QuantizedWeight) -> Form | None:
         return Form.TABLE4
     if weight.codes.dtype is torch.int8:
         return Form.CODES4 if weight.bits <= 4 and weight.codes.min() >= -8 and weight.codes.max() <= 7 else Form.CODES8
-    return Form.CODES4 if weight.bits <= 4 else Form.CODES8
+    if weight.bits <= 4:
+        return Form.CODES4
+    if weight.bits == 5 and (has_one_group or weight.group % _CODES5_GROUP == 0):
+        return Form.CODES5
+    return Form.CODES6 if weight.bits <= 6 else Form.CODES8
 
 
 def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight:

@@ -103,7 +103,7 @@ if PACKED_KERNELS is not None:
         found = linear_of(weight)(rows, None)
         assert ((found - rows.double() @ twin.T).abs() <= 1e-5 * (rows.double().abs() @ twin.abs().T)).all()
 
-    @pytest.mark.parametrize("form", ["codes 4", "table 4", "codes 8"])
+    @pytest.mark.parametrize("form", ["codes 4", "codes 5", "codes 6", "table 4", "codes 8"])
     @pytest.mark.parametrize("group", [16, 32])
     def test_integers_are_exact(instructions: str, form: str, group: int) -> None:
         """Values whose scales are powers of two leave nothing to round: the greatest codes and rows of all signs."""
@@ -120,9 +120,11 @@ if PACKED_KERNELS is not None:
             codes[0], codes[1] = 0, 1
             weight = QuantizedWeight(codes=codes, scales=scales, table=table, group=group, bits=4)
         else:
-            codes[0] = 15
+            bits = int(form[-1])
+            codes = torch.randint(0, 1 << bits, (outputs, inputs), generator=generator, dtype=torch.uint8)
+            codes[0] = (1 << bits) - 1
             zeros = torch.randint(0, 16, (outputs, inputs // group), generator=generator, dtype=torch.uint8)
-            weight = QuantizedWeight(codes=codes, scales=scales, zeros=zeros, group=group, bits=4)
+            weight = QuantizedWeight(codes=codes, scales=scales, zeros=zeros, group=group, bits=bits)
         rows = torch.randint(-127, 128, (9, inputs), generator=generator).float()
         rows[:, ::32] = 127.0  # so that a row's scale is 1
         rows[0], rows[1] = 127.0, -127.0

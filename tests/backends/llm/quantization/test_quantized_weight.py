@@ -39,6 +39,10 @@ def made(kind: str, outputs: int = OUTPUTS, inputs: int = INPUTS, seed: int = 0)
             parts["order"] = torch.randperm(inputs, generator=generator)
         case "mins 5":
             parts = {"codes": codes(31), "scales": floats(32), "mins": floats(32), "group": 32, "bits": 5}
+        case "zeros 6":
+            scales = (integers(16, 255).int() - 128).to(torch.int8)
+            parts = {"codes": codes(63), "scales": scales, "scale_factors": floats(256), "group": 16, "bits": 6}
+            parts["zeros"] = torch.full((outputs, inputs // 16), 32, dtype=torch.uint8)
         case "scales of scales 4":
             parts = {"codes": codes(15), "scales": integers(32, 63), "mins": integers(32, 63), "group": 32, "bits": 4}
             parts |= {"scale_factors": floats(256), "min_factors": floats(256)}
@@ -57,7 +61,17 @@ def made(kind: str, outputs: int = OUTPUTS, inputs: int = INPUTS, seed: int = 0)
     return QuantizedWeight(**parts)
 
 
-KINDS = ["symmetric 4", "zeros 4", "mins 5", "scales of scales 4", "signed 8", "table 4", "rows 8", "float 8"]
+KINDS = [
+    "symmetric 4",
+    "zeros 4",
+    "mins 5",
+    "zeros 6",
+    "scales of scales 4",
+    "signed 8",
+    "table 4",
+    "rows 8",
+    "float 8",
+]
 
 
 def by_hand(weight: QuantizedWeight) -> np.ndarray:
