@@ -200,8 +200,8 @@ static int can_run(const Kernels *kernels)
 
 /* ---- One product --------------------------------------------------------------------------------------------------- */
 
-/* `rows` and `output` have no gaps. `added`: the output is added to. Rows of floats are read with `stride`: the
- * caller's own, or copies that are padded. */
+/* `rows` have no gaps; `output_stride` values lie between the beginnings of two rows of the output. `is_added`: the output
+ * is added to. Rows of floats are read with `stride`: the caller's own, or copies that are padded. */
 typedef struct {
     Work work;
     const Matrix *weight;
@@ -209,7 +209,7 @@ typedef struct {
     const float *rows, *bias;
     float *output, *copies;
     Quantized quantized;
-    int64_t num_rows, stride, blocks_per_part;
+    int64_t num_rows, stride, output_stride, blocks_per_part;
     int is_added;
 } Product;
 
@@ -267,7 +267,7 @@ static void finish(const Product *product, int64_t output, int64_t stop, int64_t
 {
     const Matrix *w = product->weight;
     for (int64_t at = 0; at < num_rows; at++) {
-        float *written = product->output + (row + at) * w->num_outputs;
+        float *written = product->output + (row + at) * product->output_stride;
         for (int64_t o = output; o < stop; o++) {
             float value = sums[at * SUMS_PER_ROW + o - output];
             if (product->bias != NULL)
@@ -496,13 +496,13 @@ static const Matrix *read_matrix(PyObject *packed)
     return w;
 }
 
-/* multiply(matrix, rows, num_rows, output, bias, is_added, num_threads) */
+/* multiply(matrix, rows, num_rows, output, output_stride, bias, is_added, num_threads) */
 static PyObject *multiply(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
-    int64_t n[6];
+    int64_t n[7];
     int is_done;
     (void)module;
-    if (!read_integers(args + 1, num_args - 1, 6, n))
+    if (!read_integers(args + 1, num_args - 1, 7, n))
         return NULL;
     const Matrix *w = read_matrix(args[0]);
     if (w == NULL)
@@ -511,15 +511,20 @@ static PyObject *multiply(PyObject *module, PyObject *const *args, Py_ssize_t nu
         PyErr_SetString(PyExc_ValueError, "the matrix was packed for other instructions");
         return NULL;
     }
+    if (n[3] < w->num_outputs) {
+        PyErr_SetString(PyExc_ValueError, "rows of the output overlap");
+        return NULL;
+    }
     Product product = {
-        .work = {.num_threads = n[5]},
+        .work = {.num_threads = n[6]},
         .weight = w,
         .kernels = chosen,
         .rows = (const float *)(intptr_t)n[0],
         .num_rows = n[1],
         .output = (float *)(intptr_t)n[2],
-        .bias = (const float *)(intptr_t)n[3],
-        .is_added = n[4] != 0,
+        .output_stride = n[3],
+        .bias = (const float *)(intptr_t)n[4],
+        .is_added = n[5] != 0,
     };
     Py_BEGIN_ALLOW_THREADS
     is_done = multiply_all(&product);

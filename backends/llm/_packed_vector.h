@@ -225,6 +225,7 @@ INLINE void NAME(read_kinds)(const Matrix *w, int64_t block, int64_t first, int6
         min_factor = NAME(read)(w->min_factors.data, (block * w->num_min_factors + min_at) * LANES, min_factor_kind);
     for (int64_t unit = 0; unit < num_units;) {
         const int64_t at = (block_at + group) * LANES;
+        READ_AHEAD((const char *)w->scales.data + at * (scale_kind == FLOAT32 ? 4 : scale_kind >= UINT8 ? 1 : 2), 1024);
         fvec scale = NAME(read)(w->scales.data, at, scale_kind), offset = {0};
         if (scale_factor_kind != NONE)
             scale *= scale_factor;

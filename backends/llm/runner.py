@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from modelserver.backend import give_back
+
 from .attention.choose import make_attention
 from .attention.chunked import ChunkedSdpa, make_sdpa
 from .attention.kv_blocks import KvBlocks
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 # Rows whose logits are made at once for prompt log-probabilities: bounds memory at large vocabularies.
 _PROMPT_ROWS = 256
+# Memory that loading has used and freed, which is returned to the system before the first request.
+_MUCH_LEFT_BYTES = 4 << 20
 
 
 class Network(Protocol):
@@ -283,6 +287,7 @@ def _load(checkpoint: Checkpoint, options: EngineOptions, sampler: Sampler, foll
         loaded = load_network(checkpoint, options)
     else:
         loaded = load_network(checkpoint, rank_options(options, 0), followers.rank)
+    give_back(_MUCH_LEFT_BYTES)
     what = f"the LLM in {checkpoint.place}"
     with ExitStack() as held:
         if loaded.states is not None:

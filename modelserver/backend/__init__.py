@@ -59,6 +59,7 @@ from modelserver.errors import (
 from modelserver.platform.device_memory import DeviceMemory, Reservation, device_memory
 from modelserver.platform.diagnosis import Finding, FindingLevel
 from modelserver.platform.gpus import free_gpu_bytes, visible_gpus
+from modelserver.platform.tuning import give_back
 from modelserver.telemetry.measurement import Measurement
 
 __all__ = [
@@ -108,6 +109,7 @@ __all__ = [
     "always",
     "device_memory",
     "free_gpu_bytes",
+    "give_back",
     "load_extension",
     "model_inputs",
     "model_outputs",

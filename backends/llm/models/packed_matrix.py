@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -38,6 +39,8 @@ _FLOAT_FORMS = {torch.bfloat16: Form.BF16, torch.float16: Form.F16, torch.float3
 # Rows in floats come by two.
 _FLOAT_STEP = 2
 _CODE_STEP = 32
+# Values of a matrix that are packed at once: what it takes meanwhile does not grow with the matrix.
+_VALUES_AT_ONCE = 1 << 22
 # Bits of a code above the lowest four; in memory, these of four times as many inputs lie together.
 _HIGH_BITS = {Form.CODES5: 1, Form.CODES6: 2}
 # What kernels take for the address of zeros that are all the same number.
@@ -93,20 +96,29 @@ class PackedMatrix:
 
     def multiply(self, rows: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
         """float32 rows [rows, inputs] -> [rows, outputs]; in place of the residual, if there is one to add to."""
-        rows = rows.contiguous()
         output = rows.new_empty(rows.shape[0], self.num_outputs) if residual is None else residual
-        if not rows.shape[0]:
-            return output
-        self.kernels.multiply(
-            self._description,
-            rows.data_ptr(),
-            rows.shape[0],
-            output.data_ptr(),
-            _address(bias),
-            residual is not None,
-            torch.get_num_threads(),
-        )
+        self.multiply_into(output, 0, rows, bias, is_added=residual is not None)
         return output
+
+    def multiply_into(
+        self, output: torch.Tensor, first: int, rows: torch.Tensor, bias: torch.Tensor | None, *, is_added: bool
+    ) -> None:
+        """The same into columns `first` and those that follow of an output without gaps, or added to them."""
+        rows = rows.contiguous()
+        num_rows, width = output.shape
+        assert num_rows == rows.shape[0], f"an output of {num_rows} rows for {rows.shape[0]}"
+        assert first + self.num_outputs <= width, "the output has fewer columns"
+        if num_rows:
+            self.kernels.multiply(
+                self._description,
+                rows.data_ptr(),
+                num_rows,
+                output.data_ptr() + first * output.itemsize,
+                width,
+                0 if bias is None else bias.data_ptr(),
+                is_added,
+                torch.get_num_threads(),
+            )
 
     def expanded(self, outputs: torch.Tensor) -> torch.Tensor:
         """Some outputs' weights, exactly, in float32 [count, inputs]."""
@@ -125,6 +137,20 @@ def pack_codes(codes: torch.Tensor, form: Form, lanes: int) -> torch.Tensor:
     of which the first four are the low halves. The other floats have all outputs of one input, then of the next.
     Codes of 5 and 6 bits have a step with the high bits of 32 or 16 inputs, then steps with the low halves of these.
     """
+    step = max(1, _VALUES_AT_ONCE // max(1, lanes * codes.shape[1])) * lanes
+    if codes.shape[0] <= step:
+        return _packed_blocks(codes, form, lanes)
+    num_blocks = -(-codes.shape[0] // lanes)
+    packed = torch.empty(0, dtype=torch.uint8)
+    for first in range(0, codes.shape[0], step):
+        part = _packed_blocks(codes[first : first + step], form, lanes)
+        if not first:
+            packed = part.new_empty(num_blocks, *part.shape[1:])
+        packed[first // lanes : first // lanes + part.shape[0]] = part
+    return packed
+
+
+def _packed_blocks(codes: torch.Tensor, form: Form, lanes: int) -> torch.Tensor:
     width = padded_width(codes.shape[1], form)
     codes = F.pad(codes.view(_SAME_SIZE[codes.dtype.itemsize]), (0, width - codes.shape[1]))
     blocked = F.pad(codes, (0, 0, 0, -codes.shape[0] % lanes)).unflatten(0, (-1, lanes))
@@ -186,11 +212,39 @@ class PackedMatrixLinear:
         self._bias = None if bias is None else bias.float().contiguous()
 
     def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
+        if rows.dtype is torch.float32:  # asked here, since in a step of one row each call of torch counts
+            return self.matrix.multiply(rows, self._bias, None)
         return self.matrix.multiply(rows.float(), self._bias, None).to(rows.dtype)
+
+    def write_to(self, output: torch.Tensor, first: int, rows: torch.Tensor) -> None:
+        """The result for rows of float32 into some columns of an output without gaps."""
+        self.matrix.multiply_into(output, first, rows, self._bias, is_added=False)
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         if residual.dtype is torch.float32 and residual.is_contiguous():
             return self.matrix.multiply(rows.float(), self._bias, residual)
+        return residual.add_(self(rows, step))
+
+
+class SideBySide:
+    """Layers of the same rows in unlike forms; each writes into its columns of one result."""
+
+    def __init__(self, linears: Sequence[PackedMatrixLinear]) -> None:
+        self._linears = tuple(linears)
+        self._width = sum(linear.matrix.num_outputs for linear in linears)
+        self.form = " and ".join(dict.fromkeys(linear.form for linear in linears))
+        self.num_bytes = sum(linear.num_bytes for linear in linears)
+
+    def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
+        floats = rows.float()
+        output = floats.new_empty(rows.shape[0], self._width)
+        first = 0
+        for linear in self._linears:
+            linear.write_to(output, first, floats)
+            first += linear.matrix.num_outputs
+        return output.to(rows.dtype)
+
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         return residual.add_(self(rows, step))
 
 

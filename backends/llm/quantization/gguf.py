@@ -58,11 +58,9 @@ def quantized_weight(kind: TensorType, rows: torch.Tensor) -> QuantizedWeight:
     num_rows = rows.shape[0]
     num_blocks = rows.shape[1] // kind.block_bytes
     step = max(1, _CHUNK_VALUES // max(1, num_blocks * kind.block_len))
-    described = []
-    for first in range(0, num_rows, step):
-        part = rows[first : first + step]
-        described.append(_describe(kind, part.reshape(-1, kind.block_bytes), part.shape[0]))
-    return QuantizedWeight.joined(described)
+    parts = (rows[first : first + step] for first in range(0, max(1, num_rows), step))
+    described = (_describe(kind, part.reshape(-1, kind.block_bytes), part.shape[0]) for part in parts)
+    return QuantizedWeight.collected(described, num_rows)
 
 
 class _Described:

@@ -68,7 +68,8 @@ def _form(weight: QuantizedWeight) -> Form | None:
     if weight.codes.dtype is torch.float8_e4m3fn:
         is_known = weight.zeros is None and weight.mins is None and weight.order is None
         is_known &= has_one_group or (weight.group % 2 == 0 and weight.group <= _LARGEST_FLOAT_GROUP)
-        return Form.FLOAT8 if is_known and not weight.codes.float().isnan().any() else None
+        is_number = (weight.codes.view(torch.uint8) & 0x7F) != 0x7F
+        return Form.FLOAT8 if is_known and bool(is_number.all()) else None
     if not has_one_group and weight.group % _SMALLEST_CODE_GROUP:
         return None
     if weight.table is not None:
@@ -85,7 +86,8 @@ def _form(weight: QuantizedWeight) -> Form | None:
 def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight:
     """The same with codes that are higher by `step`, and zeros too."""
     zeros = torch.zeros(weight.scales.shape, dtype=torch.int32) if weight.zeros is None else weight.zeros.int()
-    codes = (weight.codes.to(torch.int16) + step).to(torch.uint8 if step > 0 else torch.int8)
+    # The sums of codes are at most 8 bits wide, so they may pass through the other sign.
+    codes = (weight.codes + step).view(torch.uint8) if step > 0 else (weight.codes ^ _MIDDLE).view(torch.int8)
     return replace(weight, codes=codes, zeros=zeros + step)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from ..kernels import packed_kernels_for
 from ..models.linear import JoinedLinear, Linear
-from ..models.packed_matrix import PackedMatrix, PackedMatrixEmbedding, PackedMatrixLinear
+from ..models.packed_matrix import PackedMatrix, PackedMatrixEmbedding, PackedMatrixLinear, SideBySide
 from ..models.token_embedding import TokenEmbedding
 from ..step_context import StepContext
 from .packing import pack
@@ -27,7 +27,10 @@ def quantized_linear(weight: QuantizedWeight | Sequence[QuantizedWeight], bias: 
     lengths = [part.num_outputs for part in joined]
     biases = [None] * len(joined) if bias is None else bias.split(lengths)
     linears = [_linear(part, part_bias) for part, part_bias in zip(joined, biases, strict=True)]
-    return linears[0] if len(linears) == 1 else JoinedLinear(linears)
+    if len(linears) == 1:
+        return linears[0]
+    packed = [linear for linear in linears if isinstance(linear, PackedMatrixLinear)]
+    return SideBySide(packed) if len(packed) == len(linears) else JoinedLinear(linears)
 
 
 def quantized_embedding(weight: QuantizedWeight, dtype: torch.dtype) -> TokenEmbedding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
@@ -155,6 +155,23 @@ class QuantizedWeight:
         if not others:
             return first
         return replace(first, **{name: torch.cat([part._grid()[name] for part in parts]) for name in first._grid()})
+
+    @classmethod
+    def collected(cls, parts: Iterable[Self], num_outputs: int) -> Self:
+        """The same of parts that come one after the other; none of them is kept. All are alike."""
+        whole: Self | None = None
+        first = 0
+        for part in parts:
+            if part.num_outputs == num_outputs:
+                return part
+            if whole is None:
+                grid = part._grid().items()
+                whole = replace(part, **{name: each.new_empty(num_outputs, *each.shape[1:]) for name, each in grid})
+            for name, each in part._grid().items():
+                whole._grid()[name][first : first + part.num_outputs] = each
+            first += part.num_outputs
+        assert whole is not None, "a matrix has parts"
+        return whole
 
     def scales_in_floats(self) -> torch.Tensor:
         """float32 [outputs, groups]"""

@@ -10,7 +10,7 @@ import torch
 
 from modelserver.backend import UnsupportedError
 
-from ..kernels import has_fast_packed_kernels, packed_kernels_for
+from ..kernels import has_fast_packed_kernels, multiplies_floats_fastest, packed_kernels_for
 from ..models.grouped_linear import GroupedLinear, ListedLinears
 from ..models.linear import JoinedLinear, Linear, float_linear
 from ..models.linear_tensors import LinearTensors
@@ -56,9 +56,9 @@ class Scheme(ABC):
     def embedding(self, tensors: LinearTensors) -> TokenEmbedding:
         """Of floats, unless a scheme has them in another form."""
         weight = tensors.stored_weight()
-        if weight.dtype is tensors.dtype or not has_fast_packed_kernels(weight.device):
-            return DenseEmbedding(weight.to(tensors.dtype))
-        return PackedMatrixEmbedding(_packed(weight), tensors.dtype)
+        if _is_packed(weight, tensors.dtype):
+            return PackedMatrixEmbedding(_packed(weight), tensors.dtype)
+        return DenseEmbedding(weight.to(tensors.dtype))
 
     def tied_head(self, tensors: LinearTensors, embedding: TokenEmbedding) -> Linear:
         """The head of a network that uses its embedding for it: of the same memory, if that is packed."""
@@ -105,9 +105,16 @@ def stored_float_linear(tensors: LinearTensors) -> Linear:
     weights that are stored in 16 bits stay so: they are read in half the time, and have the same values.
     """
     weight = tensors.stored_weight()
-    if weight.dtype is tensors.dtype or not has_fast_packed_kernels(weight.device):
-        return float_linear(weight.to(tensors.dtype), tensors.bias())
-    return PackedMatrixLinear(_packed(weight), tensors.bias())
+    if _is_packed(weight, tensors.dtype):
+        return PackedMatrixLinear(_packed(weight), tensors.bias())
+    return float_linear(weight.to(tensors.dtype), tensors.bias())
+
+
+def _is_packed(weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a weight in floats of a network of `dtype` is multiplied by our kernels."""
+    if weight.dtype is not dtype:
+        return has_fast_packed_kernels(weight.device)
+    return dtype is torch.float32 and multiplies_floats_fastest(weight.device)
 
 
 def _packed(weight: torch.Tensor) -> PackedMatrix:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as functional
+from modelserver_backends.llm.extend import quantized_linear
 from modelserver_backends.llm.kernels import PACKED_KERNELS
+from modelserver_backends.llm.models import packed_matrix
 from modelserver_backends.llm.models.packed_matrix import PackedMatrixEmbedding, PackedMatrixLinear, pack_floats
 from modelserver_backends.llm.quantization.packing import pack
 from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
@@ -156,6 +158,23 @@ if PACKED_KERNELS is not None:
         exact = quantized_rows(rows) @ weight.dequantized().double().T
         torch.testing.assert_close(linear_of(weight)(rows, None).double(), exact, atol=1e-4, rtol=1e-5)
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_large_matrix_is_packed_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        weight = made(kind, 45, 512)
+        whole = linear_of(weight).matrix.codes
+        monkeypatch.setattr(packed_matrix, "_VALUES_AT_ONCE", 1)
+        assert torch.equal(linear_of(weight).matrix.codes, whole)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_parts_in_unlike_forms_stand_side_by_side(dtype: torch.dtype) -> None:
+        weights = [made("mins 5", 24), made("zeros 6", 9), made("signed 8", 17)]
+        bias, rows = torch.randn(50), torch.randn(3, 512).to(dtype)
+        linear = quantized_linear(weights, bias)
+        each = [linear_of(weight, part) for weight, part in zip(weights, bias.split([24, 9, 17]), strict=True)]
+        expected = torch.cat([one(rows, None) for one in each], dim=1)
+        assert torch.equal(linear(rows, None), expected)
+        assert torch.equal(linear.add_to(torch.ones_like(expected), rows, None), expected + 1)
+
     def test_what_is_no_number_stays_none(instructions: str) -> None:
         rows = torch.ones(4, 64)
         rows[1, 3], rows[2, 40] = float("nan"), float("inf")
@@ -182,8 +201,8 @@ if PACKED_KERNELS is not None:
         ("name", "arguments", "error"),
         [
             ("multiply", (), TypeError),
-            ("multiply", (b"",) + (0,) * 6, ValueError),
-            ("multiply", (bytes(200),) + (0,) * 6, ValueError),
+            ("multiply", (b"",) + (0,) * 7, ValueError),
+            ("multiply", (bytes(200),) + (0,) * 7, ValueError),
             ("expand", ("text",) + (0,) * 4, TypeError),
             ("use", ("abacus",), ValueError),
         ],
