@@ -22,8 +22,7 @@ from benchmarks.load import Load
 from modelserver.app.frontends import http_frontend
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.frontends.http.codec import encode_infer
 from modelserver.frontends.http.decoder import InferDecoder

@@ -13,8 +13,7 @@ import orjson
 from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import long_work
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import ParameterValue
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ParameterValue, ResponseStream
 from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError, LoadOnDemandError, UnsupportedError
 from modelserver.frontends.http.body import check_size, respond_compressed

@@ -9,7 +9,7 @@ from typing import Any
 
 from modelserver.backend import ModelMetrics
 from modelserver.core.request import InFlightRequest
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from modelserver.planes.control import ControlParameter, ControlPlane
 from modelserver.planes.data import DataPlane

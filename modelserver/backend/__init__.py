@@ -41,9 +41,8 @@ from modelserver.core.documents import parse_json, shortened
 from modelserver.core.json_pieces import parse_pieces as parse_long_json
 from modelserver.core.numerals import parse_float
 from modelserver.core.request import InferRequest
-from modelserver.core.response import RESCHEDULE, InferResponse
+from modelserver.core.response import RESCHEDULE, InferResponse, ResponseStream
 from modelserver.core.sender import ResponseSender
-from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import (
     CancelledError,

@@ -16,7 +16,7 @@ from modelserver.config.completion import FileSignature, check, complete
 from modelserver.config.schema import ModelConfig
 from modelserver.core.numerals import is_digits, parse_float, parse_int
 from modelserver.core.request import InFlightRequest
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.errors import ConfigError, NotFoundError
 
 _DEFAULT_MAX_BATCH_SIZE = 4

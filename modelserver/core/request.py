@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 
 from modelserver.core.datatype import Datatype
-from modelserver.core.response import InferResponse, ParameterValue
+from modelserver.core.response import InferResponse, ParameterValue, ResponseStream
 from modelserver.core.sender import ResponseSender
-from modelserver.core.stream import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.core.trace import ComputeNotes
 from modelserver.errors import InternalError, UnavailableError

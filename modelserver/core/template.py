@@ -9,7 +9,7 @@ import numpy as np
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest, RequestForm
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.core.tensor import Buffer, Tensor
 
 # Smaller tensors are copied out of their message: cheaper than a view of it, and aligned.

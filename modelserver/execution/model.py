@@ -19,7 +19,7 @@ from modelserver.config.schema import ModelConfig, ModelTransactionPolicy
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import InFlightRequest
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.errors import UnavailableError
 from modelserver.execution.engine import Engine, EnsembleEngine, InstanceInfo
 from modelserver.execution.instance_pool import InstancePool

@@ -28,8 +28,7 @@ from modelserver.cache.store import (
 )
 from modelserver.core.clock import Clock
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import RelayStream, ResponseStream
+from modelserver.core.response import InferResponse, RelayStream, ResponseStream
 from modelserver.errors import CancelledError, ErrorCode, QueueTimeoutError, ServerError
 from modelserver.scheduling.admission import refuse
 from modelserver.telemetry.statistics import ModelStatistics

@@ -17,7 +17,7 @@ from modelserver.telemetry.audit import record
 if TYPE_CHECKING:
     from modelserver.config.schema import ModelConfig
     from modelserver.core.request import InFlightRequest
-    from modelserver.core.stream import ResponseStream
+    from modelserver.core.response import ResponseStream
     from modelserver.execution.model import Model
     from modelserver.planes.control import ControlParameter, ControlPlane
     from modelserver.planes.data import DataPlane, InferPlane, ModelLoad, ModelMetadata, ServerMetadata

@@ -13,8 +13,7 @@ from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
 from modelserver.core.long_work import Result, long_work
 from modelserver.core.request import InFlightRequest, RegionInput, Transfer
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor, placeholder
 from modelserver.errors import (
     CancelledError,

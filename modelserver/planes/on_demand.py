@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.errors import (
     CancelledError,
     InternalError,

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from modelserver.auth.caller_limits import CallerLimits
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import RelayStream, ResponseStream
+from modelserver.core.response import InferResponse, RelayStream, ResponseStream
 from modelserver.errors import ErrorCode, QueueFullError, QueueTimeoutError, QuotaError, ServerError
 from modelserver.telemetry.counts import CallerCounts
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import RelayStream, ResponseStream
+from modelserver.core.response import InferResponse, RelayStream, ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ServerError
 from modelserver.execution.model import Model

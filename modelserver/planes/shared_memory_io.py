@@ -16,8 +16,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.large_buffers import scratch
 from modelserver.core.long_work import Result, Slices, finish, long_work
 from modelserver.core.request import InFlightRequest, RegionInput, Transfer
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import RelayStream
+from modelserver.core.response import InferResponse, RelayStream
 from modelserver.core.tensor import Buffer, Tensor, bytes_element_slices, tensor_from_bytes, tensor_to_bytes
 from modelserver.errors import InternalError, InvalidArgumentError, ServerError
 from modelserver.planes.shared_memory import Region, SharedMemory, too_small

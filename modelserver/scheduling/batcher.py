@@ -15,8 +15,7 @@ from dataclasses import replace
 from modelserver.config.schema import ModelConfig
 from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery, InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.errors import CancelledError, QueueFullError, QueueTimeoutError, ServerError
 from modelserver.scheduling.admission import DrainRate, PriorityLevels, QueuePolicy, expected_ns, refuse
 from modelserver.scheduling.batch import Batch, FormBatch, ResponseOrder, can_take, form_batch

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.scheduling.admission import refuse
 from modelserver.scheduling.scheduler import Scheduler

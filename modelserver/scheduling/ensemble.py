@@ -9,7 +9,7 @@ from contextlib import suppress
 from modelserver.config.schema import ModelConfig
 from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import InFlightRequest
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.scheduling.admission import refuse
 from modelserver.scheduling.ensemble_iteration import StepCounts

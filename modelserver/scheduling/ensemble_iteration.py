@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Protocol
 from modelserver.config.ensemble_graph import Condition
 from modelserver.config.ensemble_parameters import StepLimits
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse, ParameterValue
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ParameterValue, ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ErrorCode, InvalidArgumentError, QueueTimeoutError, ServerError
 from modelserver.scheduling.ensemble_plan import ScopePlan, StepPlan

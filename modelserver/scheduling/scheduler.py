@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 from modelserver.config.schema import ModelConfig
 from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import Delivery, InFlightRequest
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.errors import ServerError
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.expiry import LoopCalls

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from modelserver.config.schema import ModelConfig
 from modelserver.core.clock import Clock
 from modelserver.core.request import Delivery, InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.errors import (
     CancelledError,
     InvalidArgumentError,

@@ -12,8 +12,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import RelayStream
+from modelserver.core.response import InferResponse, RelayStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
 

@@ -12,8 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import RelayStream
+from modelserver.core.response import InferResponse, RelayStream
 from modelserver.core.trace import Trace
 from modelserver.telemetry.trace_file import TraceFile
 from modelserver.telemetry.trace_otlp import TraceCollector, parse_context

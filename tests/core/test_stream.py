@@ -2,8 +2,7 @@ import asyncio
 
 import pytest
 
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.errors import InternalError
 
 

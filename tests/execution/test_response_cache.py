@@ -16,8 +16,7 @@ from modelserver.cache.local import LocalStore
 from modelserver.cache.store import NO_CACHE_PARAMETER, CachedAnswer, RequestKey
 from modelserver.core.clock import SystemClock
 from modelserver.core.request import InFlightRequest, RegionInput, RegionSlice, Transfer
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import CancelledError, ErrorCode, InternalError, ServerError, UnavailableError
 from modelserver.execution.response_cache import ResponseCache

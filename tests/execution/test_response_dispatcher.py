@@ -28,7 +28,7 @@ from modelserver.backend import (
 from modelserver.config.schema import ModelDynamicBatching, ModelTransactionPolicy, ModelWarmup, WarmupInput
 from modelserver.core.datatype import Datatype
 from modelserver.core.reading import MAX_UNREAD
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.errors import CancelledError, ErrorCode, ServerError, UnavailableError
 from modelserver.execution.model import Model
 from modelserver.telemetry.statistics_snapshot import FailureReason

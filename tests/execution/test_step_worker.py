@@ -24,7 +24,7 @@ from modelserver.config.schema import (
     WarmupInput,
 )
 from modelserver.core.datatype import Datatype
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.errors import CancelledError, ConfigError, InternalError, ServerError, UnavailableError
 from modelserver.execution.model import Model
 from modelserver.telemetry.statistics_snapshot import FailureReason

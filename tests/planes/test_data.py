@@ -11,8 +11,7 @@ from support.echo import EchoModel, echo_dataplane
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest, RequestForm
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, ServerError, UnavailableError
 from modelserver.planes.data import DataPlane

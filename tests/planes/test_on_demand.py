@@ -10,8 +10,7 @@ import pytest
 from support.gate import until
 
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.errors import (
     CancelledError,
     InternalError,

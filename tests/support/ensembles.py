@@ -21,8 +21,7 @@ from modelserver.config.schema import (
 from modelserver.config.signature import ModelSignature
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ServerError
 from modelserver.scheduling.ensemble import Binding, EnsembleScheduler

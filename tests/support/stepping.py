@@ -9,8 +9,8 @@ import pytest
 from support.batching import tensor
 
 from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Placement, StepInstance
+from modelserver.core.response import ResponseStream
 from modelserver.core.sender import ResponseSender
-from modelserver.core.stream import ResponseStream
 from modelserver.errors import ServerError
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from modelserver.backend import InferResponse, InternalError, ServerCalls, ServerError, UnavailableError
 from modelserver.core.request import CallOrigin, InFlightRequest, check_has_free_instance
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.errors import ErrorCode
 from modelserver.execution.process.messages import (
     Ask,

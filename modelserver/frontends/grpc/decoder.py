@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from modelserver.core.long_work import Slices, finish
 from modelserver.core.recognition import LearnThrottle
 from modelserver.core.request import InFlightRequest
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.core.template import RequestTemplate, TensorPlace
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError

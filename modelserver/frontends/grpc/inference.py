@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from modelserver.auth.access import ApiGroup
 from modelserver.core.long_work import Result, at_once, long_work
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import is_long
 from modelserver.errors import UnsupportedError
 from modelserver.frontends.grpc import codec

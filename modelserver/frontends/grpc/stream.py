@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from modelserver.core.long_work import at_once, long_work
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Buffer, is_long
 from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc import codec

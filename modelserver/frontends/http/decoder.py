@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from modelserver.core.long_work import Slices, finish
 from modelserver.core.request import InFlightRequest
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
 from modelserver.frontends.http.codec import OutputForm, decode_infer, element_slices, outline_infer

@@ -16,8 +16,7 @@ import orjson
 
 from modelserver.core.long_work import at_once, long_work
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import is_long
 from modelserver.errors import ServerError
 from modelserver.frontends.http.framing import SSE, SSE_DONE

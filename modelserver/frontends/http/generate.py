@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from modelserver.core.long_work import long_work
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import UnsupportedError
 from modelserver.frontends.http.body import answer_errors, check_size, respond_compressed, with_plain_body

@@ -12,8 +12,7 @@ from modelserver.auth.guard import Needs
 from modelserver.core.long_work import Slices, at_once, long_work
 from modelserver.core.numerals import is_digits
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Buffer, is_long
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from modelserver.frontends.http.body import answer_errors, check_size, respond_compressed, with_plain_body

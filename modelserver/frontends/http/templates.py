@@ -18,7 +18,7 @@ from modelserver.core import accelerator
 from modelserver.core.datatype import Datatype
 from modelserver.core.recognition import LearnThrottle, Memory
 from modelserver.core.request import InFlightRequest, RequestForm
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.core.template import RequestTemplate, TensorPlace, apply_settings, settings_of
 from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError

@@ -14,8 +14,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import Result, Slices, at_once, long_work
 from modelserver.core.recognition import Memory
 from modelserver.core.request import InFlightRequest, RequestForm
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor, is_long
 from modelserver.errors import CancelledError, InternalError, ServerError
 from modelserver.execution.process.messages import RequestRecord, ResponseRecord, TensorRecord

@@ -16,8 +16,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import Result, Slices, at_once, long_work
 from modelserver.core.recognition import Memory
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse, ParameterValue
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ParameterValue, ResponseStream
 from modelserver.core.tensor import Tensor, is_long
 from modelserver.errors import CancelledError, InternalError, InvalidArgumentError, ServerError
 from modelserver.execution.process.messages import ErrorRecord, ResponseRecord, TensorRecord

@@ -17,7 +17,7 @@ from support.stepping import error_of, numbers
 
 from modelserver.backend import InferRequest
 from modelserver.config.schema import ModelTransactionPolicy
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.errors import CancelledError, InternalError, UnavailableError
 from modelserver.execution.model import Model
 from modelserver.execution.process.instance import ProcessInstance

@@ -15,8 +15,7 @@ from support.grpc_calls import Call, RefusedError, call_unary, turns
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ErrorCode, ServerError, UnavailableError
 from modelserver.pb import grpc_service_pb2 as pb

@@ -11,8 +11,7 @@ from support.echo import EchoModel
 from support.grpc_calls import OpenStream, turns
 
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc.frontend import GrpcFrontend
 from modelserver.pb import grpc_service_pb2 as pb

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.core.tensor import Buffer, encode_bytes_elements
 from modelserver.errors import ServerError
 from modelserver.frontends.grpc.decoder import InferDecoder

@@ -13,8 +13,7 @@ from support.http_calls import binary_body, fp32, json_body, read
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest, RegionSlice
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.http.codec import OutputForm, encode_infer

@@ -18,8 +18,7 @@ from support.http_calls import LENGTH, Exchange, ask, ask_now, binary_body, fp32
 from modelserver.app.frontends import http_frontend
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, UnavailableError
 from modelserver.frontends.http.frontend import HttpFrontend

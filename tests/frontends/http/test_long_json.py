@@ -17,7 +17,7 @@ from modelserver.core import accelerator, json_pieces
 from modelserver.core.datatype import Datatype
 from modelserver.core.json_pieces import parse_pieces
 from modelserver.core.long_work import finish
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.http import json_tensor
 from modelserver.frontends.http.decoder import InferDecoder

@@ -17,7 +17,7 @@ from support.twins import TWINS, using
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ServerError
 from modelserver.frontends.http import templates

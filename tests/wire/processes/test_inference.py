@@ -16,8 +16,7 @@ from support.fronts import Hop, hop, until
 from modelserver.core.datatype import Datatype
 from modelserver.core.element_arrays import SLICE_ELEMENTS
 from modelserver.core.request import InFlightRequest, RequestForm
-from modelserver.core.response import InferResponse
-from modelserver.core.stream import ResponseStream
+from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ErrorCode, InvalidArgumentError, ServerError, UnavailableError
 from modelserver.wire.processes.link import INLINE_BYTES
