@@ -34,7 +34,7 @@ def check_request(
                 f"parameter '{name}' must be at most {max_logprobs} (the model's option max_logprobs), got {count}"
             )
     if not has_text:
-        for name in ("stop", "bad_words", "structured_outputs"):
+        for name in ("stop", "bad_words", "structured_outputs", "dry_multiplier"):
             if getattr(params, name):
                 raise InvalidArgumentError(f"parameter '{name}' needs text, and this model has no tokenizer")
 
@@ -100,4 +100,6 @@ def is_host_bound(params: SamplingParams) -> bool:
         or params.frequency_penalty != 0.0
         or params.presence_penalty != 0.0
         or bool(params.bad_words)
+        or params.dry_multiplier > 0.0
+        or params.mirostat != 0
     )

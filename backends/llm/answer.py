@@ -153,7 +153,7 @@ class AnswerWriter:
 def tokenized(
     token_ids: array[int], tokenizer: Tokenizer, max_model_len: int, outputs: Collection[str] | None
 ) -> InferResponse:
-    """The answer to a request for the tokens of a text, with the `outputs` that it names (None: all)."""
+    """The answer to a request for the tokens of a text: the `outputs` that it names, or all but `token_bytes`."""
     ids = np.frombuffer(token_ids, np.int32)
     response = InferResponse([numbers("token_ids", ids), numbers("max_model_len", [max_model_len])])
     if outputs is None or "token_strs" in outputs:
@@ -161,6 +161,11 @@ def tokenized(
         for start in range(0, len(ids), _NAMES_AT_ONCE):  # other threads get their turn in between
             names[start : start + _NAMES_AT_ONCE] = tokenizer.names[ids[start : start + _NAMES_AT_ONCE]]
         response.outputs.insert(1, Tensor("token_strs", OUTPUTS["token_strs"], names))
+    if outputs is not None and "token_bytes" in outputs:
+        pieces = np.empty(len(ids), object)
+        for start in range(0, len(ids), _NAMES_AT_ONCE):
+            pieces[start : start + _NAMES_AT_ONCE] = tokenizer.pieces[ids[start : start + _NAMES_AT_ONCE]]
+        response.outputs.append(Tensor("token_bytes", OUTPUTS["token_bytes"], pieces))
     return response
 
 

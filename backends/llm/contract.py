@@ -63,6 +63,7 @@ OUTPUTS: Mapping[str, Datatype] = {
     "choice_token_ids": Datatype.BYTES,
     "index": Datatype.INT32,
     "token_strs": Datatype.BYTES,
+    "token_bytes": Datatype.BYTES,
     "max_model_len": Datatype.UINT32,
     "embedding": Datatype.FP32,
 }
@@ -76,7 +77,7 @@ _ENCODER_INPUTS = (
     "truncate_prompt_tokens",
     "return_num_input_tokens",
 )
-_ENCODER_OUTPUTS = ("embedding", "num_input_tokens", "token_ids", "token_strs", "max_model_len")
+_ENCODER_OUTPUTS = ("embedding", "num_input_tokens", "token_ids", "token_strs", "token_bytes", "max_model_len")
 # Outputs that come with another one, and so need no input of their own.
 COMPANIONS: Mapping[str, str] = {"token_ids": "choice_token_ids"}
 

@@ -1,6 +1,7 @@
 """The rules that change a sequence's logits before a token is drawn, in vLLM's order.
 
-Allowed token ids, banned words, no stop token before `min_tokens`, logit bias, penalties. Each works on one row, in
+Allowed token ids, banned words, no stop token before `min_tokens`, logit bias, penalties, DRY; last the samplers of
+llama.cpp, which leave few tokens. Each works on one row, in
 place; a token that a rule forbids gets minus infinity.
 """
 
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 _FORBIDDEN = float("-inf")
 
 
-def apply_rules(row: torch.Tensor, sequence: Sequence, state: SamplerState, num_output_tokens: int) -> None:
-    """All rules of one sequence on its row of logits, float32 [vocabulary]."""
+def apply_rules(row: torch.Tensor, sequence: Sequence, state: SamplerState, position: int) -> None:
+    """All rules of one sequence on its row of logits, float32 [vocabulary]. The new token will be at `position`."""
     params = sequence.params
+    num_output_tokens = position - sequence.num_prompt_tokens
     if params.allowed_token_ids is not None:
         _keep_only(row, params.allowed_token_ids)
     if state.bad_words:
@@ -36,6 +38,10 @@ def apply_rules(row: torch.Tensor, sequence: Sequence, state: SamplerState, num_
         row.index_add_(0, token_ids, torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device))
     if state.counts is not None:
         apply_penalties(row, sequence, state.counts)
+    if state.repetitions is not None:
+        state.repetitions.apply(row, sequence.token_ids)
+    if state.truncation is not None:
+        state.truncation.apply(row, sequence, position)
 
 
 def forbid_on_host(row: torch.Tensor, allowed: npt.NDArray[np.bool_]) -> None:

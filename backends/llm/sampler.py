@@ -1,8 +1,9 @@
 """From logits to tokens, in vLLM's order.
 
-Raw log-probabilities; structured output; allowed ids; bad words; min_tokens and logit bias; penalties; greedy rows take
-the maximum; temperature; min_p; top_k and top_p; a draw. A row's token depends on its logits, its sequence's
-parameters, seed and position, and on nothing else in the batch.
+Raw log-probabilities; structured output; allowed ids; bad words; min_tokens and logit bias; penalties and DRY; the
+samplers of llama.cpp, in its own order (`samplers`); greedy rows take the maximum; temperature; min_p; top_k and top_p;
+a draw. A row's token depends on its logits, its sequence's parameters, seed and position, and on nothing else in the
+batch.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .plan import SampledToken, TokenLogprobs
 from .sampler_state import SamplerState
 
 if TYPE_CHECKING:
+    from .sampling_params import SamplingParams
     from .sequence import Sequence
     from .text.tokenizer import Tokenizer
 
@@ -81,8 +83,8 @@ class Sampler:
         if is_edited:
             for row, (sequence, state, position) in enumerate(zip(sequences, states, positions, strict=True)):
                 if state.is_edited:
-                    apply_rules(logits[row], sequence, state, position - sequence.num_prompt_tokens)
-        token_ids = self._choose(logits, sequences, positions)
+                    apply_rules(logits[row], sequence, state, position)
+        token_ids = self._choose(logits, sequences, positions, [state.drawn for state in states])
         if not wanted:
             return SampledRows(token_ids)
         num_top = [sequences[row].params.logprobs or 0 for row in wanted]
@@ -103,53 +105,56 @@ class Sampler:
             state = sequence.sampler_state = SamplerState(sequence, self._eos_token_ids, self._tokenizer)
         return state  # type: ignore[no-any-return]  # the sequence does not know the sampler's class
 
-    def _choose(self, logits: torch.Tensor, sequences: Rows[Sequence], positions: Rows[int]) -> torch.Tensor:
+    def _choose(
+        self, logits: torch.Tensor, sequences: Rows[Sequence], positions: Rows[int], params: Rows[SamplingParams]
+    ) -> torch.Tensor:
         if logits.device.type == "cpu":
-            return _choose_on_host(logits, sequences, positions)
+            return _choose_on_host(logits, sequences, positions, params)
         bound = [row for row, sequence in enumerate(sequences) if sequence.matcher is not None]
         if bound:
             forbid_on_device(logits, bound, fill_masks([sequences[row].matcher for row in bound]))
-        params = [sequence.params for sequence in sequences]
         if all(one.is_greedy for one in params):
             return logits.argmax(dim=-1)
         noise = [uniform(sequence.seed, position) for sequence, position in zip(sequences, positions, strict=True)]
         return draw_on_device(logits, DrawInputs.of(params, noise, logits.device))
 
 
-def _choose_on_host(logits: torch.Tensor, sequences: Rows[Sequence], positions: Rows[int]) -> torch.Tensor:
+def _choose_on_host(
+    logits: torch.Tensor, sequences: Rows[Sequence], positions: Rows[int], params: Rows[SamplingParams]
+) -> torch.Tensor:
     rows = logits.numpy()
     if all(sequence.params.is_greedy and sequence.matcher is None for sequence in sequences):
         return torch.from_numpy(rows.argmax(axis=-1))
     chosen = np.empty(len(sequences), dtype=np.int64)
-    for row, (sequence, position) in enumerate(zip(sequences, positions, strict=True)):
+    for row, (sequence, position, drawn) in enumerate(zip(sequences, positions, params, strict=True)):
         if sequence.matcher is not None:
-            chosen[row] = _choose_matching(logits[row], sequence, position)
-        elif sequence.params.is_greedy:
+            chosen[row] = _choose_matching(logits[row], sequence, position, drawn)
+        elif drawn.is_greedy:
             chosen[row] = rows[row].argmax()
         else:
-            chosen[row] = draw_on_host(rows[row], sequence.params, uniform(sequence.seed, position))
+            chosen[row] = draw_on_host(rows[row], drawn, uniform(sequence.seed, position))
     return torch.from_numpy(chosen)
 
 
-def _choose_matching(logits: torch.Tensor, sequence: Sequence, position: int) -> int:
+def _choose_matching(logits: torch.Tensor, sequence: Sequence, position: int, params: SamplingParams) -> int:
     """A token that the sequence's grammar accepts.
 
     Most are accepted as they come, and then the mask of all tokens is not needed: the greatest logit that is accepted
     is the greatest of those that are, and a draw that is repeated among the accepted when it is refused has the
     distribution of a draw among the accepted. That does not hold with top_k, top_p or min_p, which look at the others.
     """
-    params, matcher = sequence.params, sequence.matcher
+    matcher = sequence.matcher
     is_plain = params.top_k <= 0 and params.top_p >= 1.0 and params.min_p <= 0.0
     if params.is_greedy or is_plain:
-        token_id = _choose_one(logits, sequence, position, draw=0)
+        token_id = _choose_one(logits, sequence, position, params, draw=0)
         if matcher.accepts(token_id):
             return token_id
     forbid_on_host(logits, allowed_mask(matcher))
-    return _choose_one(logits, sequence, position, draw=1)
+    return _choose_one(logits, sequence, position, params, draw=1)
 
 
-def _choose_one(logits: torch.Tensor, sequence: Sequence, position: int, draw: int) -> int:
+def _choose_one(logits: torch.Tensor, sequence: Sequence, position: int, params: SamplingParams, draw: int) -> int:
     row = logits.numpy()
-    if sequence.params.is_greedy:
+    if params.is_greedy:
         return int(row.argmax())
-    return draw_on_host(row, sequence.params, uniform(sequence.seed, position, draw))
+    return draw_on_host(row, params, uniform(sequence.seed, position, draw))

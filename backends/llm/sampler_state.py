@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .dry import Repetitions, breaker_ids
 from .penalties import TokenCounts, has_penalties
+from .samplers import Truncation, drawn_after, has_samplers
 
 if TYPE_CHECKING:
     from .sequence import Sequence
@@ -14,10 +16,11 @@ if TYPE_CHECKING:
 class SamplerState:
     """`bad_words`: token ids of each banned word. `stop_token_ids`: those that must not come before `min_tokens`.
 
-    `is_edited`: some rule changes this sequence's logits before a token is drawn.
+    `is_edited`: some rule changes this sequence's logits before a token is drawn. `drawn` are the parameters of the
+    draw itself: the sequence's, unless `truncation` has applied some of them before.
     """
 
-    __slots__ = ("bad_words", "counts", "is_edited", "stop_token_ids")
+    __slots__ = ("bad_words", "counts", "drawn", "is_edited", "repetitions", "stop_token_ids", "truncation")
 
     def __init__(self, sequence: Sequence, eos_token_ids: frozenset[int], tokenizer: Tokenizer | None) -> None:
         params = sequence.params
@@ -28,8 +31,18 @@ class SamplerState:
         if has_penalties(params):
             prompt = sequence.token_ids[: sequence.num_prompt_tokens]
             self.counts = TokenCounts(prompt, has_prompt=params.repetition_penalty != 1.0)
+        self.repetitions: Repetitions | None = None
+        if params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0:
+            assert tokenizer is not None, "a request with dry_multiplier reached a sampler without a tokenizer"
+            self.repetitions = Repetitions(params, breaker_ids(params.dry_sequence_breakers, tokenizer))
+        self.truncation: Truncation | None = None
+        self.drawn = params
+        if has_samplers(params):
+            self.truncation, self.drawn = Truncation(params), drawn_after(params)
         self.is_edited = bool(
             self.bad_words
+            or self.repetitions is not None
+            or self.truncation is not None
             or self.stop_token_ids
             or self.counts is not None
             or params.logit_bias

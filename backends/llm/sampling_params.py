@@ -15,15 +15,19 @@ MAX_TOP_K = 2**31 - 1
 # Beyond these the float32 that they become, or the logits that they scale, would be infinite or 0.
 MAX_TEMPERATURE = 1_000_000
 MIN_REPETITION, MAX_REPETITION = 0.001, 1000
+# Of llama.cpp's samplers: beyond these they do what they do at them.
+MAX_SIGMA, MAX_EXPONENT, MAX_TAU = 1000, 100, 100
+MAX_BREAKERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Checked once, by `from_json` or when made. Nothing here depends on the model but `max_tokens`'s upper bound.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 do nothing; neither do penalties of 0
-    (`repetition_penalty` of 1). `max_tokens` None: as many as the model's length allows. `logprobs`: how many
-    alternatives to report with each token besides itself; `prompt_logprobs` the same for the prompt's tokens.
+    `temperature` 0 is greedy. `top_k` 0 or -1, `top_p` 1, `typical_p` 1 and `min_p` 0 do nothing; neither do penalties
+    of 0 (`repetition_penalty` of 1), nor llama.cpp's samplers with `mirostat`, `top_n_sigma`, `xtc_probability`,
+    `dry_multiplier` or `dynatemp_range` of 0. `max_tokens` None: as many as the model's length allows. `logprobs`: how
+    many alternatives to report with each token besides itself; `prompt_logprobs` the same for the prompt's tokens.
 
     Raises InvalidArgumentError, which names the parameter, when one is out of its range.
     """
@@ -33,6 +37,20 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -119,6 +137,20 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "top_k": integer,
     "top_p": number,
     "min_p": number,
+    "typical_p": number,
+    "top_n_sigma": number,
+    "dynatemp_range": number,
+    "dynatemp_exponent": number,
+    "xtc_probability": number,
+    "xtc_threshold": number,
+    "mirostat": integer,
+    "mirostat_tau": number,
+    "mirostat_eta": number,
+    "dry_multiplier": number,
+    "dry_base": number,
+    "dry_allowed_length": integer,
+    "dry_penalty_last_n": integer,
+    "dry_sequence_breakers": strings,
     "repetition_penalty": number,
     "frequency_penalty": number,
     "presence_penalty": number,
@@ -154,6 +186,20 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_k": (lambda value: -1 <= value <= MAX_TOP_K, f"from 1 to {MAX_TOP_K}, or 0 or -1 for all tokens"),
     "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "min_p": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+    "typical_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "top_n_sigma": (lambda value: value <= MAX_SIGMA, f"at most {MAX_SIGMA}, and above 0 to have an effect"),
+    "dynatemp_range": (lambda value: 0 <= value <= MAX_TEMPERATURE, f"from 0 to {MAX_TEMPERATURE}"),
+    "dynatemp_exponent": (lambda value: 0 <= value <= MAX_EXPONENT, f"from 0 to {MAX_EXPONENT}"),
+    "xtc_probability": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+    "xtc_threshold": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+    "mirostat": (lambda value: value in (0, 1, 2), "0, 1 or 2"),
+    "mirostat_tau": (lambda value: 0 <= value <= MAX_TAU, f"from 0 to {MAX_TAU}"),
+    "mirostat_eta": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+    "dry_multiplier": (lambda value: 0 <= value <= MAX_TEMPERATURE, f"from 0 to {MAX_TEMPERATURE}"),
+    "dry_base": (lambda value: 1 <= value <= MAX_EXPONENT, f"from 1 to {MAX_EXPONENT}"),
+    "dry_allowed_length": (lambda value: 1 <= value <= MAX_TOP_K, "at least 1"),
+    "dry_penalty_last_n": (lambda value: -1 <= value <= MAX_TOP_K, "at least 0, or -1 for all tokens"),
+    "dry_sequence_breakers": (lambda value: len(value) <= MAX_BREAKERS, f"at most {MAX_BREAKERS} strings"),
     "repetition_penalty": (
         lambda value: MIN_REPETITION <= value <= MAX_REPETITION,
         f"from {MIN_REPETITION} to {MAX_REPETITION}",

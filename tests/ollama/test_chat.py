@@ -58,7 +58,14 @@ def test_options_have_the_names_of_ollama(client: ollama.Client) -> None:
     options = {"temperature": 0, "top_k": 0, "seed": 7, "repeat_penalty": 1.5, "stop": "never", "num_ctx": 4096}
     answer = client.chat("mock", ask(say(report=True)), options={**options, "num_predict": -1})
     asked = json.loads(answer.message.content or "")["sampling_parameters"]
-    assert asked == {"temperature": 0, "top_k": -1, "seed": 7, "repetition_penalty": 1.5, "stop": ["never"]}
+    assert asked == {
+        "temperature": 0,
+        "top_k": -1,
+        "seed": 7,
+        "repetition_penalty": 1.5,
+        "stop": ["never"],
+        "max_tokens": None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,7 @@ def test_options_have_the_names_of_ollama(client: ollama.Client) -> None:
         ({"num_ctx": 1.5}, 'option "num_ctx" must be of type integer'),
         ({"stop": [1]}, 'option "stop" must be of type array'),
         ({"use_mmap": 1}, 'option "use_mmap" must be of type boolean'),
-        ({"mirostat": 2}, 'option "mirostat" is not supported'),
+        ({"tfs_z": 0.5}, 'option "tfs_z" is not supported'),
     ],
 )
 def test_wrong_options_are_refused_by_name(client: ollama.Client, options: dict[str, Any], message: str) -> None:

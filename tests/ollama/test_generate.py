@@ -76,3 +76,14 @@ def test_wrong_inputs_of_embeddings_are_refused(http: httpx.Client, body: dict[s
     answer = http.post("/api/embed", json=body)
     assert answer.status_code == 400
     assert list(answer.json()) == ["error"]
+
+
+def test_a_text_has_no_bound_unless_the_request_says_one(client: ollama.Client) -> None:
+    def bound(**options: int) -> int | None:
+        answer = client.generate("mock", say(report=True), raw=True, options=options)
+        found: int | None = json.loads(answer.response)["sampling_parameters"]["max_tokens"]
+        return found
+
+    assert bound() is None
+    assert bound(num_predict=-1) is None
+    assert bound(num_predict=500) == 500

@@ -83,6 +83,17 @@ BOTH: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"response_format": {"type": "json_object", "schema": SCHEMA}}, {"structured_outputs": {"json": SCHEMA}}),
     ({"grammar": "", "json_schema": None, "mirostat": 0, "typical_p": 1.0}, {}),
     ({"prediction": {"type": "content", "content": "a b"}}, {}),
+    ({"xtc_probability": 0, "dry_multiplier": 0.0, "dynatemp_range": 0, "top_n_sigma": -1.0}, {}),
+    *(
+        (given, given)
+        for given in (
+            {"typical_p": 0.5, "top_n_sigma": 1.5},
+            {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2},
+            {"xtc_probability": 0.5, "xtc_threshold": 0.2, "dynatemp_range": 0.25, "dynatemp_exponent": 2.0},
+            {"dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 3, "dry_penalty_last_n": 64},
+            {"dry_multiplier": 0.8, "dry_sequence_breakers": ["\n"]},
+        )
+    ),
 ]
 
 
@@ -202,7 +213,8 @@ WRONG_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": []}, "json_schema"),
     ({"response_format": {"type": "json_object", "schema": 1}}, "response_format.schema"),
     ({"guided_whitespace_pattern": "[ ]?"}, "guided_whitespace_pattern"),
-    ({"mirostat": 2}, "mirostat"),
+    ({"mirostat": 3}, "mirostat"),
+    ({"typical_p": 0}, "typical_p"),
     ({"repeat_penalty": 1.1}, "repeat_penalty"),
     ({"n_predict": 5}, "n_predict"),
     ({"return_token_ids": 1}, "return_token_ids"),

@@ -223,6 +223,13 @@ class Tokenizer:
             names[token_id] = token.encode(errors="replace")
         return names
 
+    @cached_property
+    def pieces(self) -> Array:
+        """What each token contributes to a text, by id: objects, as `names`."""
+        pieces = np.full(self.vocab_size, b"", object)
+        pieces[: len(self._table)] = self._table[: self.vocab_size]
+        return pieces
+
     def token_to_id(self, token: str) -> int | None:
         return self._vocabulary.get(token)
 

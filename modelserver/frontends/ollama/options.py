@@ -24,6 +24,10 @@ _SAMPLING: dict[str, tuple[str, str]] = {
     "repeat_penalty": (_NUMBER, "repetition_penalty"),
     "presence_penalty": (_NUMBER, "presence_penalty"),
     "frequency_penalty": (_NUMBER, "frequency_penalty"),
+    "typical_p": (_NUMBER, "typical_p"),
+    "mirostat": (_INTEGER, "mirostat"),
+    "mirostat_tau": (_NUMBER, "mirostat_tau"),
+    "mirostat_eta": (_NUMBER, "mirostat_eta"),
     "seed": (_INTEGER, "seed"),
     "stop": (_TEXTS, "stop"),
 }
@@ -44,10 +48,7 @@ _WITHOUT_EFFECT: dict[str, str] = {
     "penalize_newline": _FLAG,
 }
 # Samplers that this server does not have, and the value of each that asks for nothing.
-_REFUSED: dict[str, tuple[float, ...]] = {"typical_p": (0, 1), "tfs_z": (0, 1), "mirostat": (0,)}
-_REFUSED_TYPES = {"typical_p": _NUMBER, "tfs_z": _NUMBER, "mirostat": _INTEGER}
-# What tunes `mirostat`, which is refused.
-_TUNING = ("mirostat_tau", "mirostat_eta")
+_REFUSED: dict[str, tuple[float, ...]] = {"tfs_z": (0, 1)}
 
 _DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+", re.ASCII)
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
@@ -62,13 +63,13 @@ def read_options(fields: Fields) -> dict[str, Any]:
     options = fields.fields("options")
     found: dict[str, Any] = {}
     for name, value in options.document.items() if options is not None else ():
-        if value is None or name in _TUNING:
+        if value is None:
             continue
         if name in _SAMPLING:
             kind, ours = _SAMPLING[name]
             found[ours] = _checked(name, value, kind)
         elif name in _REFUSED:
-            if _checked(name, value, _REFUSED_TYPES[name]) not in _REFUSED[name]:
+            if _checked(name, value, _NUMBER) not in _REFUSED[name]:
                 raise ParameterError(
                     f'option "{name}" is not supported: this server has no such sampler',
                     f"options.{name}",
@@ -83,8 +84,14 @@ def read_options(fields: Fields) -> dict[str, Any]:
 
 def _as_vllm(found: dict[str, Any]) -> dict[str, Any]:
     """The same in the values of vLLM: Ollama says "no bound" and "any seed" by negative numbers."""
-    if found.get("max_tokens", 1) < 0:
-        del found["max_tokens"]
+    num_predict = found.setdefault("max_tokens", None)
+    if num_predict is not None and num_predict < 0:
+        found["max_tokens"] = None
+    if not found.get("mirostat"):
+        for name in ("mirostat", "mirostat_tau", "mirostat_eta"):
+            found.pop(name, None)
+    if found.get("typical_p") in (0, 1):
+        del found["typical_p"]
     if found.get("top_k") == 0:
         found["top_k"] = -1
     if found.get("seed", 0) < 0:

@@ -21,13 +21,29 @@ _NUMBERS: dict[str, Range] = {
     "frequency_penalty": Range(-2, 2),
     "presence_penalty": Range(-2, 2),
     "repetition_penalty": Range(0, MAX_INT64, is_open=True),
+    # llama.cpp's, whose ranges are the model's.
+    "typical_p": Range(0, 1, is_open=True),
+    "top_n_sigma": Range(-1, MAX_INT64),
+    "xtc_probability": Range(0, 1),
+    "xtc_threshold": Range(0, 1),
+    "dynatemp_range": Range(0, MAX_INT64),
+    "dynatemp_exponent": Range(0, MAX_INT64),
+    "dry_multiplier": Range(0, MAX_INT64),
+    "dry_base": Range(1, MAX_INT64),
+    "mirostat_tau": Range(0, MAX_INT64),
+    "mirostat_eta": Range(0, 1),
 }
 _INTEGERS: dict[str, Range] = {
     "top_k": Range(-1, MAX_INT64),
     "seed": Range(-(2**63), MAX_INT64),
     "min_tokens": Range(0, MAX_INT64),
     "priority": Range(-(2**31), 2**31 - 1),
+    "mirostat": Range(0, 2),
+    "dry_allowed_length": Range(1, MAX_INT64),
+    "dry_penalty_last_n": Range(-1, MAX_INT64),
 }
+# The samplers that only some models have, with the values that ask for nothing: those reach no model.
+_NEUTRAL = {"mirostat": 0, "typical_p": 1, "xtc_probability": 0, "dry_multiplier": 0, "dynatemp_range": 0}
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 _BIAS = Range(-100, 100)
 
@@ -48,12 +64,6 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "kv_transfer_params": ({},),
-    "mirostat": (0,),
-    "typical_p": (1, 1.0),
-    "top_n_sigma": (-1, -1.0),
-    "xtc_probability": (0, 0.0),
-    "dry_multiplier": (0, 0.0),
-    "dynatemp_range": (0, 0.0),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
 }
@@ -115,6 +125,12 @@ def read_sampling(fields: Fields, limits: OpenAiLimits) -> dict[str, Any]:
         found[name] = fields.integer(name, bounds)
     for name in _FLAGS:
         found[name] = fields.flag(name) if fields.has(name) else None
+    for name, neutral in _NEUTRAL.items():
+        if found[name] == neutral:
+            del found[name]
+    if (found["top_n_sigma"] or 0) <= 0:
+        del found["top_n_sigma"]
+    found["dry_sequence_breakers"] = fields.texts("dry_sequence_breakers", limits.max_stops)
     found["stop"] = _read_stop(fields, limits)
     found["stop_token_ids"] = fields.integers("stop_token_ids", limits.max_token_ids, TOKEN_ID)
     found["allowed_token_ids"] = fields.integers("allowed_token_ids", limits.max_token_ids, TOKEN_ID)
