@@ -90,6 +90,7 @@ $(VENV)/.serve: $(RECIPE) $(VENV)/.torch
 
 $(VENV)/.dev: $(RECIPE) $(VENV)/.torch
 	$(PIP) install --editable '.[$(EXTRAS),dev]'
+	$(PIP) install --no-deps "text-generation==0.7.0"  # it asks for a huggingface_hub that transformers is too new for
 	@touch $@ $(VENV)/.serve
 
 # The libraries of the extra alone: the package itself is installed and need not be built again.

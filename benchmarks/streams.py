@@ -45,10 +45,20 @@ def generate(num_tokens: int) -> tuple[str, dict[str, object]]:
     return "/v2/models/metronome/generate_stream", body
 
 
+def llamacpp(num_tokens: int) -> tuple[str, dict[str, object]]:
+    return "/completion", {"prompt": "hello", "n_predict": num_tokens, "stream": True}
+
+
+def messages(num_tokens: int) -> tuple[str, dict[str, object]]:
+    return "/v1/messages", chat(num_tokens)[1]
+
+
 ROUTES: dict[str, Callable[[int], tuple[str, dict[str, object]]]] = {
     "chat": chat,
     "completions": completions,
     "generate": generate,
+    "llamacpp": llamacpp,
+    "messages": messages,
 }
 
 

@@ -48,7 +48,8 @@ DOCS = Path(__file__).resolve().parent
 CONFIGURATION = DOCS / "configuration.md"
 HTTP_ROUTES = DOCS / "reference" / "http.md"
 START = DOCS / "index.md"
-PAGES = (CONFIGURATION, HTTP_ROUTES, START)
+FAMILIES = DOCS / "families.md"
+PAGES = (CONFIGURATION, HTTP_ROUTES, START, FAMILIES)
 PYPROJECT = DOCS.parent / "pyproject.toml"
 
 STATES = ("acts", "backend", "checked", "warned", "refused")
@@ -320,6 +321,38 @@ def routes() -> str:
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
+def read_unserved() -> dict[str, dict[str, str]]:
+    """API -> "METHOD pattern" of the server whose API it is -> why the route is not served."""
+    return tomllib.loads((DOCS / "families.toml").read_text())
+
+
+def family_routes() -> dict[str, dict[str, str]]:
+    """API of language models -> "METHOD pattern" -> on which port it is served."""
+    return asyncio.run(_family_routes())
+
+
+async def _family_routes() -> dict[str, dict[str, str]]:
+    server = Server(ServerOptions())
+    apis = {api.name: api for api in http_apis(server.dataplane, server.controlplane, HttpLimits())}
+    return {
+        name: {
+            **{f"{route.method} {route.pattern}": "served" for route in apis[name].routes},
+            **{f"{route.method} {route.pattern}": "own port" for route in apis[name].own_routes},
+        }
+        for name in read_unserved()
+    }
+
+
+def families() -> str:
+    lines: list[str] = []
+    for name, served in family_routes().items():
+        unserved = read_unserved()[name]
+        lines += ["", f"## {name}", "", "| route | | |", "|---|---|---|"]
+        lines += [f"| `{route}` | {where} | |" for route, where in served.items() if route not in unserved]
+        lines += [f"| `{route}` | not served | {why} |" for route, why in unserved.items()]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
 def read_extras() -> dict[str, str]:
     """Extra -> what a user needs it for."""
     return dict(tomllib.loads((DOCS / "extras.toml").read_text()))
@@ -345,6 +378,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "limits": limits,
     "wire_limits": wire_limits,
     "routes": routes,
+    "families": families,
     "extras": extras,
 }
 

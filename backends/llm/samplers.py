@@ -135,7 +135,8 @@ def _temperature(logits: Values, params: SamplingParams) -> float:
     entropy = -float((shares * np.log(np.maximum(shares, np.finfo(np.float64).tiny))).sum())
     low = max(0.0, params.temperature - params.dynatemp_range)
     high = params.temperature + params.dynatemp_range
-    return low + (high - low) * (entropy / math.log(len(logits))) ** params.dynatemp_exponent
+    evenness = max(0.0, entropy / math.log(len(logits)))
+    return low + (high - low) * float(evenness**params.dynatemp_exponent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import importlib.metadata
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
 from modelserver.api import Api, ApiContext
 from modelserver.errors import InvalidArgumentError
@@ -16,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "modelserver.apis"
 # The form that a name also has in scopes of keys.
-_OWN_NAMES = frozenset({"kserve", "openai", "anthropic", "ollama", "sagemaker", "metrics"})
+_OWN_NAMES = frozenset({"kserve", "openai", "anthropic", "ollama", "tgi", "llamacpp", "sagemaker", "metrics"})
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}", re.ASCII)
 
 
@@ -55,7 +54,7 @@ def chosen_apis(apis: Iterable[Api], choices: Mapping[str, ApiChoice]) -> list[A
     for api in apis:
         choice = choices.get(api.name.lower(), ApiChoice())
         if choice.is_served:
-            chosen.append(api if choice.port is None else replace(api, port=choice.port))
+            chosen.append(api if choice.port is None else api.on_port(choice.port))
     return chosen
 
 

@@ -34,8 +34,10 @@ from modelserver.frontends.http.cors import with_cors
 from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.frontends.http.kserve import KServe
 from modelserver.frontends.http.metrics import Metrics
+from modelserver.frontends.llamacpp.routes import LlamaCpp
 from modelserver.frontends.ollama.routes import Ollama
 from modelserver.frontends.openai.routes import OpenAi
+from modelserver.frontends.tgi.routes import Tgi
 from modelserver.options.server_options import ServerOptions
 from modelserver.planes.authorized import authorized_planes
 from modelserver.planes.control import ControlPlane
@@ -49,6 +51,9 @@ from modelserver.wire.address import Address
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
+# Servers whose clients call them by OpenAI's API, too.
+_BESIDE_OPENAI = ("TGI", "llamacpp")
+
 
 def http_apis(dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: HttpLimits) -> tuple[Api, ...]:
     """The APIs of the HTTP port. The first one answers for paths that belong to no API."""
@@ -57,6 +62,8 @@ def http_apis(dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: Ht
         OpenAi(dataplane, controlplane, limits).api(),
         Anthropic(dataplane, limits).api(),
         Ollama(dataplane, controlplane, limits).api(),
+        Tgi(dataplane, limits).api(),
+        LlamaCpp(dataplane, limits).api(),
     )
 
 
@@ -139,8 +146,11 @@ class ServerFrontends:
         return with_cors(frontend, self._options.http_cors) if self._options.wire_processes == 1 else frontend
 
     def _own(self, api: Api, *, has_cors: bool = False) -> OwnPort:
-        """An API on a port of its own; web pages do not call those of clouds."""
-        frontend = with_access_log(HttpFrontend([api], self._guard), is_logged=self._options.access_log)
+        """An API on a port of its own; web pages do not call those of clouds. Clients of some also speak OpenAI's."""
+        apis = [api]
+        if api.name in _BESIDE_OPENAI:
+            apis.append(OpenAi(*self._planes, self._limits).api().without(api.routes))
+        frontend = with_access_log(HttpFrontend(apis, self._guard), is_logged=self._options.access_log)
         if has_cors:
             frontend = with_cors(frontend, self._options.http_cors)
         return OwnPort(frontend, own_address(self._options, api))
@@ -148,7 +158,7 @@ class ServerFrontends:
     def _ollama(self) -> OwnPort:
         """The port where Ollama's clients look for a server; some of them speak OpenAI's API there."""
         options, port = self._options, self._options.ollama_port
-        apis = [Ollama(*self._planes, self._limits).api(port), OpenAi(*self._planes, self._limits).api()]
+        apis = [Ollama(*self._planes, self._limits).api().on_port(port), OpenAi(*self._planes, self._limits).api()]
         frontend = with_access_log(HttpFrontend(apis, self._guard), is_logged=options.access_log)
         address = Address(options.http_host, port, "--ollama-port", options.reuse_http_port)
         return OwnPort(with_cors(frontend, options.http_cors), address)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.api_keys import Scope
@@ -42,7 +42,8 @@ class Api:
     """A family of calls: `name`, for messages and flags, its routes, and the form of its errors.
 
     Unknown paths below one of `beginnings`, such as "/v2", are answered in this API's form; so is a known path with
-    another method. An API with a `port` is served only there; port 0 takes a free one.
+    another method. An API with a `port` is served only there; port 0 takes a free one. There it also has its
+    `own_routes`, whose paths belong to other APIs on a shared port.
     """
 
     name: str
@@ -50,3 +51,13 @@ class Api:
     errors: ErrorWriter = PLAIN_ERRORS
     port: int | None = None
     beginnings: tuple[str, ...] = ()
+    own_routes: tuple[Route, ...] = ()
+
+    def on_port(self, port: int) -> Api:
+        """The same on a port of its own."""
+        return replace(self, port=port, routes=self.routes + self.own_routes, own_routes=())
+
+    def without(self, others: tuple[Route, ...]) -> Api:
+        """The same without the calls that are among `others`, to be served beside them."""
+        taken = {(route.method, route.pattern) for route in others}
+        return replace(self, routes=tuple(each for each in self.routes if (each.method, each.pattern) not in taken))

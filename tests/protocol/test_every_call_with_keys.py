@@ -156,9 +156,13 @@ def _walk(routes: Sequence[Route], url: str, headers: dict[str, str], state: str
 
 
 def _is_deliberate(answer: httpx.Response, pattern: str) -> bool:
-    """503 says why, and a failure of our own where to look. Repositories have no names here."""
+    """503 says why, and a failure of our own where to look. Repositories have no names here, and llama.cpp's server has
+    calls that are refused."""
     if answer.status_code == 501:
-        return "{repository}" in pattern and b"not supported without --model-namespacing" in answer.read()
+        text = answer.read()
+        if "{repository}" in pattern:
+            return b"not supported without --model-namespacing" in text
+        return b"This server does not support this call: " in text
     return answer.status_code == 503 and b"internal error" not in answer.read()
 
 

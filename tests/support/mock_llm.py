@@ -5,6 +5,7 @@ a time. A prompt that begins with `do: ` and a JSON object is a script instead:
 
     text        what to say, cut into tokens of `cut` characters where that is given
     finish      the reason to give at the end, "stop" if none
+    mark        a last token that is no part of the text, as of models that tell the mark of the end
     error       how many tokens to say before the request fails
     hang        how many tokens to say before it waits until it is cancelled; `num_cancelled` says how often that was
     endless     the tokens never end, until it is cancelled
@@ -198,7 +199,7 @@ class Run:
         most = self.parameters.get("max_tokens")
         if most is not None and len(tokens) > most:
             tokens, reason = tokens[:most], "length"
-        return Choice(self, tokens, reason, stop_reason)
+        return Choice(self, tokens, reason, stop_reason, script.get("mark"))
 
     async def pause(self, script, at):
         if at == script.get("error"):
@@ -267,8 +268,8 @@ class Run:
 
 
 class Choice:
-    def __init__(self, run, tokens, reason, stop_reason):
-        self.run, self.tokens, self.reason, self.stop_reason = run, tokens, reason, stop_reason
+    def __init__(self, run, tokens, reason, stop_reason, mark=None):
+        self.run, self.tokens, self.reason, self.stop_reason, self.mark = run, tokens, reason, stop_reason, mark
 
     def delta(self, at):
         return self.part(at, min(at + 1, len(self.tokens)), at + 1 >= len(self.tokens))
@@ -282,11 +283,14 @@ class Choice:
 
     def part(self, begin, end, is_last):
         tokens = self.tokens[begin:end]
+        text = "".join(tokens)
+        if is_last and self.mark:
+            tokens = [*tokens, self.mark]
         return {
-            "text_output": "".join(tokens),
+            "text_output": text,
             "finish_reason": self.reason if is_last else "None",
             "stop_reason": json.dumps(self.stop_reason if is_last else None),
-            "num_output_tokens": end - begin,
+            "num_output_tokens": len(tokens),
             "cumulative_logprob": -0.5 * end + len("".join(self.tokens)) / 1000,
             "logprobs": json.dumps([self.run.entry(token, begin + at) for at, token in enumerate(tokens)]),
             "ids": self.run.model.ids(tokens),

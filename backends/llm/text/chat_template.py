@@ -65,6 +65,11 @@ class ChatTemplates:
     def names(self) -> tuple[str, ...]:
         return tuple(self._sources)
 
+    @property
+    def default(self) -> str:
+        """The text of the usual template; empty if there is none."""
+        return self._sources.get("default", "")
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

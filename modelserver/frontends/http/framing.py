@@ -5,7 +5,7 @@ A wire keeps silent event streams open with comments (`: ping`); lines and singl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,13 +75,13 @@ class PreparedFrame:
         return self._before + orjson.dumps(text) + self._after
 
 
-def respond_document(exchange: HttpExchange, document: object) -> None:
+def respond_document(exchange: HttpExchange, document: object, headers: Sequence[tuple[str, str]] = ()) -> None:
     """Answer completely: one JSON document, compressed if the client prefers that."""
-    respond_text(exchange, orjson.dumps(document))
+    respond_text(exchange, orjson.dumps(document), headers)
 
 
-def respond_text(exchange: HttpExchange, text: Buffer) -> None:
-    """As `respond_document`, of a document that is JSON text already."""
+def respond_text(exchange: HttpExchange, text: Buffer, headers: Sequence[tuple[str, str]] = ()) -> None:
+    """As `respond_document`, of a document that is JSON text already. `headers` are further ones."""
     accepted = exchange.head.headers.get("accept-encoding")
-    response = HttpResponse(200, JSON_HEADERS, (text,))
+    response = HttpResponse(200, (*JSON_HEADERS, *headers) if headers else JSON_HEADERS, (text,))
     respond_compressed(exchange, response, choose_encoding(accepted) if accepted else None)

@@ -63,7 +63,7 @@ class EventWriter(abc.ABC):
         """Keep what a response says for `document`."""
 
     @abc.abstractmethod
-    def document(self) -> Mapping[str, Any]:
+    def document(self) -> Mapping[str, Any] | list[Any]:
         """The whole answer."""
 
 

@@ -31,6 +31,12 @@ class Usage:
         """How many of the inputs were known from before."""
         return sum(self._num_cached.values())
 
+    def num_inputs_of(self, prompt: int) -> int:
+        return self._num_inputs.get(prompt, 0)
+
+    def num_cached_of(self, prompt: int) -> int:
+        return self._num_cached.get(prompt, 0)
+
     def take(self, prompt: int, delta: TokenDelta) -> None:
         """Note what a delta says of prompt number `prompt` and its choice."""
         if delta.num_input_tokens is not None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
 
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import Needs, check_further
@@ -64,15 +65,20 @@ class Call:
         framing: Framing,
         num_bytes: int = 0,
     ) -> None:
-        """`num_bytes` is the size of the body, unpacked."""
+        """`num_bytes` is the size of the body, unpacked. `headers` are further ones of the answer, until it begins."""
         self._exchange = exchange
         self._access = limits.access
         self._errors = errors
         self.framing = framing
+        self.headers: list[tuple[str, str]] = []
         self._writer: ResponseWriter | None = None
         self.fields = Fields(document)
         self.created_s = int(time.time())
         self.num_bytes = num_bytes
+
+    def query(self, name: str) -> str:
+        """A value of the query; empty if it is not there."""
+        return query_value(self._exchange.head.query, name)
 
     def make_id(self, prefix: str) -> str:
         """A new id, or the prefix with the one that the client gave (`request_id`, X-Request-Id)."""
@@ -91,7 +97,7 @@ class Call:
 
     def answer(self, document: object) -> None:
         """Answer whole."""
-        respond_document(self._exchange, document)
+        respond_document(self._exchange, document, self.headers)
 
     def answer_text(self, text: Buffer) -> None:
         """Answer with a document that is JSON text already."""
@@ -102,9 +108,7 @@ class Call:
 
         Raises ConnectionError when the client has left.
         """
-        if self._writer is None:
-            self._writer = self._exchange.start(200, self.framing.headers)
-        return self._writer.send(frames)
+        return self._begun().send(frames)
 
     async def wait_for_room(self) -> None:
         """Return when the client has room for more. Raises ConnectionError when it has left."""
@@ -113,10 +117,9 @@ class Call:
 
     async def finish(self, frames: bytes = b"") -> None:
         """End a stream, with these frames before its end."""
-        if self._writer is None:
-            self._writer = self._exchange.start(200, self.framing.headers)
-        await self._writer.write(frames + self.framing.end)
-        await self._writer.close()
+        writer = self._begun()
+        await writer.write(frames + self.framing.end)
+        await writer.close()
 
     async def fail(self, error: Exception) -> None:
         """Answer with an error: by its status, or as the last frame of a stream that has begun."""
@@ -127,8 +130,18 @@ class Call:
         await self._writer.write(self.framing.error(self._errors.document(error)))
         await self._writer.close()
 
+    def _begun(self) -> ResponseWriter:
+        if self._writer is None:
+            self._writer = self._exchange.start(200, [*self.framing.headers, *self.headers])
+        return self._writer
+
 
 Serve = Callable[[Call], Awaitable[None]]
+
+
+def query_value(query: str, name: str) -> str:
+    """A value of a query; empty if it is not there."""
+    return parse_qs(query).get(name, [""])[-1] if query else ""
 
 
 class CallEdge:

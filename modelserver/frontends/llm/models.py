@@ -87,6 +87,8 @@ _SAMPLING = "sampling_parameters"
 _DEFAULT_MAX_TOKENS = 256
 # Of a long text, the characters that are encoded at a time.
 _PIECE_LEN = 1 << 18
+# What clients call the model of a server that has one.
+_ANY_MODEL = frozenset({"tgi", "dummy"})
 # Characters of prompts that become tensors on the event loop.
 _MAX_LEN_ON_LOOP = 16 * 1024
 _VERBS = {
@@ -272,6 +274,8 @@ async def find_model(dataplane: AnyDataPlane, name: str | None, use: str = "gene
     try:
         model = LanguageModel(dataplane.model_config(name))
     except NotFoundError as error:
+        if name in _ANY_MODEL:
+            return await find_model(dataplane, None, use)
         what = "is not loaded" if isinstance(error, UnloadedError) else "does not exist"
         raise await _unknown(dataplane, name, what) from None
     if not model.is_served:

@@ -44,6 +44,20 @@ async def conversation_input(
     return {"text_input": await work}
 
 
+async def template_of(dataplane: AnyDataPlane, model: LanguageModel) -> str:
+    """The text of the model's chat template; empty if it has none."""
+    directories = dataplane.model_directories(model.name)
+
+    def read() -> str:
+        try:
+            text: str = _templates(model, directories).default
+        except ServerError:
+            return ""
+        return text
+
+    return await asyncio.get_running_loop().run_in_executor(None, read)
+
+
 def _render(model: LanguageModel, directories: tuple[Path, ...], conversation: dict[str, Any]) -> str:
     templates = _templates(model, directories)
     try:
@@ -137,6 +151,26 @@ async def token_ids_of(
     requests = await model.requests([common | prompt for prompt in prompts], {})
     responses = await only_responses(dataplane, requests)
     return [numbers_of(model, response, "token_ids") for response in responses]
+
+
+async def token_pieces_of(
+    dataplane: AnyDataPlane, model: LanguageModel, prompt: dict[str, Any], *, adds_special_tokens: bool | None
+) -> tuple[list[int], list[bytes]]:
+    """The tokens of a prompt, and the bytes that each of them is in a text; half a character is possible.
+
+    Raises ServerError.
+    """
+    needed: dict[str, Any] = {"operation": "tokenize", **prompt}
+    if adds_special_tokens is not None:
+        needed["add_special_tokens"] = adds_special_tokens
+    (request,) = await model.requests([needed], {})
+    # The names of tokens stand in for their bytes where a model has no others.
+    pieces = "token_bytes" if "token_bytes" in model.outputs else "token_strs"
+    request.outputs = tuple(name for name in ("token_ids", pieces) if name in model.outputs)
+    (response,) = await only_responses(dataplane, [request])
+    if array_of(response, pieces) is None:
+        raise no_output(model, pieces)
+    return numbers_of(model, response, "token_ids"), [bytes(each) for each in column_of(response, pieces)]
 
 
 def numbers_of(model: LanguageModel, response: InferResponse, name: str) -> list[int]:

@@ -35,7 +35,7 @@ class Ollama:
         self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=NDJSON)
         self._later = LaterAnswers(self._errors)
 
-    def api(self, port: int | None = None) -> Api:
+    def api(self) -> Api:
         """The routes that ask models and describe them. On a port of its own, `/` says that the server runs."""
         generation = Generation(self._dataplane, self._models)
         embedding = Embedding(self._dataplane, self._models)
@@ -54,11 +54,10 @@ class Ollama:
                 Route("GET", "/api/tags", self._tags, ApiGroup.METADATA),
                 Route("GET", "/api/ps", self._running, ApiGroup.METADATA),
                 Route("GET", "/api/version", self._version, ApiGroup.METADATA),
-                *(() if port is None else (Route("GET", "/", _say_running, ApiGroup.HEALTH, key=KeyUse.UNUSED),)),
             ),
             self._errors,
-            port=port,
             beginnings=("/api",),
+            own_routes=(Route("GET", "/", _say_running, ApiGroup.HEALTH, key=KeyUse.UNUSED),),
         )
 
     def _version(self, exchange: HttpExchange) -> None:

@@ -1,0 +1,174 @@
+"""The API of llama.cpp's server beside the others.
+
+That server has one model, so its clients name none, or any. Here a request is for the only language model, unless its
+body names one (`model`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from modelserver.auth.access import ApiGroup
+from modelserver.auth.guard import KeyUse
+from modelserver.frontends.http.framing import SSE
+from modelserver.frontends.llamacpp.answers import CompletionWriter
+from modelserver.frontends.llamacpp.errors import LlamaCppErrors, NotSupportedError
+from modelserver.frontends.llamacpp.request import MixedPrompt, read_bias, read_prompts, read_request
+from modelserver.frontends.llamacpp.tokens import Tokens
+from modelserver.frontends.llm.answering import answer, prepare, prompt_input
+from modelserver.frontends.llm.call import GenerateCall
+from modelserver.frontends.llm.edge import Call, CallEdge, LaterAnswers, Serve, query_value
+from modelserver.frontends.llm.embedding import embed
+from modelserver.frontends.llm.errors import Fault, ParameterError
+from modelserver.frontends.llm.models import LanguageModel, find_model
+from modelserver.frontends.llm.prompts import template_of
+from modelserver.protocol.api import Api, Route
+from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.limits import HttpLimits
+from modelserver.protocol.response import json_response
+
+if TYPE_CHECKING:
+    from modelserver.planes.authorized import AnyDataPlane
+
+# Routes of llama.cpp's server that have no meaning here -> why.
+NOT_SERVED: dict[tuple[str, str], str] = {
+    ("POST", "/rerank"): "no model here ranks documents: compare their /embedding with that of the query",
+    ("POST", "/reranking"): "no model here ranks documents: compare their /embedding with that of the query",
+    ("POST", "/props"): "properties are the model's config, which /v2/repository loads",
+    ("POST", "/lora-adapters"): "adapters are not served: serve the merged model under a name of its own",
+    ("GET", "/slots"): "requests are bound to no slots: GET /v2/overview shows what runs",
+    ("POST", "/slots/{id_slot}"): "requests are bound to no slots: prefixes of prompts are cached for all requests",
+    ("GET", "/metrics"): "metrics are those of the whole server, on the metrics port",
+}
+
+
+class LlamaCpp:
+    """The handlers of the API. Called from the event loop thread."""
+
+    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
+        self._dataplane = dataplane
+        self._errors = LlamaCppErrors()
+        self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=SSE)
+        self._later = LaterAnswers(self._errors)
+        self._tokens = Tokens(dataplane)
+
+    def api(self) -> Api:
+        """The routes. Paths that other APIs have on the HTTP port need a port of llama.cpp's own."""
+        own = ("/metrics",)
+        refused = [Route(method, path, _refuser(why), ApiGroup.INFERENCE) for (method, path), why in NOT_SERVED.items()]
+        return Api(
+            "llamacpp",
+            (
+                self._post("/completion", self.complete),
+                self._post("/completions", self.complete),
+                self._post("/infill", self.infill),
+                self._post("/apply-template", self._tokens.apply_template),
+                self._post("/embedding", self.embed),
+                self._post("/embeddings", self.embed),
+                Route("GET", "/props", self._props, ApiGroup.METADATA),
+                Route("GET", "/lora-adapters", _no_adapters, ApiGroup.METADATA),
+                *(route for route in refused if route.pattern not in own),
+            ),
+            self._errors,
+            beginnings=(
+                "/completion",
+                "/completions",
+                "/infill",
+                "/apply-template",
+                "/embedding",
+                "/embeddings",
+                "/props",
+                "/slots",
+                "/lora-adapters",
+                "/rerank",
+                "/reranking",
+            ),
+            own_routes=(
+                self._post("/tokenize", self._tokens.tokenize),
+                self._post("/detokenize", self._tokens.detokenize),
+                Route("GET", "/health", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
+                *(route for route in refused if route.pattern in own),
+            ),
+        )
+
+    async def complete(self, call: Call) -> None:
+        """Continue prompts. Raises ServerError for what goes wrong before the answer begins."""
+        model = await find_model(self._dataplane, call.fields.text("model"))
+        prompts, is_array = read_prompts(call.fields, "prompt")
+        await self._answer(call, model, prompts, is_array=is_array)
+
+    async def infill(self, call: Call) -> None:
+        """Fill in what is between two texts. Raises ServerError."""
+        model = await find_model(self._dataplane, call.fields.text("model"))
+        call.fields.need("input_suffix", "a string")
+        prompt = await self._tokens.filled(model, call.fields)
+        await self._answer(call, model, [prompt], is_array=False)
+
+    async def embed(self, call: Call) -> None:
+        """Answer with a vector for each text. Raises ServerError."""
+        fields = call.fields
+        model = await find_model(self._dataplane, fields.text("model"), "embeds")
+        if fields.document.get("embd_normalize") not in (None, 2):
+            raise ParameterError(
+                "'embd_normalize' is not supported: vectors are normalized as the model's config says",
+                "embd_normalize",
+                Fault.UNSUPPORTED_PARAMETER,
+            )
+        prompts, _ = read_prompts(fields, "input" if fields.has("input") else "content")
+        inputs = [prompt_input(await self._tokens.plain(model, prompt)) for prompt in prompts]
+        made = await embed(self._dataplane, model, call, inputs)
+        call.answer([{"index": index, "embedding": [vector.tolist()]} for index, vector in enumerate(made.vectors)])
+
+    async def _answer(self, call: Call, model: LanguageModel, mixed: list[MixedPrompt], *, is_array: bool) -> None:
+        asked = read_request(call.fields, mixed, is_array=is_array)
+        biases = await self._tokens.biases(model, read_bias(call.fields))
+        sampling = asked.sampling | ({"logit_bias": biases} if biases else {})
+        prompts = [await self._tokens.plain(model, prompt) for prompt in mixed]
+        generate = GenerateCall(
+            prompts=tuple(prompts),
+            sampling=sampling,
+            num_choices=asked.num_choices,
+            is_streamed=True,
+            has_token_ids=asked.has_tokens or (asked.is_streamed and "return_token_ids" in model.inputs),
+        )
+        prepared = await prepare(self._dataplane, model, generate, call)
+        # The model streams in any case, which tells when its first token came; the answer may be whole.
+        prepared = replace(prepared, call=replace(generate, is_streamed=asked.is_streamed))
+        writer = CompletionWriter(asked, prepared, call, await self._tokens.texts(model, prompts))
+        await answer(self._dataplane, prepared, call, writer)
+
+    def _post(self, path: str, serve: Serve) -> Route:
+        return Route("POST", path, self._edge.handler(serve), ApiGroup.INFERENCE)
+
+    def _props(self, exchange: HttpExchange) -> None:
+        self._later.begin(exchange, self._describe(exchange.head.query))
+
+    async def _describe(self, query: str) -> dict[str, Any]:
+        """What clients ask for before they begin: the context's length, above all."""
+        model = await find_model(self._dataplane, query_value(query, "model"))
+        return {
+            "default_generation_settings": {"n_ctx": model.max_model_len, "params": {}},
+            "model_alias": model.name,
+            "model_path": model.name,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": await template_of(self._dataplane, model),
+            "build_info": f"modelserver-{self._dataplane.server_metadata().version}",
+        }
+
+    def _health(self, exchange: HttpExchange) -> None:
+        if self._dataplane.is_ready:
+            exchange.respond(json_response({"status": "ok"}))
+        else:
+            exchange.respond(self._errors.refused(503, "Loading model"))
+
+
+def _refuser(why: str) -> Any:
+    def refuse(_exchange: HttpExchange, **_names: str) -> None:
+        raise NotSupportedError(f"This server does not support this call: {why}")
+
+    return refuse
+
+
+def _no_adapters(exchange: HttpExchange) -> None:
+    exchange.respond(json_response([]))
