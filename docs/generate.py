@@ -152,6 +152,7 @@ class _Model:
     statistics = ModelStatistics()
     config = ModelConfig(response_cache=ModelResponseCache(enable=True))
     namespace = ""
+    measures = False
     is_decoupled = True
 
     def __init__(self) -> None:
