@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _SERVER, _INTERNAL = 2, 1  # kinds of span
+_COMPLETE = "INFER_RESPONSE_COMPLETE"
 # Phases with their own span, and the events that delimit them.
 _PHASES = (
     ("queue", "QUEUE_START", "COMPUTE_START"),
@@ -105,7 +106,9 @@ class TraceCollector:
             spans.append(inside)
         for name, time_ns in trace.events:
             span = inside if inside is not None and name.startswith("COMPUTE_") else model
-            if name.startswith(("HTTP_", "GRPC_")):
+            if name == _COMPLETE and trace.caller is not None:
+                continue  # the caller's request goes on, and its span has an event of this name
+            if name == _COMPLETE or name.startswith(("HTTP_", "GRPC_")):
                 span = request
             span["events"].append({"name": name, "timeUnixNano": str(time_ns + self._offset_ns)})
         return spans

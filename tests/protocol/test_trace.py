@@ -209,6 +209,8 @@ def test_spans_reach_a_collector_as_part_of_the_clients_trace(protocol: type[Pro
     assert [span["name"] for span in receiver.spans] == ["InferRequest", "echo", "queue", "compute"]
     assert queue["endTimeUnixNano"] == compute["startTimeUnixNano"]
     assert int(request["startTimeUnixNano"]) <= int(compute["startTimeUnixNano"]) <= int(compute["endTimeUnixNano"])
+    assert [event["name"] for event in model["events"]] == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+    assert "INFER_RESPONSE_COMPLETE" in [event["name"] for event in request["events"]]
     assert [event["name"] for event in compute["events"]] == [
         "COMPUTE_START",
         "COMPUTE_INPUT_END",
