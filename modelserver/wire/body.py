@@ -11,6 +11,8 @@ from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget, Holder
 
 # From this size on it pays to receive straight into the body's own buffer.
 MIN_DIRECT_BYTES = 32 * 1024
+# Received at a time: the kernel may hold many MB of a body, and the copy of all of them would hold the event loop.
+MAX_RECEIVED_BYTES = 256 * 1024
 # A longer body gets memory of its whole size only after this many bytes: announcing costs nothing.
 MAX_PROMISED_BYTES = 64 * 1024 * 1024
 
@@ -89,11 +91,14 @@ class BodyCollector(Holder):
         self._count(len(chunk))
 
     def room(self) -> memoryview | None:
-        """Memory for the next bytes, all of which belong to this body; None if they should be given to `add`."""
+        """Memory for the next bytes, all of which belong to this body; None if they should be given to `add`.
+
+        It is as large as the event loop should receive at once.
+        """
         length = self._content_length
         if length is None or self.error is not None or (self._buffer is None and length < MIN_DIRECT_BYTES):
             return None
-        return self._room(1)
+        return self._room(1)[:MAX_RECEIVED_BYTES]
 
     def filled(self, num_bytes: int) -> None:
         """This many bytes of `room` were received."""

@@ -18,6 +18,7 @@ from modelserver.wire.busy_poll import BusyPoll
 from modelserver.wire.http2.deadlines import DeadlineWheel
 from modelserver.wire.http2.settings import announcement
 from modelserver.wire.limits import WireLimits
+from modelserver.wire.refused_peers import RefusedPeers
 
 # Turns for connections with much to send, so that a thousand of them do not delay those with little.
 
@@ -151,6 +152,7 @@ class WireContext:
     # Several ports may share one of each.
     arena: Arena = field(default_factory=Arena)
     assembly: AssemblyBudget = field(init=False)
+    refused_peers: RefusedPeers = field(init=False)
     bulk: BulkTurns = field(init=False)
     deadlines: DeadlineWheel = field(init=False)
     busy_poll: BusyPoll = field(init=False)
@@ -165,6 +167,7 @@ class WireContext:
 
     def __post_init__(self) -> None:
         self.assembly = AssemblyBudget(self.limits.max_assembly_bytes, lambda: self.loop.time())
+        self.refused_peers = RefusedPeers(lambda: self.loop.time())
         self.bulk = BulkTurns(self.loop)
         self.deadlines = DeadlineWheel(self.loop)
         self.busy_poll = BusyPoll(self.loop, self.limits.busy_poll_percent)

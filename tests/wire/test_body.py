@@ -6,7 +6,7 @@ import pytest
 from modelserver.errors import PayloadTooLargeError, UnavailableError
 from modelserver.wire import body as body_module
 from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
-from modelserver.wire.body import MIN_DIRECT_BYTES, BodyCollector
+from modelserver.wire.body import MAX_RECEIVED_BYTES, MIN_DIRECT_BYTES, BodyCollector
 
 
 @pytest.mark.parametrize("content_length", [None, 6], ids=["chunked", "announced"])
@@ -64,6 +64,16 @@ def _receive(collector: BodyCollector, data: bytes) -> None:
         room[:count] = data[:count]
         collector.filled(count)
         data = data[count:]
+
+
+def test_the_event_loop_receives_a_little_at_a_time() -> None:
+    """The kernel may hold all of a body, and one call would copy it."""
+    collector = BodyCollector(64 * MAX_RECEIVED_BYTES, 0, 64 * MAX_RECEIVED_BYTES)
+    for num_bytes in (1, MAX_RECEIVED_BYTES, MAX_RECEIVED_BYTES):
+        room = collector.room()
+        assert room is not None
+        assert len(room) == MAX_RECEIVED_BYTES
+        collector.filled(num_bytes)
 
 
 @pytest.mark.parametrize("first", [0, 1, 100, MIN_DIRECT_BYTES])

@@ -13,6 +13,7 @@ from modelserver.core.tensor import Buffer
 from modelserver.protocol.response import HttpResponse, message_response
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.address import peer_of
+from modelserver.wire.assembly import owner_of
 from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S, WireContext, cut
 from modelserver.wire.http1.exchange import Answering
 from modelserver.wire.http1.head import (
@@ -104,6 +105,8 @@ class Http1Connection(RequestReader, Answering, PieceSink):
         self._is_lost = self._is_over = True
         self._context.connections.discard(self)
         self._context.counts.closed(Protocol.HTTP1)
+        if self._num_dropped:
+            self._context.refused_peers.dropped(owner_of("", self.peer), self._num_dropped)
         if self._incoming is not None:
             self._incoming.collector.drop()
         lost = [self._exchange, *self._waiting]
@@ -142,11 +145,11 @@ class Http1Connection(RequestReader, Answering, PieceSink):
             if incoming is not None and not incoming.is_invited:
                 incoming.is_invited = True
                 outgoing.add(CONTINUE, (), 0)
-            if self._refusal is not None:
+            if self._refusal is not None and not self._is_put_off:
                 self._answer_refusal(self._refusal)
             elif self._is_draining and self._is_idle():
                 self._finish()
-        if self._is_held or self._num_dropped or not self._is_reading:
+        if self._is_held or self._num_dropped or self._is_put_off or not self._is_reading:
             self._set_reading()
         outgoing.flush()
 
@@ -157,7 +160,8 @@ class Http1Connection(RequestReader, Answering, PieceSink):
 
     def _set_reading(self) -> None:
         """Read, unless enough requests wait."""
-        is_reading = not (self._outgoing.is_paused or self._is_held or self._num_dropped > self._max_dropped)
+        is_full = self._is_held or self._is_put_off or self._num_dropped > self._max_dropped
+        is_reading = not (self._outgoing.is_paused or is_full)
         if is_reading == self._is_reading or self._transport.is_closing():
             return
         self._is_reading = is_reading

@@ -43,7 +43,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
     Received bytes go through these in order: `_rest` are bytes of an incomplete head, or held bytes (`_is_held`):
     further requests while enough others wait, or a body that has had its turn. `_incoming` is the request whose body is
     being received. `_waiting` are complete requests, `_exchange` is being answered. `_refusal` is the answer to an
-    invalid request, which is the last answer. When `_is_over`, no more requests are read.
+    invalid request, which is the last answer; it waits while `_is_put_off`. When `_is_over`, no more requests are read.
     """
 
     __slots__ = (
@@ -57,6 +57,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         "_is_draining",
         "_is_held",
         "_is_over",
+        "_is_put_off",
         "_is_quiet",
         "_last_data",
         "_last_head",
@@ -99,7 +100,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._refusal: HttpResponse | None = None
         self._num_dropped = 0
         self._max_dropped = _MAX_DROPPED_BYTES
-        self._is_held = self._is_over = self._is_draining = self._is_quiet = False
+        self._is_held = self._is_over = self._is_draining = self._is_quiet = self._is_put_off = False
         self._has_asked = False  # whether any request has been received
         self._progress = Progress()  # of `_incoming`, or of dropped data
         # When the awaited head began; None while none is awaited.
@@ -274,6 +275,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         if isinstance(checked, HttpResponse):
             self._max_dropped = max(_MAX_DROPPED_BYTES, max_bytes)
             self._end_with(checked)
+            self._put_off(context.refused_peers.wait_s(owner_of("", peer)))
             return None
         if checked.max_body_bytes is not None:
             max_bytes = min(max_bytes, checked.max_body_bytes)
@@ -282,6 +284,17 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._incoming = incoming
         self._progress.restart()
         return incoming
+
+    def _put_off(self, wait_s: float) -> None:
+        """Let the refusal wait; meanwhile nothing is read."""
+        if wait_s > 0:
+            self._is_put_off = True
+            self._context.loop.call_later(wait_s, self._end_wait)
+
+    def _end_wait(self) -> None:
+        self._is_put_off = False
+        self._outgoing.is_collecting = True
+        self._settle()
 
     def _give_up_soon(self) -> None:
         """The budget of large bodies has taken the memory; another connection is at work now."""

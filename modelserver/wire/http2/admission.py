@@ -8,6 +8,7 @@ from modelserver.core.recognition import Memory
 from modelserver.protocol.grpc_status import Status
 from modelserver.telemetry.wire import Violation
 from modelserver.wire.address import peer_of
+from modelserver.wire.assembly import owner_of
 from modelserver.wire.http2.abuse_limits import Closed
 from modelserver.wire.http2.frame import END_STREAM, ConnectionFault, ErrorCode, protocol_fault
 from modelserver.wire.http2.grpc_ending import trailers_only
@@ -113,7 +114,7 @@ class Admission:
             refused = RefusedStream(connection, stream_id)
             refused.is_ended = bool(flags & END_STREAM)
             connection.streams[stream_id] = refused
-            refused.answer(found)
+            self._refuse(refused, found)
 
     def _find(self, stream_id: int, fields: tuple[Field, ...] | None) -> Route | Refusal | None:
         """The route of the fields; None for a malformed request, whose stream is reset here."""
@@ -125,6 +126,16 @@ class Admission:
             self._connection.refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
             return None
         return find_route(self._connection.context, head, peer_of(self._connection.transport))
+
+    def _refuse(self, stream: RefusedStream, refusal: Refusal) -> None:
+        """Answer. A caller that is refused again and again, and sends bodies, must wait for it."""
+        context, wait_s = self._connection.context, 0.0
+        if refusal.is_of_caller and not stream.is_ended:
+            wait_s = context.refused_peers.wait_s(owner_of("", peer_of(self._connection.transport)))
+        if wait_s > 0:
+            context.loop.call_later(wait_s, stream.answer_late, refusal)
+        else:
+            stream.answer(refusal)
 
     def _remember(self, block: bytes, route: Route) -> None:
         if len(block) <= _MAX_KNOWN_BYTES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from modelserver.wire.body import MAX_RECEIVED_BYTES
 from modelserver.wire.http2.frame import (
     END_STREAM,
     PADDED,
@@ -88,7 +89,9 @@ class Payload:
         if stream is None or self._num_left < _MIN_DIRECT_BYTES or not stream.is_open:
             return None
         room = stream.room()
-        return room[: self._num_left] if room is not None and len(room) >= _MIN_DIRECT_BYTES else None
+        if room is None or len(room) < _MIN_DIRECT_BYTES:
+            return None
+        return room[: min(self._num_left, MAX_RECEIVED_BYTES)]
 
     def filled(self, num_bytes: int) -> None:
         """This many bytes were received into `room`."""

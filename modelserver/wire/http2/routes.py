@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 
 
 class Refusal:
-    """An answer that needs no handler: a header block, and a body for clients of HTTP."""
+    """An answer that needs no handler: a header block, and a body for clients of HTTP.
 
-    __slots__ = ("block", "body")
+    `is_of_caller`: the frontend does not admit this caller.
+    """
 
-    def __init__(self, block: bytes, body: Sequence[Buffer] = ()) -> None:
+    __slots__ = ("block", "body", "is_of_caller")
+
+    def __init__(self, block: bytes, body: Sequence[Buffer] = (), *, is_of_caller: bool = False) -> None:
         self.block = block
         self.body = body
+        self.is_of_caller = is_of_caller
 
 
 class Route:
@@ -79,7 +83,7 @@ def find_route(context: WireContext, head: RequestHead, peer: str) -> Route | Re
         return _refusal(415, _NO_HTTP)
     checked = context.http.check_head(head.http, peer)
     if isinstance(checked, HttpResponse):
-        return _answer(checked)
+        return _answer(checked, is_of_caller=True)
     max_bytes = context.limits.max_body_bytes
     if head.content_length is not None and head.content_length > max_bytes:
         context.counts.violated(Protocol.HTTP2, Violation.BODY_TOO_LARGE)
@@ -106,7 +110,7 @@ def _find_method(context: WireContext, head: RequestHead, peer: str) -> Route | 
         try:
             admitted = check_head(head.metadata, peer)
         except RpcError as error:
-            return Refusal(trailers_only(error.status, error.message))
+            return Refusal(trailers_only(error.status, error.message), is_of_caller=True)
     compresses = context.limits.grpc_compression != "none"
     encoding = choose_encoding(head.accept_encodings) if compresses else None
     if method.unary is not None:
@@ -120,7 +124,7 @@ def _refusal(status: int, text: str, errors: ErrorWriter = PLAIN_ERRORS, code: s
     return _answer(errors.refused(status, text, code))
 
 
-def _answer(response: HttpResponse) -> Refusal:
+def _answer(response: HttpResponse, *, is_of_caller: bool = False) -> Refusal:
     status = response.status
     block = answer_block(status, tuple(response.headers))
-    return Refusal(block + length_field(sum(map(len, response.body))), response.body)
+    return Refusal(block + length_field(sum(map(len, response.body))), response.body, is_of_caller=is_of_caller)

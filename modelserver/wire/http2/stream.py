@@ -143,6 +143,13 @@ class RefusedStream(Http2Stream):
             connection.sender.send_block(self.id, refusal.block, END_STREAM)
             connection.finish(self)
 
+    def answer_late(self, refusal: Refusal) -> None:
+        """As `answer`, unless the client has left."""
+        connection = self.connection
+        if connection.streams.get(self.id) is self and not connection.transport.is_closing():
+            self.answer(refusal)
+            connection.schedule_flush()
+
     def receive(self, data: memoryview) -> None:
         """Dropped."""
 

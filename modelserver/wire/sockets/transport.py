@@ -15,8 +15,6 @@ from modelserver.wire.sockets import calls
 from modelserver.wire.sockets.calls import READ, WRITE, Watched, Watcher
 from modelserver.wire.sockets.poller import Poller
 
-# Of a large body that comes faster than it is read; then it is the other connections' turn.
-_MAX_READS: Final = 4
 # In one go, so that other connections do not wait for long.
 _PATIENCE_NS: Final = 10_000
 # Buffers in one call; the system takes 1,024.
@@ -92,9 +90,7 @@ class SocketTransport(asyncio.Transport, Watched):
             if events & ~READ and self._num_waiting:
                 self._go_on()
             if events & ~WRITE and self._is_reading:
-                for _ in range(_MAX_READS):
-                    if not self._receive():
-                        break
+                self._receive()  # once: then it is the other connections' turn
         except Exception as error:
             self.fail(error)
 
@@ -122,8 +118,8 @@ class SocketTransport(asyncio.Transport, Watched):
         except Exception as error:
             self.fail(error)
 
-    def _receive(self, patience_ns: int = 0) -> bool:
-        """Give the protocol the received data; returns whether there may be more."""
+    def _receive(self, patience_ns: int = 0) -> None:
+        """Give the protocol the received data."""
         buffer: memoryview = self._protocol.get_buffer(-1)  # type: ignore[assignment]  # typeshed: any buffer
         try:
             if patience_ns:
@@ -132,14 +128,13 @@ class SocketTransport(asyncio.Transport, Watched):
                 num_bytes = calls.receive(self._descriptor, buffer)
         except OSError as error:
             self.lose(error)
-            return False
+            return
         if not buffer:
             raise RuntimeError("get_buffer() returned an empty buffer")
         if num_bytes > 0:
             self._protocol.buffer_updated(num_bytes)
         elif num_bytes == 0:
             self._end()
-        return num_bytes == len(buffer) and self._is_reading
 
     def _end(self) -> None:
         """The peer sends no more."""

@@ -13,7 +13,7 @@ from support.http1_dialogue import Dialogue, later, limits_of, path_back
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.response import HttpResponse
 from modelserver.telemetry.wire import Protocol, Violation
-from modelserver.wire.body import BodyCollector
+from modelserver.wire.body import MAX_RECEIVED_BYTES, BodyCollector
 from modelserver.wire.limits import KeepaliveLimits
 
 GET = b"GET /%d HTTP/1.1\r\nHost: test\r\n\r\n"
@@ -305,10 +305,13 @@ async def test_bodies_of_all_sizes(size: int, with_head: bool) -> None:
 
 async def test_a_large_body_is_received_into_its_own_memory() -> None:
     dialogue = Dialogue().begin(POST % (0, 1_000_000))
-    own = dialogue.connection.get_buffer(-1)
-    assert len(own) == 1_000_000
-    own[:] = bytes(1_000_000)
-    dialogue.connection.buffer_updated(1_000_000)
+    num_left = 1_000_000
+    while num_left:
+        own = dialogue.connection.get_buffer(-1)
+        assert len(own) == min(num_left, MAX_RECEIVED_BYTES)
+        own[:] = bytes(len(own))
+        dialogue.connection.buffer_updated(len(own))
+        num_left -= len(own)
     body = dialogue.exchanges[0].body
     assert isinstance(body, memoryview)
     assert body.obj is own.obj
