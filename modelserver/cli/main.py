@@ -82,7 +82,17 @@ class _CommandGroup(TyperGroup):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        importlib.import_module("modelserver.cli.models").version()
+        raise typer.Exit
+
+
 def _common(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", "-V", help="Print the version and exit.", is_eager=True, callback=_print_version),
+    ] = False,
     debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options of every command; `main` has taken --debug out, wherever it stood."""

@@ -60,6 +60,11 @@ def test_an_unknown_command_or_option_is_a_usage_error_with_a_hint(shell: Shell)
     assert "--json" in shell.run("list", "--jsn", status=2)[1]
 
 
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_an_option_too(shell: Shell, option: str) -> None:
+    assert shell.run(option) == shell.run("version")
+
+
 def test_check_accepts_the_example_models(shell: Shell, model_repository: Path) -> None:
     document = shell.json("check", str(model_repository))
     assert document["valid"]
