@@ -343,7 +343,8 @@ async def test_a_config_that_demands_it_gets_a_warning_once(
 @BATCHING
 async def test_instances_may_change_in_place(batching: ModelDynamicBatching | None) -> None:
     config = _config("auto", batching=batching)
-    async with _served(Moody, config, can_run_inline=True) as model:
+    # The clock stands still: new instances are measured, and on a busy machine they would be too slow.
+    async with _served(Moody, config, clock=StartingClock(), can_run_inline=True) as model:
         for count in (3, 1):
             group = (ModelInstanceGroup("m_0", InstanceGroupKind.KIND_CPU, count),)
             await asyncio.to_thread(model.update_instances, replace(config, instance_group=group))
