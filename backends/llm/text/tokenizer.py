@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import os
+import sys
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -34,10 +37,32 @@ _MAX_WHOLE_SIZE = 1 << 20
 # Bytes of a long text that are decoded at a time, and token ids that are copied at a time.
 _DECODED_AT_ONCE = 1 << 16
 _IDS_AT_ONCE = 1 << 14
+# By how much the library's threads give way to all others, among them the event loop: they get a third of a processor
+# that both want.
+_NICENESS = 5
 
 
 def any_length(num_tokens: int, is_all: bool) -> None:
     """Of a text that may be of any length."""
+
+
+@cache
+def _start_readers() -> None:
+    """Start the library's threads, which read long texts, with a lower priority: new threads have their maker's.
+
+    These threads never hold the interpreter's lock, so that nothing waits for them but the request.
+    """
+
+    def start() -> None:
+        if sys.platform == "linux":  # elsewhere all threads of a process have one priority
+            priority = os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), priority)
+        tokenizers.Tokenizer(tokenizers.models.BPE()).encode_batch_fast(["", ""])
+
+    thread = threading.Thread(target=start, name="llm-text-start")
+    thread.start()
+    thread.join()
 
 
 def both_checks(first: LengthCheck, second: LengthCheck) -> LengthCheck:
@@ -156,13 +181,15 @@ class Tokenizer:
                 check_length(len(text) // self._max_token_bytes, False)
         before, after = self._added if add_special_tokens else ([], [])
         ids = array("i", before)
+        _start_readers()
         for part in self._parts(text):
             try:
                 check_length(len(ids), False)
             except _EnoughError:
                 return ids
-            # Of a batch the library lets other threads run, which for one text wait as long as it takes.
-            found = self._tokenizer.encode_batch_fast([part], add_special_tokens=False)[0].ids
+            # Of a batch the library lets other threads run, which for one text wait as long as it takes. Two texts are
+            # read by its own threads, and a single one by the caller's.
+            found = self._tokenizer.encode_batch_fast([part, ""], add_special_tokens=False)[0].ids
             for start in range(0, len(found), _IDS_AT_ONCE):
                 ids.extend(found[start : start + _IDS_AT_ONCE])
         ids.extend(after)
