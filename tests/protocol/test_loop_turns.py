@@ -12,19 +12,23 @@ import os
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 
 import grpc
 import pytest
+from support.llm_models import write_llm
 from support.loop_turns import measured_turns
 from support.model_files import write_identity
 from support.serving import ADDRESS, RunningServer, running_server
+from support.tiny_checkpoints import write_checkpoint
 
 from modelserver.core import accelerator
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.planes.shared_memory import DIRECTORY
 
 MB = 1 << 20
+TEXT = "many words of a text " * (MB // 4 // 21)
 MOST_S = 0.05
 REGION = "/v2/systemsharedmemory/region/turns"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -37,6 +41,7 @@ def server(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     root = tmp_path_factory.mktemp("turns")
     write_identity(root, "echo")
     write_identity(root, "text", data_type="TYPE_STRING")
+    write_llm(root, "chat", write_checkpoint(root.parent / "checkpoint", seed=0))
     with running_server(root, allow_client_shm=True) as running:
         yield running
 
@@ -129,6 +134,22 @@ def _classes(count: int) -> Send:
     return _infer(_joined(b"1", count), count, more=more)
 
 
+def _ask(path: str, **fields: object) -> Send:
+    """A request to the language model."""
+    return _post(path, json.dumps({"model": "chat", **fields}).encode())
+
+
+def _many_at_once(send: Send, count: int) -> Send:
+    """The status that all of them have."""
+
+    def send_all(running: RunningServer) -> object:
+        with ThreadPoolExecutor(count) as pool:
+            (status,) = set(pool.map(send, repeat(running, count)))
+        return status
+
+    return send_all
+
+
 def _joined(item: bytes, count: int) -> bytes:
     return b"[" + b",".join(repeat(item, count)) + b"]"
 
@@ -174,6 +195,26 @@ CASES: dict[str, tuple[Send, set[object]]] = {
     "a long string": (
         _post("/v1/chat/completions", b'{"model":"x","a":"' + b"a" * (30 * MB) + b'"}'),
         {404},
+    ),
+    "bodies that come at once": (_many_at_once(_infer(_joined(b"1.5", 2 * MB), 1), 4), REFUSED),
+    "a long text to /tokenize": (_ask("/tokenize", prompt=TEXT, return_token_strs=True), OK),
+    "a long prompt": (_ask("/v1/completions", prompt=TEXT), REFUSED),
+    "many prompts": (_ask("/v1/completions", prompt=["a"] * 128, max_tokens=1), OK),
+    "a prompt of many tokens": (_ask("/v1/completions", prompt=[1] * (MB // 2)), REFUSED),
+    "a long message": (_ask("/v1/chat/completions", messages=[{"role": "user", "content": TEXT}]), REFUSED),
+    "many messages": (_ask("/v1/chat/completions", messages=[{"role": "user", "content": "a"}] * 20_000), REFUSED),
+    "a long message over Ollama": (_ask("/api/chat", messages=[{"role": "user", "content": TEXT}]), REFUSED),
+    "a long message over Anthropic": (
+        _ask("/v1/messages", max_tokens=1, messages=[{"role": "user", "content": TEXT}]),
+        REFUSED,
+    ),
+    "many tokens to /detokenize": (_ask("/detokenize", tokens=[1] * 50_000), OK),
+    "many streams": (
+        _many_at_once(
+            _ask("/v1/completions", prompt="a", max_tokens=32, min_tokens=32, stream=True, logprobs=5, temperature=0),
+            16,
+        ),
+        OK,
     ),
     "index": (_post("/v2/repository/index", b'{"a":' + _joined(b"[]", MB // 8) + b"}"), OK),
     "logging": (_post("/v2/logging", b'{"a":' + _joined(b"[]", MB // 4) + b"}"), REFUSED),
