@@ -12,9 +12,8 @@ from .backend import LlmBackend
 
 if TYPE_CHECKING:
     from .async_engine import AsyncLLM
-    from .llm import LLM
+    from .llm import LLM, CompletionOutput, RequestOutput
     from .options import EngineOptions
-    from .request_output import CompletionOutput, RequestOutput
     from .sampling_params import SamplingParams
 
 BACKEND = LlmBackend
@@ -23,10 +22,10 @@ __all__ = ["BACKEND", "LLM", "AsyncLLM", "CompletionOutput", "EngineOptions", "R
 
 _MODULES = {
     "AsyncLLM": "async_engine",
-    "CompletionOutput": "request_output",
+    "CompletionOutput": "llm",
     "EngineOptions": "options",
     "LLM": "llm",
-    "RequestOutput": "request_output",
+    "RequestOutput": "llm",
     "SamplingParams": "sampling_params",
 }
 

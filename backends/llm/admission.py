@@ -1,4 +1,4 @@
-"""Whether a request may be taken on: what depends on the model. The rest is checked in SamplingParams."""
+"""Checks of requests that depend on the model. SamplingParams checks the rest."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _count(num_tokens: int, is_all: bool) -> str:
 
 
 def check_embedded_length(num_tokens: int, is_all: bool, *, max_model_len: int) -> None:
-    """Whether a text to embed may have so many tokens. Raises InvalidArgumentError."""
+    """Raise InvalidArgumentError if a text to embed has too many tokens."""
     if num_tokens > max_model_len or (is_all and not num_tokens):
         raise InvalidArgumentError(
             f"the text to embed has {_count(num_tokens, is_all)} tokens, and this model takes 1 to {max_model_len}"

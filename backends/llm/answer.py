@@ -1,4 +1,4 @@
-"""What the engine gave, as the contract's tensors."""
+"""The engine's outputs, and the vectors of encoders, as the contract's tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from modelserver.backend import Array, InferResponse, Tensor
+from modelserver.backend import Array, InferResponse, InternalError, InvalidArgumentError, Tensor
 
 from .contract import OUTPUTS
 from .generation import SequenceOutput
@@ -74,7 +74,7 @@ class AnswerWriter:
         return InferResponse([texts("text_output", (self._prefix + output.text,)), *rest])
 
     def _rest(self, outputs: Sequence[SequenceOutput]) -> Iterator[Tensor]:
-        """What is wanted beside the text."""
+        """The requested outputs besides the text."""
         wants = self._wants
         if self._has_index:
             yield numbers("index", [output.choice for output in outputs])
@@ -188,3 +188,25 @@ def documents(name: str, values: Iterable[Any]) -> Tensor:
 def numbers(name: str, values: Sequence[float] | Array) -> Tensor:
     datatype = OUTPUTS[name]
     return Tensor(name, datatype, np.asarray(values, datatype.numpy))
+
+
+def embedded(
+    vector: np.ndarray[Any, np.dtype[np.float32]],
+    *,
+    num_tokens: int,
+    dimensions: int | None,
+    is_normalised: bool,
+) -> InferResponse:
+    """The response: the vector of a text of `num_tokens`, or its first `dimensions`; of length one if normalised."""
+    if dimensions is not None and dimensions > len(vector):
+        error = InvalidArgumentError(f"input 'dimensions': expected at most {len(vector)}, got {dimensions}")
+        return InferResponse(error=error)
+    part = vector[:dimensions]
+    length = float(np.linalg.norm(part))
+    if not np.isfinite(length):
+        return InferResponse(
+            error=InternalError("the embedding is not finite: serve the model with dtype float32 or bfloat16")
+        )
+    if is_normalised and length:
+        part = part / length
+    return InferResponse([numbers("embedding", part), numbers("num_input_tokens", [num_tokens])])

@@ -20,9 +20,8 @@ from modelserver.backend import InternalError, ServerError, UnavailableError
 from .checkpoint import open_checkpoint
 from .engine import Engine
 from .generation import GenerationRequest, SequenceOutput
+from .llm import Prompt, RequestOutput, make_request
 from .options import EngineOptions
-from .prompts import Prompt, make_request
-from .request_output import RequestOutput
 from .sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Inbox:
-    """Where the outputs of one request arrive, on the loop of whoever asked."""
+    """Receives the outputs of one request, on the loop of its caller."""
 
     request: GenerationRequest
     loop: asyncio.AbstractEventLoop
@@ -56,7 +55,7 @@ class _Close:
 class AsyncLLM:
     """`generate` and `stream` may be called from any event loop, `close` from any thread but the engine's.
 
-    The thread sleeps while there is nothing to do. It ends with `close`, which fails what runs.
+    The thread sleeps while there is no work. `close` ends it, and fails running requests.
     """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
@@ -106,7 +105,7 @@ class AsyncLLM:
                 yield so_far.copy()
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[SequenceOutput]:
-        """What is new of each choice, as it comes. Leaving the loop aborts the request."""
+        """The news of each choice, as it arrives. Leaving the loop aborts the request."""
         if self.is_closed:
             raise UnavailableError("the engine is closed")
         inbox = _Inbox(request, asyncio.get_running_loop(), num_running=request.params.n)
@@ -207,7 +206,7 @@ class AsyncLLM:
         for loop, arrivals in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_put_all, arrivals)
-            except RuntimeError:  # the loop is closed: nobody waits there any more
+            except RuntimeError:  # the loop is closed: its requests do not wait any more
                 for inbox, _ in arrivals:
                     self.engine.abort(inbox.request)
                     self._inboxes.pop(inbox.request, None)

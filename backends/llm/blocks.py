@@ -11,7 +11,9 @@ Everything is O(1) per block. Not thread-safe: only the engine's thread calls it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
 
 # Never allocated: the ring's end here, and a harmless place for padding on the device.
 NULL_BLOCK = 0
@@ -59,7 +61,7 @@ class BlockPool:
         return self._cached.get(block_hash)
 
     def num_unused(self, block_ids: Iterable[int]) -> int:
-        """How many of the blocks nobody holds: so many free blocks fewer there are when they are shared."""
+        """How many of the blocks are free; sharing them leaves this many fewer free blocks."""
         ref_counts = self._ref_counts
         return sum(1 for block in block_ids if not ref_counts[block])
 
@@ -75,7 +77,7 @@ class BlockPool:
 
     def register(self, block: int, block_hash: bytes) -> None:
         """Say what a held block contains from now on (or will, when the step that is being planned has run)."""
-        assert self._ref_counts[block] > 0, f"block {block} is registered and nobody holds it"
+        assert self._ref_counts[block] > 0, f"block {block} is registered but not held"
         assert self._hashes[block] is None, f"block {block} is registered twice"
         self._hashes[block] = block_hash
         if self._cached.setdefault(block_hash, block) != block:
@@ -89,7 +91,7 @@ class BlockPool:
         """
         following, previous, ref_counts = self._next, self._previous, self._ref_counts
         for block in reversed(block_ids):
-            assert ref_counts[block] > 0, f"block {block} is freed and nobody holds it"
+            assert ref_counts[block] > 0, f"block {block} is freed but not held"
             ref_counts[block] -= 1
             if ref_counts[block]:
                 continue
@@ -151,3 +153,44 @@ class BlockPool:
         assert known == by_hash, "the map of contents does not agree with the blocks"
         assert self._duplicates.keys() <= self._cached.keys(), "duplicates of nothing"
         assert all(self._duplicates.values()), "an empty list of duplicates is kept"
+
+
+DIGEST_SIZE = 32
+
+
+def root_hash(cache_salt: str = "", adapter: str = "") -> bytes:
+    """The hash before the first block of a chain. Both strings count separately: ("a", "b") is not ("ab", "")."""
+    salt = cache_salt.encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(len(salt).to_bytes(8, "little"), digest_size=DIGEST_SIZE, person=b"llm block root")
+    digest.update(salt)
+    digest.update(adapter.encode("utf-8", "surrogatepass"))
+    return digest.digest()
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The hash of a full block of `token_ids` that follows the prefix named `parent`."""
+    return hashlib.blake2b(parent + array("i", token_ids).tobytes(), digest_size=DIGEST_SIZE).digest()
+
+
+def extend_hashes(hashes: list[bytes], token_ids: list[int], num_tokens: int, block_size: int, root: bytes) -> None:
+    """Append to `hashes` those of the full blocks among the first `num_tokens` tokens that are not there yet."""
+    parent = hashes[-1] if hashes else root
+    for end in range((len(hashes) + 1) * block_size, num_tokens + 1, block_size):
+        parent = block_hash(parent, token_ids[end - block_size : end])
+        hashes.append(parent)
+
+
+def held_blocks(num_tokens: int, block_size: int, *, window: int | None, chunk_len: int | None) -> int:
+    """The most blocks that a sequence of this many tokens holds in any step.
+
+    `window`: no layer looks further back than so many tokens, its own included; None if some layer sees everything.
+    `chunk_len`: a step computes at most so many of its tokens; None: all that are there. A sequence with a window holds
+    what the first token of a chunk sees, and the chunk; everything else has been given back, or is yet to come.
+    """
+    assert num_tokens > 0, "a sequence has a token"
+    whole = -(-num_tokens // block_size)
+    if window is None or chunk_len is None:
+        return whole
+    # The tokens that a chunk needs begin anywhere in a block: at worst with its last slot.
+    num_needed = window - 1 + chunk_len
+    return min(whole, 1 + -(-(num_needed - 1) // block_size))

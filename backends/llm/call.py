@@ -1,15 +1,22 @@
-"""What a request's tensors and parameters say: `InferRequest` -> `Call`. Nothing here knows a model."""
+"""Reads a request's tensors and parameters: `InferRequest` -> `Call`. Nothing here knows a model."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
-from modelserver.backend import Array, InferRequest, InvalidArgumentError, UnsupportedError, parse_long_json
+from modelserver.backend import (
+    Array,
+    InferRequest,
+    InferResponse,
+    InvalidArgumentError,
+    UnsupportedError,
+    parse_long_json,
+)
 
 from .contract import COMPANIONS, OUTPUTS, RETURNS, Operation
 from .json_fields import integer, quote, string
@@ -78,7 +85,7 @@ class Call:
 
 
 def read_call(request: InferRequest, *, usual: Operation = Operation.GENERATE) -> Call:
-    """`usual` is what a request asks for that does not say it.
+    """`usual` is the default for requests that do not set it.
 
     Raises InvalidArgumentError, which names the input or parameter, for what is wrong whatever the model.
     """
@@ -267,3 +274,16 @@ def _object(request: InferRequest, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidArgumentError(f"input '{name}' must be a JSON object, got {quote(value)}")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """As a model takes it on, or with its answer, where reading is all that was asked for.
+
+    `text` is the source of `token_ids`; None if tokens were given, or if the text is not needed.
+    """
+
+    call: Call
+    token_ids: list[int] = field(default_factory=list)
+    text: str | None = None
+    response: InferResponse | None = None

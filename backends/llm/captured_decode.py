@@ -13,16 +13,15 @@ from typing import Any
 
 import torch
 
-from .attention.device_inputs import DeviceInputs
-from .draw import DrawInputs, draw_on_device
-from .noise import uniform
+from .attention.paged import DeviceInputs
+from .draw import DrawInputs, draw_on_device, uniform
 from .sequence import Sequence as TokenSequence
 from .step_context import StepContext
 from .step_inputs import StepInputs
 
 
 class Ending(enum.Enum):
-    """What a captured step does with its logits: the first that serves all of its rows."""
+    """How a captured step draws from its logits: the first kind that serves all of its rows."""
 
     GREEDY = "greedy"
     DRAWN = "drawn"

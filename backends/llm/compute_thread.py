@@ -1,4 +1,4 @@
-"""What torch keeps for each thread, and how many threads a model computes with."""
+"""Torch's settings of each thread, and the number of threads that a model computes with."""
 
 from __future__ import annotations
 

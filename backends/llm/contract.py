@@ -20,7 +20,7 @@ from modelserver.backend import (
     ModelTransactionPolicy,
 )
 
-# What Triton calls this backend.
+# Triton's name for this backend.
 VLLM = "vllm"
 # Name of an input that asks for an output -> that output.
 RETURNS: Mapping[str, str] = {
@@ -67,7 +67,7 @@ OUTPUTS: Mapping[str, Datatype] = {
     "max_model_len": Datatype.UINT32,
     "embedding": Datatype.FP32,
 }
-# What of these an encoder has.
+# Those of an encoder.
 _ENCODER_INPUTS = (
     "text_input",
     "input_ids",
@@ -83,7 +83,7 @@ COMPANIONS: Mapping[str, str] = {"token_ids": "choice_token_ids"}
 
 
 class Operation(enum.Enum):
-    """What a request asks of the model; the values are those of the input `operation`."""
+    """The operation that a request asks for; the values are those of the input `operation`."""
 
     GENERATE = "generate"
     TOKENIZE = "tokenize"

@@ -1,4 +1,4 @@
-"""What a sequence has told its request so far, and when: the side of a sequence that the scheduler does not know."""
+"""The outputs that a sequence has sent so far, and when: the part of a sequence that the scheduler does not know."""
 
 from __future__ import annotations
 

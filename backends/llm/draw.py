@@ -1,6 +1,6 @@
 """Drawing a token of each row: temperature, min_p, top_k, top_p, then one uniform number against the running sum.
 
-What may be drawn is defined by values, so that it depends on no order of sorting: top_k keeps whatever is at least as
+The candidates are defined by values, so that they do not depend on a sorting order: top_k keeps tokens at least as
 probable as the k-th most probable token, top_p keeps a token while the mass of the strictly more probable ones (among
 those that min_p and top_k left) is below p. Two programs of one meaning: on the CPU rows go through the cache one by
 one, where sorting the few candidates that can matter costs microseconds; on a device all rows go at once, unread.
@@ -17,6 +17,32 @@ import numpy.typing as npt
 import torch
 
 from .sampling_params import SamplingParams
+
+_MASK = (1 << 64) - 1
+# The increment of SplitMix64 (Steele, Lea, Flood 2014) and the multipliers of its 64-bit finaliser.
+_WEYL = 0x9E3779B97F4A7C15
+_MULTIPLIER_A = 0xBF58476D1CE4E5B9
+_MULTIPLIER_B = 0x94D049BB133111EB
+
+
+def _mix(value: int) -> int:
+    """SplitMix64's finaliser: a bijection of 64-bit words in which each input bit moves every output bit."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * _MULTIPLIER_A) & _MASK
+    value = ((value ^ (value >> 27)) * _MULTIPLIER_B) & _MASK
+    return value ^ (value >> 31)
+
+
+def uniform(seed: int, position: int, draw: int = 0) -> float:
+    """A number in [0, 1) with 53 random bits. `draw` numbers the numbers that one position needs.
+
+    Seed, position and draw are mixed one after the other, so neighbours in one of them have nothing in common.
+    """
+    state = _mix(seed + _WEYL)
+    state = _mix(state + (position + 1) * _WEYL)
+    state = _mix(state + draw * _WEYL)
+    return (state >> 11) * (1.0 / (1 << 53))
+
 
 # Elements whose sum is taken at once where a running sum is needed: the sum is then mostly a vector operation.
 _SPAN = 128
@@ -82,7 +108,7 @@ def _place_of(weights: Row, share: float, side: Literal["left", "right"], total:
 
 @dataclass(frozen=True, slots=True)
 class DrawInputs:
-    """What `draw_on_device` needs of each row, as float32 columns [rows, 1]. `top_k` 0 and `top_p` 1 do nothing."""
+    """The inputs of `draw_on_device`, float32 columns [rows, 1]. `top_k` 0 and `top_p` 1 have no effect."""
 
     temperature: torch.Tensor
     min_p: torch.Tensor

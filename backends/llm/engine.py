@@ -26,8 +26,7 @@ from .options import EngineOptions
 from .plan import SampledToken, StepPlan, StepResult
 from .sampling_params import MAX_SEED
 from .scheduler import Scheduler
-from .sequence import FinishReason, Sequence
-from .stop_check import find_stop
+from .sequence import FinishReason, Sequence, find_stop
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint
@@ -213,7 +212,7 @@ class Engine:
         self._observe_gauges()
 
     def reset(self) -> None:
-        """Drop all requests and all that is cached: what is left to do after `step` has raised."""
+        """Drop all requests and the cache. Needed after `step` has raised."""
         self._inflight = None
         for request in list(self._by_request):
             self.abort(request)
@@ -232,7 +231,7 @@ class Engine:
         """Compute the next plan, or launch it and take in the one before; what came of it. [] when there is nothing to
         do.
 
-        What the runner raises passes through; then only `reset` helps.
+        Errors of the runner pass through, after which `reset` must be called.
         """
         refused = self._take_grammars() if self._grammars else []
         plan = self._scheduler.plan()

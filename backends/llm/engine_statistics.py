@@ -95,6 +95,6 @@ class EngineStatistics:
         self.request_longest_generation = Histogram(lengths)
 
     def observe_tokens(self, since_ns: Mapping[int, int], now_ns: int) -> None:
-        """So many sequences (values) have got a token at `now_ns`, whose one before came at the time of the key."""
+        """Count tokens at `now_ns`: the number of sequences (values) by the time of their previous token (keys)."""
         for last_ns, times in since_ns.items():
             self.inter_token_latency_s.observe((now_ns - last_ns) / 1e9, times)

@@ -1,4 +1,4 @@
-"""What packages import that add a family of models or a weight format: see docs/add-a-model-family.md and
+"""The imports of packages that add a family of models or a weight format: see docs/add-a-model-family.md and
 docs/add-a-weight-format.md.
 """
 
@@ -17,12 +17,10 @@ from .models.families.readers import (
     uniform_windows,
     with_ropes_by_type,
 )
-from .models.grouped_linear import GroupedLinear, ListedLinears
-from .models.linear import Linear, float_linear
+from .models.linear import DenseEmbedding, GroupedLinear, Linear, ListedLinears, TokenEmbedding, float_linear
 from .models.linear_tensors import LinearTensors, Part, Rank, Split
 from .models.names import Names
 from .models.norm import Norm
-from .models.token_embedding import DenseEmbedding, TokenEmbedding
 from .models.weights import Weights
 from .quantization.quantized_linear import quantized_embedding, quantized_linear
 from .quantization.quantized_weight import QuantizedWeight

@@ -1,4 +1,4 @@
-"""What installed packages add to this backend, by entry points."""
+"""Extensions of this backend by installed packages, through entry points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine is asked for and what it answers with: one request, and the continuations that come of it."""
+"""The input and output of the engine: one request, and the outputs of its continuations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .sequence import FinishReason
 
 @dataclass(slots=True, eq=False)
 class GenerationRequest:
-    """A prompt as tokens. `request_id` and `prompt_text` are for whoever asked; the engine only hands them back.
+    """A prompt as tokens. `request_id` and `prompt_text` are for the caller; the engine only returns them.
 
     `priority`: lower goes first, where the engine schedules by priority. `cache_salt` separates prefixes that must not
     be shared. `arrival_ns` by the engine's clock; 0 is now. Not `is_streamed`: one output per choice, when it has
@@ -32,7 +32,7 @@ class GenerationRequest:
 
 @dataclass(slots=True, eq=False)
 class SequenceOutput:
-    """What is new of one choice. `text` has complete characters only, and what may begin a stop string is held back.
+    """The news of one choice. `text` has only complete characters, without text that may begin a stop string.
 
     `token_ids` and `logprobs` are those since the last output; `num_output_tokens` and `cumulative_logprob` count from
     the start. `finish_reason` is there in the last output, with what stopped it (None: end of sequence, or length).

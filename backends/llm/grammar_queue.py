@@ -1,4 +1,4 @@
-"""Requests whose grammar is being compiled: on threads beside the engine's, so that nobody else waits for it."""
+"""Requests whose grammar is being compiled, on other threads than the engine's, so that other requests do not wait."""
 
 from __future__ import annotations
 

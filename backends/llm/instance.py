@@ -11,14 +11,12 @@ from modelserver.backend import InferRequest, InferResponse, Measurement, StepIn
 from modelserver.backend import ResponseSender as Sender
 
 from .admission import check_dimensions, check_embedded_length, check_length, check_token_ids
-from .answer import AnswerWriter, texts, tokenized
-from .call import Call, read_call
+from .answer import AnswerWriter, embedded, texts, tokenized
+from .call import Call, ReadRequest, read_call
 from .contract import Operation
-from .embedding.answer import embedded
 from .generation import GenerationRequest, SequenceOutput
 from .long_texts import LongTexts
 from .measurements import measure
-from .read_request import ReadRequest
 from .text.tokenizer import LengthCheck, any_length, both_checks
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ _SHARE_OF_EMBEDDING = 8
 
 @dataclass(slots=True, eq=False)
 class _Generation:
-    """A request that the engine works on. `unsent` is by the number of a choice: what its reader has no room for."""
+    """A request in the engine. `unsent` holds, by the number of a choice, outputs that its reader has no room for."""
 
     request: InferRequest
     sender: Sender
@@ -133,7 +131,7 @@ class LlmInstance(StepInstance):
         self.engine.close()
 
     def _read(self, request: InferRequest, check_left: LengthCheck) -> ReadRequest:
-        """What takes as long as the request's text is. Of a long one it runs beside the worker's thread."""
+        """The part that takes time in proportion to the text. For a long text it runs beside the worker's thread."""
         call = read_call(request)
         match call.operation:
             case Operation.GENERATE:
@@ -228,7 +226,7 @@ class LlmInstance(StepInstance):
         return encoded, text if isinstance(text, str) else str(text, "utf-8", "replace")
 
     def _empty_prompt(self, call: Call) -> list[int]:
-        """What an empty text becomes: the tokens that are added to every text, or else that of its beginning."""
+        """The tokens of an empty text: those added to every text, or else the one that begins texts."""
         bos_token_id = self._tokenizer.bos_token_id
         begin = [] if bos_token_id is None else [bos_token_id]
         return self._tokenizer.encode("", call.has_special_tokens is not False) or begin

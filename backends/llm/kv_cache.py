@@ -1,4 +1,4 @@
-"""Block tables of sequences: what the prefix cache gives them, what they take, and what they give back.
+"""Block tables of sequences: blocks from the prefix cache, blocks that they take, and blocks that they give back.
 
 Knows sequences and the pool, no device: the tensors behind the blocks are the runner's.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .block_hash import extend_hashes, root_hash
-from .blocks import NULL_BLOCK, BlockPool
-from .held_blocks import held_blocks
+from .blocks import NULL_BLOCK, BlockPool, extend_hashes, held_blocks, root_hash
 from .sequence import Sequence
 
 
@@ -90,7 +88,7 @@ class KvManager:
                     break
                 blocks.append(block)
             return blocks
-        # The longest prefix of which the last blocks are there, as far back as the next token sees.
+        # The longest prefix whose last blocks are cached, as far back as the next token sees.
         end = min(most, len(hashes))
         while end > 0:
             first = self._first_seen(end)
@@ -138,7 +136,7 @@ class KvManager:
         table = sequence.block_ids
         if self.window is None:
             return
-        # Never the last one: what is being written lies there.
+        # Never the last one, which is being written.
         end = min(self._first_seen(0, position), len(table) - 1)
         start = end
         while start > 0 and table[start - 1] != NULL_BLOCK:

@@ -1,16 +1,44 @@
-"""How many blocks an engine's KV cache has."""
+"""How much memory the cache of keys and values, and recurrent states, may take."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import psutil
 import torch
 
+from modelserver.backend import DeviceMemory, Reservation
+from modelserver.backend import device_memory as budget_of
+
 from .attention.kv_blocks import KvBlocks, KvLayout
-from .device_memory import Reservation, available_bytes, device_memory
-from .held_blocks import held_blocks
+from .blocks import held_blocks
 from .options import EngineOptions
+
+if TYPE_CHECKING:
+    from .models.recurrent_states import RecurrentStates
+
+__all__ = ["DeviceMemory", "Reservation", "available_bytes", "device_memory"]
+
+# Of a CPU's free memory; the rest is for other models, activations and the system.
+_CPU_SHARE = 0.4
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """The budget of `device`; a CUDA device without a number is the current one."""
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return budget_of(str(device))
+
+
+def available_bytes(device: torch.device, gpu_memory_utilization: float) -> int:
+    """The bytes that KV caches may take now: a GPU's share less the memory in use, or a part of a CPU's free memory."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(free - total * (1 - gpu_memory_utilization))
+    return int(psutil.virtual_memory().available * _CPU_SHARE)
+
 
 logger = logging.getLogger(__name__)
 
@@ -86,3 +114,23 @@ def reserve_kv_memory(
         (options.max_num_seqs * per_sequence + 1) * block_bytes / _MIB,
     )
     return KvMemory(blocks, reservation)
+
+
+def reserve_states(states: RecurrentStates, options: EngineOptions, *, device: torch.device, what: str) -> Reservation:
+    """Slots for `max_num_seqs` sequences, allocated. UnavailableError, if there is too little memory for them."""
+    num_bytes = states.num_bytes(options.max_num_seqs)
+    reservation = device_memory(device).reserve(
+        num_bytes,
+        available=available_bytes(device, options.gpu_memory_utilization),
+        least=num_bytes,
+        what=what,
+        purpose=f" for the states of max_num_seqs {options.max_num_seqs} sequences",
+        advice="lower max_num_seqs, or unload a model",
+    )
+    try:
+        states.allocate(options.max_num_seqs)
+    except BaseException:
+        reservation.release()
+        raise
+    reservation.settle()
+    return reservation

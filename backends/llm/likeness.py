@@ -61,7 +61,7 @@ def _windows(directory: Path, text: str) -> list[list[int]]:
 
 
 def _read(directory: Path, windows: Sequence[list[int]]) -> list[TokenLogprobs]:
-    """What a model says of each token but the first of a window."""
+    """A model's predictions of each token of a window, except the first."""
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=_NUM_TOP)
     with LLM(directory, max_model_len=max(map(len, windows)) + 1) as model:
         outputs = model.generate(list(windows), params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -11,15 +12,98 @@ from modelserver.backend import InvalidArgumentError, UnavailableError
 
 from .checkpoint import open_checkpoint
 from .engine import Engine
-from .generation import GenerationRequest
+from .generation import GenerationRequest, SequenceOutput
 from .json_fields import quote
 from .options import EngineOptions
-from .prompts import Message, Prompt, is_conversation, make_request
-from .request_output import RequestOutput
+from .plan import TokenLogprobs
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from .text.tokenizer import Tokenizer
+
+# Text, token ids, or a mapping with "prompt" or "prompt_token_ids" (and "cache_salt"), as vLLM has it.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+
+
+def make_request(
+    prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True
+) -> GenerationRequest:
+    """Raises InvalidArgumentError for what is no prompt, and for text without a tokenizer."""
+    cache_salt = ""
+    given: Any = prompt
+    if isinstance(prompt, Mapping):
+        cache_salt = str(prompt.get("cache_salt") or "")
+        given = prompt.get("prompt", prompt.get("prompt_token_ids"))
+        if given is None:
+            raise InvalidArgumentError("a prompt that is a mapping must have 'prompt' or 'prompt_token_ids'")
+    if isinstance(given, str):
+        if tokenizer is None:
+            raise InvalidArgumentError("a prompt of text needs a tokenizer, and this model has none; give token ids")
+        token_ids = tokenizer.encode(given, add_special_tokens=add_special_tokens)
+        return GenerationRequest(token_ids, params, cache_salt=cache_salt, prompt_text=given)
+    if not isinstance(given, Sequence) or not all(isinstance(token, int) for token in given):
+        raise InvalidArgumentError(f"a prompt must be text or a list of token ids, got {quote(given)}")
+    return GenerationRequest(list(given), params, cache_salt=cache_salt)
+
+
+def is_conversation(messages: Sequence[Any]) -> bool:
+    """Whether these are the messages of one conversation, and not several conversations."""
+    return bool(messages) and isinstance(messages[0], Mapping)
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One choice so far. `finish_reason` is "stop", "length", or None while it runs."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def take(self, output: SequenceOutput) -> None:
+        self.text += output.text
+        self.token_ids += output.token_ids
+        self.cumulative_logprob = output.cumulative_logprob
+        if output.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *output.logprobs]
+        if output.finish_reason is not None:
+            self.finish_reason = output.finish_reason.value
+            self.stop_reason = output.stop_reason
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request so far. `finished`: no choice runs any more. `prompt` is None for prompts that came as tokens."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    finished: bool = False
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> RequestOutput:
+        choices = [CompletionOutput(index) for index in range(request.params.n)]
+        return cls(request.request_id, request.prompt_text, request.prompt_token_ids, choices)
+
+    def take(self, output: SequenceOutput) -> None:
+        """Add what the engine has said of one choice."""
+        self.outputs[output.choice].take(output)
+        if output.choice == 0:
+            self.num_cached_tokens = output.num_cached_tokens
+            self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        if output.finish_reason is not None:
+            self.finished = all(choice.finish_reason is not None for choice in self.outputs)
+
+    def copy(self) -> RequestOutput:
+        """The current state, which later outputs do not change."""
+        return replace(self, outputs=[replace(choice, token_ids=list(choice.token_ids)) for choice in self.outputs])
 
 
 class LLM:
@@ -27,7 +111,7 @@ class LLM:
     `dtype="float32"`.
 
     Raises ServerErrors that name the file or the option. One thread at a time may call it; `close` it, or use `with`.
-    What is asked of it afterwards raises UnavailableError.
+    Later calls raise UnavailableError.
     """
 
     is_closed = False

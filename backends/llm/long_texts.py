@@ -1,4 +1,4 @@
-"""Requests whose text takes its time to become tokens: it is read beside the worker's thread, so that nobody waits."""
+"""Requests with long texts, which are tokenised beside the worker's thread, so that others do not wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from threading import Event
 
 from modelserver.backend import CancelledError, InferRequest, InferResponse, InternalError, ResponseSender, ServerError
 
-from .read_request import ReadRequest
+from .call import ReadRequest
 from .text.tokenizer import LONG_TEXT, LengthCheck
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class _Reading:
 class LongTexts:
     """Called from the worker's thread. The threads that read begin with the first long text and end with `close`.
 
-    At most `most`: then it has no room, and whoever adds requests waits.
+    At most `most`: then it has no room, and further requests wait in the queue.
     """
 
     def __init__(self, most: int) -> None:

@@ -23,7 +23,7 @@ class EngineOptions:
     how many there are (one of them is for padding). `scheduling_policy` is "fcfs" or "priority" (lower goes first).
     `pooling`, `normalize` and `default_prompt_name` are of embeddings; None: as the checkpoint has it.
     `disable_any_whitespace`: structured JSON has no blanks between its elements, unless a request says otherwise.
-    `structured_outputs_backend`: "guidance" or "xgrammar" compiles what texts must be; None: what is installed.
+    `structured_outputs_backend`: "guidance" or "xgrammar" compiles structured outputs; None: the installed one.
 
     Raises InvalidArgumentError, which names the option, when one is out of its range.
     """

@@ -1,4 +1,4 @@
-"""What one step of the engine computes, and what came of it: all that scheduler and runner say to each other."""
+"""The plan of one step of the engine, and its result: the interface between scheduler and runner."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TokenLogprobs:
 
 
 class SampledToken(NamedTuple):
-    """What the sampler chose for one row."""
+    """The sampler's choice for one row."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -62,7 +62,7 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave. `sampled` has the tokens of each chunk with `num_sampled`, in the order of the plan.
+    """The result of a step. `sampled` has the tokens of each chunk with `num_sampled`, in the order of the plan.
 
     They are the sequence's next tokens, at least one and at most `num_sampled`: a draft that is not what was sampled
     in its place ends them.

@@ -30,7 +30,7 @@ METHODS = ("int4", "int8", "fp8")
 
 @dataclass(frozen=True, slots=True)
 class QuantizedCopy:
-    """What was written: how many modules were rounded, and the linear ones that stay in floats."""
+    """The result: how many modules were rounded, and the linear ones that stay in floats."""
 
     num_rounded: int
     kept: tuple[str, ...]

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from .draw import DrawInputs, draw_on_device, draw_on_host
+from .draw import DrawInputs, draw_on_device, draw_on_host, uniform
 from .grammar.matcher import allowed_mask, fill_masks
 from .logit_rules import apply_rules, forbid_on_device, forbid_on_host
-from .logprobs import LogprobRows, rank_tokens
-from .noise import uniform
 from .plan import SampledToken, TokenLogprobs
 from .sampler_state import SamplerState
 
@@ -28,6 +26,41 @@ if TYPE_CHECKING:
     from .sampling_params import SamplingParams
     from .sequence import Sequence
     from .text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """Log-probabilities of rows, still on the device: the tokens' own with their ranks, and the best `num_top`."""
+
+    logprobs: torch.Tensor  # float32 [rows]
+    ranks: torch.Tensor  # int64 [rows]
+    top_logprobs: torch.Tensor  # float32 [rows, max(num_top)]
+    top_token_ids: torch.Tensor  # int64 [rows, max(num_top)]
+    num_top: tuple[int, ...]
+
+    def read(self) -> list[TokenLogprobs]:
+        logprobs, ranks = self.logprobs.tolist(), self.ranks.tolist()
+        top_logprobs, top_token_ids = self.top_logprobs.tolist(), self.top_token_ids.tolist()
+        return [
+            TokenLogprobs(
+                logprobs[row], ranks[row], tuple(zip(top_token_ids[row][:num], top_logprobs[row], strict=False))
+            )
+            for row, num in enumerate(self.num_top)
+        ]
+
+
+def rank_tokens(logits: torch.Tensor, token_ids: torch.Tensor, num_top: Rows[int]) -> LogprobRows:
+    """`logits` float32 [rows, vocabulary], a token id and a number of alternatives per row.
+
+    A rank is one more than the number of tokens that are strictly more probable.
+    """
+    counts = tuple(min(num, logits.shape[1]) for num in num_top)
+    chosen = logits.gather(1, token_ids.unsqueeze(1))
+    norms = logits.logsumexp(dim=-1, keepdim=True)
+    ranks = (logits > chosen).sum(dim=-1) + 1
+    top = logits.topk(max(counts, default=0), dim=-1)
+    return LogprobRows((chosen - norms).squeeze(1), ranks, top.values - norms, top.indices, counts)
+
 
 # Rows of a prompt whose log-probabilities are computed at once: bounds what the copies of the logits take.
 _PROMPT_ROWS = 256
@@ -50,7 +83,7 @@ class SampledRows:
 
 
 class Sampler:
-    """Keeps nothing but constants; what it must remember of a sequence is in `Sequence.sampler_state`."""
+    """Draws tokens. It holds only constants; the state of a sequence is in `Sequence.sampler_state`."""
 
     def __init__(self, *, eos_token_ids: Iterable[int] = (), tokenizer: Tokenizer | None = None) -> None:
         self._eos_token_ids = frozenset(eos_token_ids)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from .noise import uniform
+from .draw import uniform
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ class Scheduler:
         return len(self._waiting)
 
     def can_fit(self, num_tokens: int) -> bool:
-        """Whether a sequence may grow to so many tokens; one that may not must not be added."""
+        """Whether a sequence may grow to this many tokens; one that may not must not be added."""
         return self._kv.most_tokens(num_tokens) == num_tokens
 
     def add(self, sequence: Sequence) -> None:
@@ -155,7 +155,7 @@ class Scheduler:
         self._waiting.push(victim)
 
     def _plan_waiting(self, chunks: list[Chunk], admitted: list[Sequence], budget: int) -> None:
-        """Admit in order for as long as budget and blocks last; nobody overtakes the first who does not fit."""
+        """Admit in order while budget and blocks last; no sequence overtakes the first that does not fit."""
         while budget and len(self._running) < self._max_num_seqs:
             sequence = self._waiting.first()
             # After a preemption in mid-air its last token is on its way to the host.
@@ -236,7 +236,7 @@ class Scheduler:
         heappush(self._free_slots, sequence.slot)
 
     def check_integrity(self) -> None:
-        """Assert that those who run are in order and hold their blocks, and that nobody else holds any."""
+        """Assert that running sequences are in order and hold their blocks, and that no others hold any."""
         keys = [self._key(sequence) for sequence in self._running]
         assert keys == sorted(keys), f"those who run are out of order: {keys}"
         assert all(sequence.status is SequenceStatus.RUNNING for sequence in self._running), (

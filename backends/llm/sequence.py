@@ -1,8 +1,9 @@
-"""One continuation that the engine generates: its tokens, its blocks, and how far it is."""
+"""One continuation that the engine generates: its tokens, its blocks, its progress, and whether it stops."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,13 +48,13 @@ class Sequence:
     # The seed of this sequence's noise: its tokens depend on it and their positions only, never on the batch.
     seed: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
-    # While it runs, which of the `max_num_seqs` slots is its own: what a network keeps of it lies there.
+    # Its slot among `max_num_seqs` while it runs, which holds the network's state of it.
     slot: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_placeholders: int = 0
-    # With so many tokens it ends: by max_tokens or the model's length.
+    # The number of tokens at which it ends, by max_tokens or the model's length.
     max_num_tokens: int = 0
     # Its next token cannot be sampled before the host has read the last one (constrained decoding, penalties).
     is_host_bound: bool = False
@@ -68,7 +69,7 @@ class Sequence:
     # The stop string or token id that ended it; None for end-of-sequence or length.
     stop_reason: str | int | None = None
     matcher: Any = None
-    # What the sampler keeps of it: token counts, banned words (`sampler_state`).
+    # The sampler's state of it: token counts, banned words (`sampler_state`).
     sampler_state: Any = None
 
     @property
@@ -82,3 +83,16 @@ class Sequence:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+
+def find_stop(sequence: Sequence, token_id: int, eos_token_ids: AbstractSet[int]) -> FinishReason | None:
+    """End of sequence, then stop tokens (which are the `stop_reason`), then length; before `min_tokens` length only."""
+    params = sequence.params
+    num_tokens = len(sequence.token_ids)
+    if num_tokens - sequence.num_prompt_tokens >= params.min_tokens:
+        if token_id in eos_token_ids and not params.ignore_eos:
+            return FinishReason.STOP
+        if token_id in params.stop_token_ids:
+            sequence.stop_reason = token_id
+            return FinishReason.STOP
+    return FinishReason.LENGTH if num_tokens >= sequence.max_num_tokens else None

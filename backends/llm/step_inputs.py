@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .attention.batch import AttentionBatch
+from .attention.paged import AttentionBatch
 from .plan import Chunk
 
 

@@ -1,4 +1,4 @@
-"""What a request asks its text to be, in one form; vLLM has had three. Compiled by `grammar/`."""
+"""A request's structured output in one form; vLLM has had three. Compiled by `grammar/`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def check_structured_outputs(name: str, value: Any) -> dict[str, Any]:
 
 
 def with_default(asked: Mapping[str, Any], *, is_compact: bool) -> Mapping[str, Any]:
-    """What was checked, with the engine's choice where a request for JSON says nothing of blanks."""
+    """The checked value, with the engine's choice of blanks if a request for JSON does not set it."""
     if not is_compact or COMPACT in asked or asked.keys().isdisjoint(("json", "json_object")):
         return asked
     return {**asked, COMPACT: True}

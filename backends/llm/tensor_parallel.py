@@ -27,10 +27,10 @@ import torch.distributed as dist
 
 from modelserver.backend import InternalError, InvalidArgumentError
 
-from .attention.batch import AttentionBatch
 from .attention.choose import make_attention
 from .attention.chunked import make_sdpa
 from .attention.kv_blocks import KvBlocks
+from .attention.paged import AttentionBatch
 from .checkpoint import open_checkpoint
 from .compute_thread import share_of_threads
 from .fresh_sequences import compute_fresh
@@ -45,13 +45,13 @@ _SUM_TIMEOUT = timedelta(minutes=30)
 # All ranks are there when they begin to connect.
 _CONNECT_TIMEOUT = timedelta(minutes=1)
 _CLOSE_S = 10.0
-# Of what a rank has written, what the error of its death quotes.
+# How much of the end of a rank's output the error of its death quotes.
 _LAST_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a follower must know to join. `place` is the checkpoint's, `store` a file in which ranks find each other."""
+    """The settings of a follower. `place` is the checkpoint's; ranks find each other by the file `store`."""
 
     place: Path
     options: EngineOptions
@@ -240,7 +240,7 @@ def join(store: Path, index: int, size: int, device: str) -> Rank:
 
 
 def follow(descriptor: int) -> None:
-    """What the other ranks' processes run."""
+    """The main function of the other ranks' processes."""
     with Connection(descriptor) as pipe:
         membership: Membership = pipe.recv()
         options = rank_options(membership.options, membership.index)

@@ -82,7 +82,7 @@ _LOAD_ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """A session on a device, what its file says of it, and the device memory that it was promised."""
+    """A session on a device, the signature of its file, and the device memory reserved for it."""
 
     session: Any
     signature: FileSignature
@@ -227,7 +227,7 @@ class OnnxBackend(Backend):
             return _new_session(self._path, self._options, [(CPU, {})])
 
     def _reserve(self, placement: Placement) -> Reservation:
-        """What the session will take of the GPU, by the config's word or by what its weights are on disk."""
+        """The GPU memory that the session will take: from the config, or the size of its weights on disk."""
         context = self.context
         config_bytes = context.int_parameter(_MEMORY_BYTES)
         num_bytes = config_bytes or sum(file.stat().st_size for file in self._path.parent.glob("*") if file.is_file())
@@ -243,7 +243,7 @@ class OnnxBackend(Backend):
 def _new_session(path: Path, options: Any, asked: Sequence[Provider]) -> Any:
     """A session by what was asked, and not by something else: ONNX Runtime's own way to fall back is switched off."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # what is missing was found before, or is found after
+        warnings.simplefilter("ignore", UserWarning)  # missing providers are reported before or after this
         return onnxruntime.InferenceSession(path, options, list(asked), enable_fallback=0)
 
 

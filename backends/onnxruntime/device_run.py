@@ -16,7 +16,7 @@ from modelserver.backend import Array
 
 from .pinned import Staging
 
-# Each captured graph keeps device memory; shapes beyond so many are executed without one.
+# Each captured graph keeps device memory, so at most this many shapes have one.
 MAX_GRAPHS = 16
 _GRAPH_ID = "gpu_graph_id"
 _NO_GRAPH = "-1"

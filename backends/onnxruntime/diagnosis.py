@@ -1,4 +1,4 @@
-"""What a look at this machine says of the onnxruntime backend. Imports ONNX Runtime only when asked."""
+"""Checks this machine for the onnxruntime backend. Imports ONNX Runtime only when asked."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def diagnose_distributions(version_of: Callable[[str], str | None] = installed_v
 
 
 def diagnose_providers(distribution: Finding, has_gpu: bool) -> Sequence[Finding]:
-    """What the installed library can compute with, where there is one that can be imported."""
+    """The devices that the installed library supports, if it can be imported."""
     if distribution.level is FindingLevel.WARNING:
         return ()
     try:

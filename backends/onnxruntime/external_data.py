@@ -1,7 +1,7 @@
 """Where an ONNX file keeps weights outside of itself, found without reading the weights or the onnx package.
 
-A model may only name files of its own version directory: a path that leads out would let whoever writes a model read
-what the server can read. ONNX Runtime refuses such paths since 1.24, older ones do not all.
+A model may only name files of its own version directory: with other paths, the author of a model could read any file
+that the server can read. ONNX Runtime refuses such paths since 1.24; older versions do not refuse all of them.
 
 The file is one protobuf message (onnx.proto); what follows knows just the fields that lead to tensors.
 """
@@ -38,7 +38,7 @@ def external_locations(content: Bytes) -> set[str]:
     found: set[str] = set()
     if content.find(_LOCATION) < 0:
         return found  # most files: it is not worth the walk
-    # What is still to be read: message, begin, end, depth.
+    # The parts still to read: message, begin, end, depth.
     waiting = [("model", 0, len(content), 0)]
     while waiting:
         message, begin, end, depth = waiting.pop()

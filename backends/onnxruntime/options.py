@@ -57,7 +57,7 @@ def bare_options(context: BackendContext) -> Any:
 def run_options(context: BackendContext) -> tuple[Any, Any | None, int]:
     """Options of a run, those of one that gives memory back, and of how many runs one does that.
 
-    None in place of the second where nobody asked for it. Raises ConfigError for what each run would refuse.
+    The second is None if the config does not ask for it. Raises ConfigError for values that each run would refuse.
     """
     plain = _quiet_run()
     devices = context.config.parameters.get(_ARENA_SHRINKAGE)

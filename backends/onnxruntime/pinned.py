@@ -1,6 +1,6 @@
 """Staging of inputs in memory that the GPU reads by itself: page-locked, and kept from run to run.
 
-What comes from a socket lies in pageable memory, which the driver would copy through a buffer of its own, piece by
+Data from a socket lies in pageable memory, which the driver would copy through a buffer of its own, piece by
 piece. Memory is allocated by the CUDA runtime that ONNX Runtime has loaded (cudaHostAlloc of the CUDA Runtime API).
 """
 

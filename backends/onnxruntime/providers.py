@@ -1,4 +1,4 @@
-"""A model's config -> execution providers: what it asks for, and whether it got that.
+"""A model's config -> execution providers: the ones that it asks for, and whether the session has them.
 
 ONNX Runtime takes a provider that it cannot load as a hint, and computes on the CPU without a word. Here that fails the
 load, unless the config allows it (parameter `allow_cpu_fallback`).
@@ -36,7 +36,7 @@ TENSORRT_RTX = "NvTensorRTRTXExecutionProvider"
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """What `execution_accelerators` calls an execution provider, and what brings it. `on_gpu`: it needs a GPU."""
+    """An execution provider by its name in `execution_accelerators`, and its package. `on_gpu`: it needs a GPU."""
 
     provider: str
     distribution: str
@@ -75,11 +75,11 @@ _PROFILE_KEYS = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profil
 def wanted_providers(context: BackendContext, placement: Placement) -> list[Provider]:
     """The providers that the config asks for on a placement, the best first, without the CPU's at the end.
 
-    Raises ConfigError for an accelerator that nobody knows, that is not for this kind of device, or has bad parameters.
+    Raises ConfigError for an accelerator that is unknown, not for this kind of device, or has bad parameters.
     """
     on_gpu = placement.kind is DeviceKind.GPU
     wanted = _accelerated(context, placement)
-    # TensorRT for RTX is a plugin of the build of ONNX Runtime that has no CUDA: what it leaves, the CPU computes.
+    # TensorRT for RTX is a plugin of ONNX Runtime's build without CUDA: the CPU computes nodes that it refuses.
     if on_gpu and not any(name in (CUDA, TENSORRT_RTX) for name, _ in wanted):
         wanted.append((CUDA, _cuda_options(context, context.config.parameters, placement)))
     return wanted
@@ -135,7 +135,7 @@ def available_providers(
 
 
 def check_session(context: BackendContext, asked: Sequence[Provider], got: Collection[str]) -> str | None:
-    """What a session that stands has not got of the providers that were asked for; None if it has all.
+    """The requested providers that a session lacks, in words; None if it has all.
 
     Raises UnavailableError, unless the config allows the CPU in its place.
     """
@@ -155,7 +155,7 @@ def check_session(context: BackendContext, asked: Sequence[Provider], got: Colle
 
 
 def may_fall_back(context: BackendContext) -> bool:
-    """Whether the config allows the CPU in place of what it asks for."""
+    """Whether the config allows the CPU in place of a requested provider."""
     return context.bool_parameter(ALLOW_CPU_FALLBACK)
 
 

@@ -28,7 +28,7 @@ _DATATYPES = {
     "string": Datatype.BYTES,
     "bfloat16": Datatype.BF16,
 }
-# What classifiers of scikit-learn and its like give by default (ZipMap): for each row a value for each class.
+# The default output of scikit-learn's and similar classifiers (ZipMap): for each row a value for each class.
 _ROWS_OF_MAPS = re.compile(r"seq\(map\((?:string|int64),tensor\((float|double|int64)\)\)\)")
 
 
@@ -36,7 +36,7 @@ _WAY_OUT = "export the model with plain tensors (scikit-learn: options={'zipmap'
 
 
 def session_signature(session: Any, outputs: tuple[str, ...] = ()) -> FileSignature:
-    """What `session` takes and gives; of its outputs only those named, or all that a tensor can carry.
+    """The inputs and outputs of `session`; of its outputs only those named, or all that fit a tensor.
 
     A sequence of maps is such an output: [rows, keys], by ascending keys.
 

@@ -1,4 +1,4 @@
-"""The server's side of the Python backend: what a child process is to build, and with which limits."""
+"""The server's side of the Python backend: the recipe and the limits of its child processes."""
 
 from __future__ import annotations
 

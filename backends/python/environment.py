@@ -19,7 +19,7 @@ REQUIREMENTS = "REQUIREMENTS"
 _REQUIREMENTS_FILE = "requirements.txt"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _IGNORE = "ignore"
-# What the interpreter tells of itself; it must be able to import what the server's packages were built for.
+# Describes the interpreter, which must be compatible with the server's packages.
 _ASK = "import sys, json; print(json.dumps([sys.implementation.name, *sys.version_info[:2]]))"
 _ASK_TIMEOUT_S = 60.0
 
@@ -35,7 +35,7 @@ class PythonEnvironment:
 def environment_of(context: BackendContext) -> PythonEnvironment:
     """The environment of a model, built or unpacked if that has not been done before. Blocking.
 
-    Raises ServerError: what is wrong with the path or the archive, or the last lines of what the installer said.
+    Raises ServerError for a bad path or archive, or with the last lines of the installer's output.
     """
     interpreter = _brought(context)
     requirements = _requirements(context)
@@ -124,7 +124,7 @@ def _check_version(context: BackendContext, interpreter: str) -> None:
 
 
 def _variables(interpreter: Path) -> dict[str, str]:
-    """What "activating" the environment would set; and where the child finds what the server is made of."""
+    """The variables that "activating" the environment sets, and the paths of the server's own packages."""
     prefix = interpreter.parent.parent
     libraries = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     own = {name: str(Path(sys.modules[name].__file__ or "")) for name in ("modelserver", __package__.split(".")[0])}

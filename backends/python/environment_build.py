@@ -20,7 +20,7 @@ from modelserver.backend import InternalError, InvalidArgumentError
 
 logger = logging.getLogger(__name__)
 
-# Written last: what has no such file is unfinished.
+# Written last: an environment without this file is unfinished.
 _COMPLETE = ".complete"
 _BUILD_TIMEOUT_S = 1800.0
 
@@ -111,7 +111,7 @@ def build_environment(
 
 
 def run_program(command: Sequence[str], *, timeout_s: float, what: str, num_lines: int = 20) -> str:
-    """What a program writes. Raises InternalError that begins with `what` and ends with its last lines."""
+    """The output of a program. Raises InternalError that begins with `what` and ends with its last lines."""
     try:
         done = subprocess.run(  # noqa: S603
             command,

@@ -45,7 +45,7 @@ class CoroutineRunner:
         self._thread: LoopThread | None = None
 
     def complete(self, result: Any) -> Any:
-        """`result`; of a coroutine, what it returns or raises. Blocks until then."""
+        """`result`; for a coroutine, wait for its result. Blocks."""
         if not inspect.isawaitable(result):
             return result
         outcome = asyncio.run_coroutine_threadsafe(_outcome(result), self._loop()).result()
@@ -73,7 +73,7 @@ class _Raised:
 
 
 async def _outcome(result: Awaitable[Any]) -> Any:
-    """What it returns or raises; what ends a program would end the loop."""
+    """The result of a coroutine, with exceptions that end a program converted, because they would end the loop."""
     try:
         return await result
     except BaseException as error:
@@ -82,7 +82,7 @@ async def _outcome(result: Awaitable[Any]) -> Any:
 
 # Whether a model uses response senders: its server must know before the first request, and they cost each a little.
 _NAME = b"get_response_sender"
-# What a module that deals with requests has among its names: pb_utils itself, or a class or function of it.
+# A module that handles requests has one of these among its names: pb_utils itself, or a class or function of it.
 _OURS = frozenset(map(id, (pb_utils, *filter(callable, (getattr(pb_utils, name) for name in pb_utils.__all__)))))
 
 
@@ -182,7 +182,7 @@ def import_model(path: Path, model_directory: Path, version_directory: str = "")
 
 
 class PythonInstance(BatchInstance):
-    """Turns batches into the model's requests, and checks what it answers."""
+    """Turns batches into the model's requests, and checks its answers."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class PythonInstance(BatchInstance):
         return None
 
     def on_sequence_end(self, correlation_id: int | str, reason: str) -> None:
-        """Beyond Triton: a model may define this to free what it keeps of a sequence."""
+        """Beyond Triton: a model may define this to free the state of a sequence."""
         if hasattr(self._model, "on_sequence_end"):
             self._complete(self._model.on_sequence_end(correlation_id, reason))
 
@@ -347,7 +347,7 @@ class PythonInstance(BatchInstance):
 
 
 class _WrongReturn(Exception):
-    """What `execute` returned is not what it must return."""
+    """The error for a wrong return value of `execute`."""
 
 
 class ProbedPythonInstance(PythonInstance):

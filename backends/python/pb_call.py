@@ -1,4 +1,4 @@
-"""Calls of other models from within a model: what `InferenceRequest.exec` and `async_exec` do."""
+"""Calls of other models from within a model: `InferenceRequest.exec` and `async_exec`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pb_tensor import Tensor
 
 
 class Phase(enum.Enum):
-    """What a model is doing: other models may be called from `execute` on only."""
+    """The phase of a model: other models may be called only from `execute` on."""
 
     STARTING = 0
     SERVING = 1
@@ -23,7 +23,7 @@ class Phase(enum.Enum):
 
 
 class Execution:
-    """What this process executes: a model, and of its requests the number of the first, and how many there are."""
+    """The batch in progress: the model, the number of its first request, and the number of requests."""
 
     phase = Phase.STARTING
     model_name = ""

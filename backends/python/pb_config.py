@@ -1,4 +1,4 @@
-"""`pb_utils.ModelConfig`: what `auto_complete_config` may add to a model's config, and what contradicts it."""
+"""`pb_utils.ModelConfig`: the fields that `auto_complete_config` may add to a config, and their contradictions."""
 
 from __future__ import annotations
 

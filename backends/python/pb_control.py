@@ -35,7 +35,7 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Unload a model; it finishes what it has accepted. Raises TritonModelException."""
+    """Unload a model; it finishes accepted requests. Raises TritonModelException."""
     name = text_of("model_name", model_name)
     if not isinstance(unload_dependents, bool | np.bool_):
         raise TypeError(f"unload_dependents must be a bool, got {type(unload_dependents).__name__}")
@@ -43,7 +43,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str | int = "") -> bool:
-    """Whether the model can answer now; false for one that nobody knows."""
+    """Whether the model can answer now; false for an unknown model."""
     name = text_of("model_name", model_name)
     version = str(model_version) if isinstance(model_version, int) else text_of("model_version", model_version)
     return bool(_ask("Failed to check model readiness: ", "is_model_ready", name=name, version=version))

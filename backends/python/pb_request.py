@@ -140,7 +140,7 @@ class InferenceRequest:
 
     @classmethod
     def of(cls, request: InferRequest, output_names: Sequence[str], convert: Convert | None = None) -> InferenceRequest:
-        """The model's view of a request; `output_names` are what it wants when it does not say.
+        """The model's view of a request; `output_names` are the outputs if it names none.
 
         `convert` is for its response sender.
         """

@@ -1,4 +1,4 @@
-"""What `import triton_python_backend_utils as pb_utils` gives a model: Triton's names, over this server."""
+"""The module that models import as `triton_python_backend_utils`: Triton's names, over this server."""
 
 from __future__ import annotations
 

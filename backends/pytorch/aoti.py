@@ -2,7 +2,7 @@
 
 A call holds the interpreter's lock from start to end, so these models live in processes of their own
 (`TorchBackend.needs_process`). The library runs only on machines like the one that it was compiled on, and dies of an
-illegal instruction elsewhere; what it says of itself is compared before it is loaded.
+illegal instruction elsewhere; its metadata are compared with this machine before it is loaded.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def unfit(
 
 
 def argument_names(spec: Any) -> tuple[str, ...]:
-    """What each tensor of a call (args, kwargs) is called, in flat order."""
+    """The name of each tensor of a call (args, kwargs), in flat order."""
     places, _ = pytree.tree_flatten_with_path(_numbered(spec))
     names = []
     for path, _ in places:
@@ -95,7 +95,7 @@ def argument_names(spec: Any) -> tuple[str, ...]:
 
 
 def result_names(spec: Any) -> tuple[str, ...]:
-    """What each tensor of a result is called, in flat order."""
+    """The name of each tensor of a result, in flat order."""
     places, _ = pytree.tree_flatten_with_path(_numbered(spec))
     return tuple("RESULT" + "".join(map(_key, path)) for path, _ in places)
 
@@ -119,7 +119,7 @@ def _flat_call(loader: Any) -> Callable[..., Any]:
 
 
 def _cpu_flags() -> frozenset[str]:
-    """The instruction sets of this CPU by Linux' names; empty where nobody tells."""
+    """The instruction sets of this CPU by Linux's names; empty if unknown."""
     try:
         lines = _CPU_INFO.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a PyTorch file is, by its content, and whether loading it would execute a pickle.
+"""The kind of a PyTorch file, by its content, and whether loading it would execute a pickle.
 
 `torch.save` and `torch.jit.save` both write a `.pt`; unpickling runs whatever code the file names, so the two are told
 apart before anything is loaded. An exported program is data and JSON, but may embed pickles and other code too. An
@@ -62,7 +62,7 @@ DAMAGE = (
 
 
 class FileKind(enum.Enum):
-    """What `torch` function reads the file."""
+    """The `torch` function that reads the file."""
 
     TORCHSCRIPT = "TorchScript archive"
     EXPORTED = "torch.export program"
@@ -170,7 +170,7 @@ def _torch_records(read: _Records) -> Iterator[str]:
 
 
 def first_lines(error: BaseException) -> str:
-    """What an error says, without the pages that torch puts behind it."""
+    """The message of an error, without the pages of text that torch appends."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     shown = " ".join(line.strip() for line in lines[:3])[:500]
     return shown if isinstance(error, RuntimeError | ValueError) and shown else f"{type(error).__name__}: {shown}"

@@ -67,7 +67,7 @@ class TorchBackend(Backend):
 
     @classmethod
     def needs_process(cls, context: BackendContext) -> bool:
-        """A package's library keeps the interpreter's lock while it computes, and nobody can check what it does."""
+        """A package's library holds the interpreter's lock while it computes, and its code cannot be checked."""
         return _kind_of(context, _model_path(context)) is FileKind.PACKAGE
 
     @classmethod
@@ -129,7 +129,7 @@ class TorchBackend(Backend):
             reservation.release()
         self._reservations.clear()
         if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # what was freed goes back to the device, for others
+            torch.cuda.empty_cache()  # gives freed memory back to the device
 
     def _new_program(self, device: str | None) -> Program:
         path = _model_path(self.context)
@@ -153,7 +153,7 @@ class TorchBackend(Backend):
         return program
 
     def _reserve(self, path: Path, device: str) -> Reservation:
-        """What the weights will take of a GPU: what the config says, or their size on disk."""
+        """The GPU memory of the weights: from the config, or their size on disk."""
         num_bytes = self.context.int_parameter(_MEMORY_BYTES) or path.stat().st_size
         free, _ = torch.cuda.mem_get_info(device)
         return device_memory(device).reserve(
@@ -177,7 +177,7 @@ def _device_of(placement: Placement) -> str | None:
 
 
 def _kind_of(context: BackendContext, path: Path) -> FileKind:
-    """What the file is, and what the config says that it is."""
+    """The kind of the file, by its content and by the config."""
     try:
         kind = file_kind(path)
     except OSError as error:

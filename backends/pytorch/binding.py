@@ -17,7 +17,7 @@ _POSITION = re.compile(r".*__(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What forward() takes: names in order, how many have no default, or one dict of tensors.
+    """The parameters of forward(): names in order, how many have no default, or one dict of tensors.
 
     `texts` are those that are lists of strings, as TorchScript declares them.
     """

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-# Each captured graph keeps device memory; shapes beyond so many are executed without one.
+# Each captured graph keeps device memory, so at most this many shapes have one.
 MAX_GRAPHS = 16
 _NUM_WARMUPS = 3
 # While one thread captures, no other may: captures of one process share the allocator's state.
@@ -30,7 +30,7 @@ class CudaLane:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Within, what is launched goes to the lane's stream."""
+        """Kernels launched within go to the lane's stream."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 

@@ -35,7 +35,7 @@ from .tensors import TORCH_DTYPES, from_texts, to_numpy, to_texts, to_torch
 
 log = logging.getLogger(__name__)
 
-# What PyTorch chose when it was imported, before any model said anything.
+# PyTorch's own settings at import, before any model changes them.
 _DEFAULT = torch.get_num_threads()
 _here = threading.local()
 

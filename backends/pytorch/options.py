@@ -40,7 +40,7 @@ class TorchOptions:
 
 
 def torch_options(context: BackendContext) -> TorchOptions:
-    """What the config says. Raises ConfigError for what it cannot mean."""
+    """The options of the config. Raises ConfigError for invalid values."""
     optimization = context.config.optimization
     cuda = optimization.cuda if optimization is not None else None
     pinned = optimization.input_pinned_memory if optimization is not None else None

@@ -1,4 +1,4 @@
-"""A loaded model: what to call, and which arguments it takes."""
+"""A loaded model: its function, and the arguments of that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .binding import Arguments
 from .options import TorchOptions
 from .tensors import DATATYPES
 
-# torch.export reads one program at a time: what it is reading is a global of its module (torch 2.13).
+# torch.export reads one program at a time, because its state is a global of its module (torch 2.13).
 _export_lock = threading.Lock()
 
 
@@ -81,7 +81,7 @@ def load_exported(path: Path, device: str | None) -> Program:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the tracebacks that torch.export prints of what it raises as well."""
+    """Suppress the tracebacks that torch.export prints of errors that it also raises."""
     logger = logging.getLogger("torch.export")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""What of a `.pt2` file is text that torch.export evaluates, and whether it is no more than sizes and operators.
+"""The texts in a `.pt2` file that torch.export evaluates, and whether they contain only sizes and operators.
 
 torch.export.load gives expressions of sizes to sympy's parser and guards to `exec`, and looks operators up by dotted
 names: any of them can be a program (torch 2.13, torch/_export/serde). What torch.export writes has a narrow form, and
@@ -25,7 +25,7 @@ _FUNCTIONS = frozenset(
 )
 _OPAQUE = re.compile(r"OpaqueUnaryFn_[a-z0-9_]+")
 _SIZE_NAME = re.compile(r"[suz]u?f?\d+")
-# What guards ask of the inputs `L`.
+# The attributes that guards read of the inputs `L`.
 _METHODS = frozenset({"size", "stride", "storage_offset", "dim", "shape", "ndim"})
 _GUARD_FUNCTIONS = _FUNCTIONS | {"L", "math", "min", "max", "abs"}
 _NODES = (
@@ -65,7 +65,7 @@ def check_program_text(program: Any, *, where: str) -> None:
 
 
 def _texts(program: Any) -> Iterator[tuple[str, str]]:
-    """What is evaluated, and as what."""
+    """A text that is evaluated, and its kind."""
     waiting = [program]
     while waiting:
         value = waiting.pop()

@@ -1,6 +1,6 @@
 """Whose word there is for a file that can run code when it is loaded: the operator's, by settings or the repository.
 
-What a client brings with a load request is nobody's word, neither the files nor the config.
+Files and configs that a client sends with a load request are not trusted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NATIVE_PLATFORM = "torch_aoti"
 
 
 def check_trust(context: BackendContext, kind: FileKind, path: Path) -> None:
-    """Raise UnsupportedError if loading the file would run code that nobody has vouched for."""
+    """Raise UnsupportedError if loading the file would run code that the operator has not vouched for."""
     model = f"model '{context.model_name}' version {context.version}"
     match kind:
         case FileKind.PACKAGE:

@@ -84,7 +84,7 @@ class RepeatInstance(BatchInstance):
                 )
             sender.finish()
         except InternalError:
-            pass  # the server has ended the request: nobody waits for the rest
+            pass  # the server has ended the request, so the rest is not needed
         finally:
             del self._threads[threading.current_thread()]
 

@@ -110,7 +110,7 @@ class TensorRTBackend(Backend):
     def load(self) -> None:
         context = self.context
         if not context.config.cc_model_filenames:
-            # What is wrong with the files is told first: it is wrong on every machine.
+            # Problems of the files are reported first, because they exist on every machine.
             source = find_source(context)
             if source.plan is not None:
                 check_trust(context, source.plan)
@@ -157,7 +157,7 @@ class TensorRTBackend(Backend):
         prepared = self._prepare(source, device)
         loaded = self._deserialize(prepared.plan, device, source)
         if loaded is None:
-            # What the cache holds does not run: once more, from the start.
+            # The cached engine does not run: build it again.
             prepared.forget()
             prepared = self._prepare(source, device)
             loaded = self._deserialize(prepared.plan, device, source, is_last=True)
@@ -217,7 +217,7 @@ def _engine_settings(context: BackendContext, source: ModelSource) -> EngineSett
 
 
 def _known_info(context: BackendContext, plan: Path, *, has_gpu: bool) -> EngineInfo | None:
-    """What is in a plan: as its sidecar says, or itself on a GPU; None if neither, and the config is whole."""
+    """The description of a plan, from its sidecar, or read on a GPU; None without either if the config is complete."""
     sidecar = read_sidecar(plan)
     if sidecar is not None:
         return sidecar.info

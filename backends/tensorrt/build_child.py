@@ -1,6 +1,7 @@
 """The process that builds one engine: a request on standard input, lines of JSON on standard output.
 
-`python -m <package>.build_child`. When standard input ends, whoever wanted the engine is gone, and so is this process.
+`python -m <package>.build_child`. When standard input ends, the process that wanted the engine is gone, and
+this one ends.
 """
 
 from __future__ import annotations

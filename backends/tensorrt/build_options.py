@@ -46,7 +46,7 @@ class BuildOptions:
     timing_cache: str = ""
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgumentError for values that nobody knows."""
+        """Raises InvalidArgumentError for unknown values."""
         _check("runtime", self.runtime, RUNTIMES)
         if self.precision in _QUANTIZED:
             raise InvalidArgumentError(
@@ -110,7 +110,7 @@ def options_of(context: BackendContext, plugins: tuple[str, ...]) -> BuildOption
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """All that the child process is told."""
+    """The complete input of the child process."""
 
     onnx: str
     plan: str

@@ -23,7 +23,7 @@ from .network_build import BuildFailedError, FailedNode, UnsupportedNodesError
 
 log = logging.getLogger(__name__)
 
-# What the child last wrote to its standard error, for the report of a crash.
+# How much of the end of the child's standard error is kept for a crash report.
 _KEPT_ERROR_BYTES = 4096
 _POLL_S = 0.2
 # Two builds at once take longer than one after the other, and twice the memory.
@@ -47,7 +47,7 @@ class BuildResult:
 
 
 Progress = Callable[[str, float], None]
-# Asked several times a second; a build that nobody wants any more is cancelled.
+# Called several times a second; a build that is no longer wanted is cancelled.
 IsWanted = Callable[[], bool]
 
 
@@ -122,7 +122,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _converse(child: subprocess.Popen[bytes], request: BuildRequest, watch: _Watch, tell: Progress) -> dict[str, Any]:
-    """The child's last word. Raises InternalError, with what it printed, when it ends without one."""
+    """The child's final message. Raises InternalError, with its output, if it ends without one."""
     assert child.stdin is not None, "it has pipes"
     errors = b""
     with contextlib.suppress(BrokenPipeError):  # it ended at once: its last words say why
@@ -169,7 +169,7 @@ def _lines(child: subprocess.Popen[bytes], check: Callable[[], None]) -> Iterato
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Nobody waits for it any more; it must be gone, and its pipes with it."""
+    """Kill the child and close its pipes."""
     child.kill()
     child.wait()
     for pipe in (child.stdin, child.stdout, child.stderr):

@@ -1,4 +1,4 @@
-"""What `modelserver build-engine` and `modelserver inspect` ask of this package, without a server or a config."""
+"""The functions behind `modelserver build-engine` and `modelserver inspect`, without a server or a config."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BuildCommand:
 
 @dataclass(frozen=True, slots=True)
 class BuiltPlan:
-    """What came of it."""
+    """The result."""
 
     plan: Path
     sidecar: Path

@@ -1,4 +1,4 @@
-"""What an engine, or the ONNX file that it is built from, says about a model's config: Triton's rules of autofill.
+"""Completes a model's config from an engine, or the ONNX file that it is built from: Triton's rules of autofill.
 
 Nothing here asks a GPU. An engine's first dimension is a batch if it is variable, or if the config says so.
 """
@@ -65,7 +65,7 @@ def complete_from_onnx(context: BackendContext, onnx: OnnxFile, largest_batch: i
             tensors[tensor.name] = FileTensor(tensor.name, tensor.datatype, tensor.shape)
     inputs = tuple(tensors[tensor.name] for tensor in onnx.inputs)
     outputs = tuple(tensors[tensor.name] for tensor in onnx.outputs)
-    # A config that flags shape tensors is written by somebody who knows; the built engine is compared with it.
+    # A config that flags shape tensors is taken at its word, and compared with the built engine later.
     specs: tuple[_Spec, ...] = (*context.config.input, *context.config.output)
     if any(spec.is_shape_tensor for spec in specs):
         return context.config
@@ -202,7 +202,7 @@ def check_ranges(model_name: str, config: ModelConfig, info: EngineInfo, profile
         tensor = tensors.get(spec.name)
         dims = spec.dims if spec.reshape is None else spec.reshape.shape
         if tensor is None or spec.allow_ragged_batch or len(dims) + first != len(tensor.dims):
-            continue  # what is wrong with the rank is said elsewhere
+            continue  # a wrong rank is reported elsewhere
         for place, size in enumerate(dims, first):
             ranges = [info.profiles[index][spec.name] for index in profiles]
             if size == -1 or any(bounds.min[place] <= size <= bounds.max[place] for bounds in ranges):

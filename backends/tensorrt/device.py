@@ -46,12 +46,12 @@ class Device:
         return f"{major}.{minor}"
 
     def free_bytes(self) -> int:
-        """What can be allocated now."""
+        """The memory that can be allocated now, in bytes."""
         free, _ = self.torch.cuda.mem_get_info(self.device_id)
         return int(free)
 
     def describe(self) -> dict[str, Any]:
-        """What an engine that is built here depends on."""
+        """The properties of the device that an engine built here depends on."""
         properties = self.torch.cuda.get_device_properties(self.device_id)
         return {
             "gpu": properties.name,

@@ -33,8 +33,8 @@ _DIAGNOSTICS = {
 class EngineSettings:
     """How a plan is loaded. `allows_host_code`: version-compatible plans carry a library, which is then executed.
 
-    `weight_streaming_bytes`: of the weights, what may lie on the device (None: all). `refit_onnx` is the file from
-    which a plan without weights gets them.
+    `weight_streaming_bytes`: the part of the weights that may be on the device (None: all). `refit_onnx` is the file
+    from which a plan without weights gets them.
     """
 
     plugins: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class EngineSettings:
 
 
 class LoadedEngine:
-    """`engine` is the library's, `info` what it takes and gives. Contexts are made from it by instances."""
+    """`engine` is the library's, `info` its inputs and outputs. Instances make contexts from it."""
 
     def __init__(self, trt: ModuleType, runtime: Any, engine: Any, info: EngineInfo, device: Device) -> None:
         self.trt: Any = trt

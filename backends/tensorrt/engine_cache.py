@@ -71,7 +71,7 @@ def cache_key(
 
 
 def _converter() -> str:
-    """What converts precisions: another version may convert otherwise."""
+    """The version of the library that converts precisions, because versions may convert differently."""
     try:
         return importlib.metadata.version("onnxruntime")
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What an engine takes and gives, in plain data: the base of every decision that needs no GPU.
+"""The inputs and outputs of an engine, in plain data: the base of every decision that needs no GPU.
 
 `from_engine` asks a loaded engine, which needs a GPU; a sidecar, the JSON file beside a plan, holds the same. Dims are
 those of the engine, with the batch dimension; -1 is variable.

@@ -23,7 +23,7 @@ from .runtime import logger_of
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """What an instance queues its work on. `copy_out` is a stream of its own for outputs, or the same one."""
+    """The streams of an instance. `copy_out` is a separate stream for outputs, or the same one."""
 
     compute: Any
     copy_out: Any
@@ -154,7 +154,7 @@ class Execution:
         return output
 
     def _grow(self, tensor: IoTensor) -> _Growing:
-        # One allocator for the life of the context: the binding keeps every one that it was ever given.
+        # One allocator for the life of the context, because the binding keeps every allocator that it gets.
         growing = self._growing.get(tensor.name)
         if growing is None:
             growing = self._growing[tensor.name] = _Growing(
@@ -227,7 +227,7 @@ def output_allocator_class(trt: Any) -> type[Any]:
             self.shape: Shape | None = None
 
         def reset(self) -> None:
-            """Before each execution: what the last one gave belongs to whoever has it."""
+            """Called before each execution: the outputs of the last one belong to their readers."""
             self.memory = None
             self.shape = None
 
@@ -271,5 +271,5 @@ def new_context(loaded: LoadedEngine, strategy: str, cuda_graphs: bool, runtime_
 
 
 def as_values(array: Array) -> Shape:
-    """What a shape tensor holds."""
+    """The values of a shape tensor."""
     return tuple(int(value) for value in np.asarray(array).reshape(-1))

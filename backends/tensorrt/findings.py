@@ -1,4 +1,4 @@
-"""What `modelserver doctor` says of TensorRT on this machine. Nothing is imported that could fail."""
+"""The findings of `modelserver doctor` about TensorRT on this machine. Imports nothing that could fail."""
 
 from __future__ import annotations
 

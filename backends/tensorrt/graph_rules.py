@@ -18,7 +18,7 @@ _SIZES_WITHOUT_BATCHER = (1, 2, 3, 4, 6, 8, 12, 16)
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """What one graph replays: whole shapes of all inputs. `smallest_batch` rows are enough to use it."""
+    """One graph: the complete shapes of all inputs. It is used for at least `smallest_batch` rows."""
 
     shapes: Mapping[str, Shape]
     batch: int
@@ -30,7 +30,7 @@ class GraphShape:
 
 
 def graph_shapes(config: ModelConfig, info: EngineInfo) -> tuple[tuple[GraphShape, ...], tuple[str, ...]]:
-    """The graphs that a config asks for, and in words what it asks for in vain. Raises ConfigError."""
+    """The graphs that a config asks for, and in words the ones that cannot be made. Raises ConfigError."""
     cuda = config.optimization.cuda if config.optimization is not None else None
     if cuda is None or not cuda.graphs:
         return (), ()
@@ -63,7 +63,7 @@ def graph_shapes(config: ModelConfig, info: EngineInfo) -> tuple[tuple[GraphShap
 
 
 def find_graph(graphs: Sequence[GraphShape], shapes: Mapping[str, Shape], *, batches: bool) -> GraphShape | None:
-    """The smallest graph that serves inputs of these shapes, filled up if need be."""
+    """The smallest graph that serves inputs of these shapes, padded if necessary."""
     fitting = [graph for graph in graphs if _serves(graph, shapes, batches)]
     return min(fitting, key=lambda graph: graph.batch, default=None)
 
@@ -86,7 +86,7 @@ def _model_dims(spec: object) -> Shape:
 
 
 def _batch_sizes(config: ModelConfig) -> Sequence[int]:
-    """Triton's choice: what its batcher prefers, or a row of small sizes."""
+    """Triton's choice: the preferred batch sizes, or several small sizes."""
     largest = config.max_batch_size
     if not largest:
         return (0,)

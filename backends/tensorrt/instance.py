@@ -26,14 +26,14 @@ from .profile_choice import choose_profile, smallest_batch
 from .runtime_cache import RuntimeCache
 
 # The device memory that the contexts of an instance take beside the engine's weights: scratch space for its layers.
-# It is promised out of the device's budget before the contexts are made, so that what does not fit is told at load.
+# It is reserved from the device's budget before the contexts are made, so that a model that does not fit fails at load.
 
 
 _PER_PROFILE = "ON_PROFILE_CHANGE"
 
 
 def scratch_bytes(loaded: LoadedEngine, settings: InstanceSettings) -> int:
-    """What TensorRT allocates for a context of each profile, and what all CUDA graphs of the instance share."""
+    """The memory of a context of each profile, and the memory that all CUDA graphs of the instance share."""
     engine: Any = loaded.engine
     largest = int(engine.device_memory_size_v2)
     if settings.allocation_strategy == _PER_PROFILE:
@@ -161,7 +161,7 @@ class TensorRTInstance(TensorInstance):
         )
 
     def _feed(self, tensor: IoTensor, inputs: Mapping[str, Array], rows: int) -> Array:
-        """What the engine gets for an input: of its own rank, and shape tensors with the batch in front."""
+        """The array for an engine's input: of the engine's rank, and shape tensors with the batch in front."""
         array = inputs.get(tensor.name)
         if array is None:
             raise InvalidArgumentError(f"input '{tensor.name}' is missing: a TensorRT engine has no optional inputs")

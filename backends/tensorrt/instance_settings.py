@@ -15,7 +15,7 @@ _STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
 
 @dataclass(frozen=True, slots=True)
 class InstanceSettings:
-    """What the config says about how instances run; `profiles` are those of the instance's group."""
+    """The config's settings of how instances run; `profiles` are those of the instance's group."""
 
     profiles: tuple[int, ...] = (0,)
     allocation_strategy: str = "STATIC"

@@ -24,7 +24,7 @@ from .source import BuildSource
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 3600
-# Progress in the log: a line for so much of the whole.
+# Progress is logged whenever this fraction more is done.
 _LOG_STEP = 0.1
 
 
@@ -75,7 +75,7 @@ def prepare_engine(context: BackendContext, source: BuildSource, device: Device)
 
 
 def build_target(source: BuildSource, flavour: Flavour, device: Device) -> Mapping[str, Any]:
-    """What an engine depends on beside its inputs. One for TensorRT for RTX runs on all that it was built for."""
+    """The key of an engine besides its inputs. One for TensorRT for RTX runs on all GPUs that it was built for."""
     options = source.options
     if flavour is Flavour.RTX:
         return {"targets": [device.compute_capability if it == "current" else it for it in sorted(options.targets)]}

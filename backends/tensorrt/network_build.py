@@ -22,7 +22,7 @@ from .precision import convert
 from .progress import PhaseTree, progress_monitor
 from .runtime import find_library, initialise_plugins, library_lock, library_version, logger_of
 
-# What the parser says of a file, by its code's name; every other code is about nodes.
+# The parser's errors about whole files, by the names of their codes; all other codes are about nodes.
 _FILE_CODES = {"MODEL_DESERIALIZE_FAILED", "INVALID_VALUE", "MEM_ALLOC_FAILED"}
 
 
@@ -50,14 +50,14 @@ class BuildFailedError(InvalidArgumentError):
 
 
 def _gpu_hint(request: BuildRequest) -> str:
-    """What is likely to be missing: TensorRT for RTX needs no GPU, but for weights that can be put into the engine."""
+    """The likely cause: TensorRT for RTX needs a GPU only for weights that can be put into the engine."""
     problem = find_problem() if request.options.weights != "keep" else ""
     return f"; weights are stripped or made replaceable on a machine with a GPU, and here {problem}" if problem else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What came of a build, but for the plan itself, which lies in the request's file."""
+    """The result of a build, except the plan itself, which is in the request's file."""
 
     info: EngineInfo
     library_version: str
@@ -65,7 +65,7 @@ class Built:
 
 
 def build(request: BuildRequest, tell: Callable[[str, float], None]) -> Built:
-    """Write the plan that `request` wants. Raises ServerError; `tell` is told of phases and the fraction done."""
+    """Write the plan that `request` wants. Raises ServerError. `tell` is called with phases and the fraction done."""
     try:
         return _build(request, tell)
     except UnicodeDecodeError as error:  # by the bindings, which take every name for UTF-8
@@ -241,7 +241,7 @@ def _set_values(profile: Any, tensor: Any, bounds: Range | None, source: str) ->
 
 
 def _describe(network: Any, request: BuildRequest) -> EngineInfo:
-    """What the engine will say of itself, without the GPU that asking it takes."""
+    """The engine's description, without the GPU that reading it from the engine needs."""
     tensors = tuple(
         IoTensor(
             tensor.name,

@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself, read without any ONNX library: inputs, outputs, and files beside it.
+"""Reads an ONNX file without any ONNX library: its inputs, outputs, and the files beside it.
 
 Field numbers are those of onnx.proto. Weights are never read; large files are mapped, not loaded.
 """
@@ -32,7 +32,7 @@ _DATATYPES = {
     16: Datatype.BF16,
 }
 _EXTERNAL = 1  # TensorProto.DataLocation
-# Graphs within graphs (If, Loop): deeper ones are nobody's.
+# Nested graphs (If, Loop): real models have none deeper than this.
 _DEEPEST = 64
 
 

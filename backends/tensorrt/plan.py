@@ -1,4 +1,4 @@
-"""What the first bytes of an engine file tell, read without any TensorRT library.
+"""The header of an engine file, read without any TensorRT library.
 
     bytes  0-3   magic: `ftrt` TensorRT, `vtrt` TensorRT for RTX
            4-7   version of the serialisation
@@ -107,7 +107,7 @@ def _architectures(flavour: Flavour, head: bytes) -> tuple[str, ...]:
 
 
 def _guess(head: bytes) -> str:
-    """What the bytes look like instead, as far as that is easily told."""
+    """A guess at what kind of file the bytes are."""
     if head.startswith(b"PK\x03\x04"):
         return 'a zip archive, such as PyTorch writes (backend: "pytorch")'
     if head.startswith(b"version https://git-lfs"):

@@ -32,7 +32,7 @@ def convert(source: Path, target: Path, precision: str) -> Path:
 
 
 def round_weights(source: Path, target: Path) -> Path:
-    """Write `source` with FP32 weights that BF16 can hold, for whoever cannot compute in it. Raises as `convert`."""
+    """Write `source` with FP32 weights that BF16 can hold, for runtimes without BF16. Raises as `convert`."""
     return _changed(source, target, _round_weights, "rounded to bf16")
 
 
@@ -85,7 +85,7 @@ def _to_bfloat16(model: Any) -> Any:
         if tensor.data_type == types.FLOAT16:
             _store(tensor, _rounded(originals[name]))
     for number, graph in enumerate(_graphs(converted.graph)):
-        # What goes into the whole model, the first of them, and comes out stays in FP32.
+        # The inputs and outputs of the whole model stay in FP32.
         outside = [*graph.input, *graph.output] if number else []
         for value in [*graph.value_info, *outside]:
             if value.type.tensor_type.elem_type == types.FLOAT16:

@@ -61,7 +61,7 @@ def derive_profile(
 ) -> dict[str, Range]:
     """A profile from sizes of symbolic dimensions by name; `batch` is for the first dimension of every input.
 
-    Raises ConfigError that lists what nobody has said, with a line to copy.
+    Raises ConfigError that lists the missing sizes, with a line to copy.
     """
     known = {dim for tensor in onnx.inputs for dim in tensor.dims or () if isinstance(dim, str)}
     unknown = sorted(set(sizes) - known)
@@ -96,7 +96,7 @@ def _size(
 
 
 def _advice(onnx: OnnxFile, batch: tuple[int, int, int] | None, sizes: Mapping[str, tuple[int, int, int]]) -> str:
-    """What is missing, and the profile with examples in its place."""
+    """The missing sizes, and the profile with examples in their place."""
     missing = []
     entries = []
     for tensor in onnx.inputs:

@@ -1,4 +1,4 @@
-"""How far a build is: TensorRT tells of phases within phases, people want one number."""
+"""The progress of a build: one number from TensorRT's nested phases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# Told to at most so many parts of the whole, so that the pipe is not what the build waits for.
+# Progress is reported in at most this many steps, so that the build does not wait for the pipe.
 _RESOLUTION = 200
 
 
@@ -77,7 +77,7 @@ def progress_monitor(trt: Any, tree: PhaseTree) -> Any:
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             tree.step(phase_name, step)
-            return True  # go on; whoever wants the build to end, ends the process
+            return True  # go on; to cancel a build, its process is ended
 
         def phase_finish(self, phase_name: str) -> None:
             tree.finish(phase_name)

@@ -114,7 +114,7 @@ def _make_logger(trt: Any) -> Any:
             level = levels.get(severity, logging.DEBUG)
             if level >= logging.WARNING:
                 self._lines.add(str(message), is_error=level >= logging.ERROR)
-            # An error is raised by whoever asked for it; here it would be told twice.
+            # Errors are raised by the caller; here they would be logged twice.
             log.log(min(level, logging.INFO) if level >= logging.ERROR else level, "%s", message)
 
         def mark(self) -> int:

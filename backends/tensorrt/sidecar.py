@@ -1,4 +1,4 @@
-"""The JSON file beside a plan that says what is in it: for whoever has no GPU, and for whoever doubts the bytes."""
+"""The JSON file beside a plan that describes it, for machines without a GPU, and to verify its bytes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def file_sha256(path: Path) -> str:
 
 
 def built_facts(header: PlanHeader, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a sidecar says of how its plan was built."""
+    """How the plan was built, from its sidecar."""
     return {
         "flavour": header.flavour.value,
         "version": header.version_text,

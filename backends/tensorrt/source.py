@@ -109,7 +109,7 @@ def _profiles(context: BackendContext, onnx: OnnxFile) -> tuple[dict[str, Range]
 
 
 def _default_batch(context: BackendContext, onnx: OnnxFile) -> int:
-    """What a file that can batch gets where the config says nothing at all of inputs and batches; else 0."""
+    """The max_batch_size of a file that can batch if the config names neither inputs nor batches; else 0."""
     can_batch = all(tensor.shape is not None and tensor.shape[:1] == (-1,) for tensor in onnx.inputs)
     return context.int_option("default-max-batch-size", _DEFAULT_BATCH) if can_batch and not context.config.input else 0
 

@@ -53,7 +53,7 @@ def verify(onnx: Path, plan: Path, info: EngineInfo, *, precision: str, num_samp
 
 
 def _converted(onnx: Path, target: Path, precision: str) -> tuple[str, Path]:
-    """What ONNX Runtime can run on a CPU of the conversion, and what that is."""
+    """The form of the converted model that ONNX Runtime can run on a CPU, and its description."""
     if precision == "bf16":  # it has hardly an operator for it
         return "ONNX, weights in bf16", round_weights(onnx, target)
     return f"ONNX {precision}", convert(onnx, target, precision)

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from modelserver_backends.llm.checkpoint import open_checkpoint
-from modelserver_backends.llm.embedding.batch_plan import plan_batch
 from modelserver_backends.llm.embedding.encoder import Encoder
+from modelserver_backends.llm.embedding.instance import plan_batch
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.runner import Runner, load_runner
 from modelserver_backends.llm.sampler import Sampler

@@ -12,9 +12,8 @@ from ..kernels import kernels_for
 from .chunked import ChunkedAttention
 from .cpu_attention import CpuAttention
 from .kv_blocks import KvBlocks
-from .paged import PagedAttention
+from .paged import AttentionSpec, PagedAttention
 from .sdpa import SdpaAttention
-from .spec import AttentionSpec
 
 _NAMES = ("auto", "cpu", "sdpa", "triton", "flashinfer")
 

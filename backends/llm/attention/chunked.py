@@ -11,11 +11,9 @@ import torch
 
 from modelserver.backend import UnsupportedError
 
-from .batch import AttentionBatch, IntArray
 from .kv_blocks import KvBlocks
-from .paged import PagedAttention, Rotation
+from .paged import AttentionBatch, AttentionSpec, IntArray, PagedAttention, Rotation
 from .sdpa import SdpaAttention
-from .spec import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,9 @@ from types import ModuleType
 
 import torch
 
-from .batch import AttentionBatch
 from .kv_blocks import KvBlocks
-from .paged import Rotation
+from .paged import AttentionBatch, AttentionSpec, Rotation
 from .sdpa import Prefill, SdpaAttention
-from .spec import AttentionSpec
 
 # A chunk of more queries goes through SDPA. Measured of fresh prompts: at 512 it takes twice as long as the kernels, at
 # 1,024 a third longer, since each query reads for itself.

@@ -10,10 +10,8 @@ import flashinfer
 import numpy as np
 import torch
 
-from .batch import AttentionBatch
 from .kv_blocks import KvBlocks
-from .paged import Rotation
-from .spec import AttentionSpec
+from .paged import AttentionBatch, AttentionSpec, Rotation
 
 _WORKSPACE_BYTES = 256 << 20
 

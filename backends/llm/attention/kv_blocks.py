@@ -1,4 +1,4 @@
-"""The memory of the paged KV cache, and what it keeps of a token in each layer.
+"""The memory of the paged KV cache, and the layout of a token's keys and values in each layer.
 
 A block holds some tokens of one sequence in all layers. Memory is [blocks, layers, bytes of a layer] for each group of
 layers: what a block has in the layers of a group is one piece, so that a block can be copied to a host at once. An

@@ -1,13 +1,82 @@
-"""The seam between networks and attention over blocks."""
+"""The seam between networks and attention over blocks: a network's description, a step's batch, and the protocol."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-from .batch import AttentionBatch
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Sequences in the order of their rows: first `num_decodes` that add one token each, then those that add more.
+
+    Decodes are sorted by length, the longest first, so that neighbours need about as much padding.
+    `num_queries` and `lens` [sequences] are the tokens that a sequence adds and its new length; `block_tables`
+    [sequences, blocks] is padded with 0; `slots` [tokens] is where each token's keys and values go:
+    block id * block size + offset.
+    """
+
+    num_decodes: int
+    num_queries: IntArray
+    lens: IntArray
+    block_tables: IntArray
+    slots: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionSpec:
+    """`windows`: each layer's sliding window, None if it sees everything. `softcap` bounds scores before softmax.
+
+    `chunks`: each layer's chunk size, None if it has none; empty if no layer has one. Sequences are cut into chunks of
+    this many tokens, and a token sees only its own chunk. `ChunkedAttention` handles this for all implementations.
+
+    `sinks`: each layer's [num_heads] in float32, None if it has none; without any layer's, nothing. A head's sink is a
+    score of a token that is always seen and whose values are zero: it takes its part of the softmax away.
+    """
+
+    num_heads: int
+    windows: tuple[int | None, ...]
+    scale: float
+    softcap: float | None = None
+    sinks: tuple[torch.Tensor | None, ...] = ()
+    chunks: tuple[int | None, ...] = ()
+
+    @property
+    def window(self) -> int | None:
+        """How far back any layer looks; None if some layer sees everything."""
+        chunks = self.chunks or (None,) * len(self.windows)
+        bounds = [chunk if window is None else window for window, chunk in zip(self.windows, chunks, strict=True)]
+        widths = [bound for bound in bounds if bound is not None]
+        return max(widths) if widths and len(widths) == len(self.windows) else None
+
+    def sinks_of(self, layer: int) -> torch.Tensor | None:
+        return self.sinks[layer] if self.sinks else None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTiles:
+    """Of the chunks after the decodes; `row_starts` counts from their first token. See `prefill_attention`."""
+
+    num_queries: torch.Tensor
+    row_starts: torch.Tensor
+    tile_rows: torch.Tensor
+    tile_starts: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInputs:
+    """One step on the device. Tensors keep their addresses, so that a captured step can be filled anew."""
+
+    num_decodes: int
+    slots: torch.Tensor
+    lens: torch.Tensor
+    tables: torch.Tensor
+    prefill: PrefillTiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +108,7 @@ class PagedAttention(Protocol):
     is_capturable: bool
 
     def prepare(self, batch: AttentionBatch) -> Any:
-        """What all layers need of a step."""
+        """Prepare a step for all layers."""
         ...
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Attention by our own Triton kernels: what GPUs run."""
+"""Attention on GPUs, by our own Triton kernels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import numpy as np
 import torch
 
 from . import triton_kernels
-from .batch import AttentionBatch, IntArray
-from .device_inputs import DeviceInputs, PrefillTiles
 from .kv_blocks import KvBlocks
-from .paged import Rotation
-from .spec import AttentionSpec
+from .paged import AttentionBatch, AttentionSpec, DeviceInputs, IntArray, PrefillTiles, Rotation
 
 # Rows of a tile of prefill: queries times the heads of a group.
 _TILE_ROWS = 128
@@ -95,7 +92,7 @@ class TritonAttention:
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _num_splits(self, num_rows: int) -> int:
-        """By the number of rows alone, so that a captured step stays what it is, however long its sequences grow."""
+        """Depends only on the number of rows, so that a captured step stays valid while its sequences grow."""
         wanted = -(-2 * self._num_processors // (num_rows * self._num_kv_heads))
         return max(1, min(wanted, _MOST_SPLITS))
 

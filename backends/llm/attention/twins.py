@@ -1,4 +1,4 @@
-"""What each Triton kernel computes, in plain torch and float32: the measure of its tests."""
+"""The computation of each Triton kernel in plain torch and float32, as the reference of its tests."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Vectors of texts: what a checkpoint says about pooling, and networks of encoders, which generate nothing."""
+"""Vectors of texts: a checkpoint's pooling, and networks of encoders, which do not generate."""

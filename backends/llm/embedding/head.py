@@ -1,4 +1,4 @@
-"""What makes one vector of a text's hidden states: pooling, and dense layers where the checkpoint has them."""
+"""Makes one vector of a text's hidden states: pooling, and dense layers if the checkpoint has them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,40 @@ from ..checkpoint import Checkpoint
 from ..json_fields import quote
 from ..options import EngineOptions
 from .layout import EmbeddingLayout, pooling_of, read_layout
-from .pooling import pool
+
+# Stands for what padding has where the largest is looked for.
+_LEAST = -1e9
+
+
+def pool(hidden: torch.Tensor, lengths: torch.Tensor, ways: Sequence[str]) -> torch.Tensor:
+    """`hidden` float32 [rows, tokens, size] with `lengths` [rows] from the left -> [rows, size * len(ways)].
+
+    The contents of padding do not matter.
+    """
+    mask = (torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None])[..., None]
+    pooled = [_pool(hidden, lengths, mask, way) for way in ways]
+    return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
+
+
+def _pool(hidden: torch.Tensor, lengths: torch.Tensor, mask: torch.Tensor, way: str) -> torch.Tensor:
+    counts = lengths[:, None].to(hidden.dtype)
+    match way:
+        case "cls":
+            return hidden[:, 0]
+        case "last":
+            return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
+        case "max":
+            return hidden.masked_fill(~mask, _LEAST).amax(dim=1)
+        case "mean":
+            return hidden.masked_fill(~mask, 0.0).sum(dim=1) / counts
+        case "mean_sqrt_len":
+            return hidden.masked_fill(~mask, 0.0).sum(dim=1) / counts.sqrt()
+        case "weightedmean":
+            weights = torch.arange(1, hidden.shape[1] + 1, device=hidden.device, dtype=hidden.dtype)[:, None]
+            return (hidden.masked_fill(~mask, 0.0) * weights).sum(dim=1) / (counts * (counts + 1) / 2)
+        case _:
+            raise AssertionError(f"no way of pooling: {way}")
+
 
 # By the last part of the class's name.
 _ACTIVATIONS: dict[str, Any] = {

@@ -1,10 +1,10 @@
-"""An encoder as the server drives it: requests by the contract's tensors in, a batch per step, a response for each."""
+"""The instance of an encoder: takes requests with the contract's tensors, computes a batch per step, answers each."""
 
 from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,20 +12,46 @@ from modelserver.backend import InferRequest, InferResponse, InvalidArgumentErro
 from modelserver.backend import ResponseSender as Sender
 
 from ..admission import check_dimensions, check_embedded_length, check_token_ids
-from ..answer import tokenized
-from ..call import Call, read_call
+from ..answer import embedded, tokenized
+from ..call import Call, ReadRequest, read_call
 from ..checkpoint import Checkpoint
 from ..contract import Operation
 from ..engine_statistics import EngineStatistics
 from ..long_texts import LongTexts
 from ..measurements import measure
 from ..options import EngineOptions
-from ..read_request import ReadRequest
 from ..sequence import FinishReason
 from ..text.tokenizer import LengthCheck, any_length, both_checks
-from .answer import embedded
-from .batch_plan import plan_batch
 from .encoder import Encoder
+
+# Texts up to this length share a batch however they differ: there it is the call that costs, not the padding.
+_SHORT_LEN = 32
+
+
+def plan_batch(lengths: Sequence[int], *, max_tokens: int, max_rows: int) -> list[int]:
+    """The positions in `lengths`, which is in order of arrival, of the next batch; the first is always among them.
+
+    Rows are padded to the longest, so those of like length are taken: none is shorter than half of the longest (unless
+    all are short), and rows times the longest is at most `max_tokens`, unless there is one row only. The nearest in
+    length are taken first, and of equal ones those that came first.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    start = order.index(0)
+    end = start + 1  # of the part of `order` that is taken
+    has_below, has_above = start > 0, end < len(order)
+    while (has_below or has_above) and end - start < max_rows:
+        below = lengths[0] - lengths[order[start - 1]] if has_below else None
+        above = lengths[order[end]] - lengths[0] if has_above else None
+        goes_up = below is None or (above is not None and above <= below)
+        low, high = (start, end + 1) if goes_up else (start - 1, end)
+        shortest, longest = lengths[order[low]], lengths[order[high - 1]]
+        if longest > max(2 * shortest, _SHORT_LEN) or (high - low) * longest > max_tokens:
+            # Nor would it fit later, when more are taken.
+            has_below, has_above = has_below and goes_up, has_above and not goes_up
+            continue
+        start, end = low, high
+        has_below, has_above = has_below and start > 0, has_above and end < len(order)
+    return order[start:end]
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +92,7 @@ class EncoderInstance(StepInstance):
             self._begin(request, request.sender, self._read(request, any_length))
 
     def _read(self, request: InferRequest, check_left: LengthCheck) -> ReadRequest:
-        """What takes as long as the request's text is. Of a long one it runs beside the worker's thread."""
+        """The part that takes time in proportion to the text. For a long text it runs beside the worker's thread."""
         call = read_call(request, usual=Operation.EMBED)
         match call.operation:
             case Operation.EMBED:

@@ -1,4 +1,4 @@
-"""What follows the network, as sentence-transformers writes it down: pooling, dense layers, prompts. JSON, no torch."""
+"""The steps after the network in the files of sentence-transformers: pooling, dense layers, prompts. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ALIASES = {
     "mean_tokens": "mean",
     "weightedmean_tokens": "weightedmean",
 }
-# What does nothing at inference.
+# Modules that do nothing at inference.
 _WITHOUT_EFFECT = frozenset({"Dropout"})
 
 
@@ -45,7 +45,7 @@ class EmbeddingLayout:
     is_prompt_pooled: bool = True
 
     def prompt(self, name: str | None) -> str:
-        """What stands before each text: the prompt of that name, or else the checkpoint's usual one.
+        """The prefix of each text: the prompt of that name, or else the checkpoint's default.
 
         InvalidArgumentError for a name that there is not, UnsupportedError where a prompt is left out of pooling.
         """
@@ -68,7 +68,7 @@ def pooling_of(name: str) -> str | None:
 
 
 def read_layout(checkpoint: Checkpoint, *, default: str) -> EmbeddingLayout:
-    """What modules.json and its neighbours say; without them `default` pooling, and length 1.
+    """Read modules.json and its neighbours; without them `default` pooling, and length 1.
 
     InvalidArgumentError for files that are broken, UnsupportedError for modules that are not known here.
     """

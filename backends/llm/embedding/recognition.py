@@ -55,7 +55,7 @@ _OFFSET_FAMILIES = frozenset(
     }
 )
 _USUAL_PAD_TOKEN_ID = 1
-# What tokenizers say that know no limit is far beyond it.
+# Tokenizers without a limit state a number far above this.
 _LONGEST_SAID = 1 << 24
 _USUAL_LEN = 512
 
@@ -86,7 +86,7 @@ def check_purpose(entries: Mapping[str, Any], checkpoint: Checkpoint) -> None:
 
 
 def usual_len(entries: Mapping[str, Any], checkpoint: Checkpoint) -> int:
-    """How many tokens a text may have: what sentence-transformers cuts it to, or else what the tokenizer does."""
+    """The most tokens of a text: the limit of sentence-transformers, or else that of the tokenizer."""
     said: int | None = None
     for name in checkpoint.find("sentence_*_config.json"):
         said = _limit(checkpoint.entries(name).get("max_seq_length"))

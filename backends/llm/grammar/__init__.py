@@ -1,4 +1,4 @@
-"""Constrained decoding: what the text must be, as which tokens may come next."""
+"""Constrained decoding: the required form of a text, as the tokens that may come next."""
 
 from .compile import ENGINES, compile_grammar, default_engine
 from .matcher import Grammar, Matcher, allowed_mask, fill_masks, unpacked

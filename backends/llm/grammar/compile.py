@@ -1,4 +1,4 @@
-"""What a request wants of its text, compiled for a tokenizer: cached, and bounded in size and time."""
+"""Compiles the structured output of requests for a tokenizer: cached, and bounded in size and time."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _compiler_of(tokenizer: Tokenizer) -> GrammarCompiler:
 
 
 class GrammarCompiler:
-    """Of one tokenizer: what engines have made of its vocabulary, and the grammars compiled last."""
+    """The state of one tokenizer: the engines' forms of its vocabulary, and the grammars compiled last."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

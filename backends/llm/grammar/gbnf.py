@@ -137,7 +137,7 @@ class _LarkWriter:
         return " ".join(map(self._terminal, part.parts)) or '""'
 
     def _rule(self, part: _Part) -> str:
-        """A part of a rule; what of it is regular becomes a terminal of its own."""
+        """A part of a rule; its regular parts become terminals of their own."""
         if self._is_regular(part):
             return self._new_terminal([part])
         if isinstance(part, _Sequence):

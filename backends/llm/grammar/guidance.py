@@ -109,7 +109,7 @@ class GuidanceCompiler:
         return str(self.library.LLMatcher.grammar_from_lark(options + text))
 
     def _of_schema(self, schema: Any, asked: Asked, pace: Pace) -> GuidanceGrammar:
-        """Rules of which no text is are taken out until the library takes the rest: it refuses all that name them."""
+        """Remove rules that match no text until the library accepts the rest: it refuses rules that name them."""
         with pace:
             schema_rules = lowered(schema, pace)
         for _ in range(_MAX_PRUNED):
@@ -172,7 +172,7 @@ def _first_of(bits: Bits, but: list[int]) -> int | None:
 
 
 def _reason(error: str) -> str:
-    """What a message of the library says to who wrote the request, in one line."""
+    """A message of the library for the author of the request, in one line."""
     if "error: " in error:  # of the library that reads regular expressions
         return error.rpartition("error: ")[2].strip().splitlines()[0]
     anchor = re.search(r"lookarounds not supported yet; (\w+)", error)
@@ -183,7 +183,7 @@ def _reason(error: str) -> str:
 
 
 class _Vocabulary:
-    """What llguidance wants to know of a tokenizer. One without an end of a text gets one that no model writes."""
+    """The tokenizer for llguidance. One without an end-of-text token gets one that no model writes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._encode = tokenizer.encode

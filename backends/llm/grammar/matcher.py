@@ -1,4 +1,4 @@
-"""What an engine of constrained decoding offers: grammars, compiled for one tokenizer, and matchers that follow a text.
+"""The interface of an engine of constrained decoding: grammars, compiled for one tokenizer, and matchers of a text.
 
 Masks are bit masks: bit `token_id % 32` of word `token_id // 32`. Ids past the tokenizer's vocabulary are never set.
 """
@@ -65,7 +65,7 @@ class Matcher(Protocol):
 
 
 class Grammar(Protocol):
-    """What a text must be. Its matchers are used from one thread at a time."""
+    """The required form of a text. Its matchers are used from one thread at a time."""
 
     def matcher(self) -> Matcher: ...
 

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from modelserver.backend import CancelledError, InvalidArgumentError
 
-# Of a turn; what a thread that wants the interpreter waits for anyway.
+# The length of a turn: as long as threads wait for the interpreter anyway.
 _SLICE_S = 0.005
 # Long enough for a thread that waits to be woken.
 _REST_S = 0.0005

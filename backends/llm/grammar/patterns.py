@@ -11,7 +11,7 @@ import re
 from modelserver.backend import InvalidArgumentError
 
 _COUNTS = re.compile(r"\{(\d*)(,?)(\d*)\}")
-# Classes by their letter: what all engines have in it, and what any of them has.
+# Classes by their letter: the characters that all engines include, and those that any engine includes.
 _NARROW = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\x0b\f\r\x20"}
 _WIDE = {"d": r"\d", "w": r"\w", "s": r"\s\x1c-\x1f\x{feff}"}
 _PLAIN_ESCAPES = {"0": r"\x00", "Z": "$", "/": "/", "v": r"\x0b"}

@@ -11,7 +11,7 @@ from typing import Any
 
 from .schema_terms import CONDITIONS, CONSTRAINTS, TYPES, Excluded, Schema, checked, count, has_type, wrong
 
-# What a `$ref` leads to.
+# Resolves a `$ref`.
 Resolve = Callable[[Any], Any]
 
 _MAX_DEPTH = 60
@@ -59,7 +59,7 @@ def _all(*schemas: Any) -> Any:
 
 
 def _dependent(schema: Schema, path: str) -> list[tuple[str, Any]]:
-    """What else must be true if there is a property."""
+    """The further conditions that hold if a property is present."""
     found: list[tuple[str, Any]] = []
     for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
         given = schema.get(keyword, {})

@@ -28,7 +28,7 @@ def listed_schemas(schema: Schema, keyword: str, path: str) -> list[Any]:
 
 
 class FlatSchemas:
-    """Of one document. `target` says what a `$ref` at some place leads to; `look` raises when time is over."""
+    """Flattens one document. `target` resolves a `$ref` at a place; `look` raises when time is over."""
 
     def __init__(self, target: Callable[[Any, str], Any], look: Callable[[], None]) -> None:
         self._target = target
@@ -81,7 +81,7 @@ class FlatSchemas:
         return {"anyOf": found} if found else False
 
     def _ways(self, schema: Any, path: str, depth: int) -> list[Any]:
-        """A flat schema as several without alternatives, one of which must hold."""
+        """Split a flat schema into several without alternatives, one of which must hold."""
         if not _has_alternatives(schema):
             settled = self._settled(schema, path)
             return [] if settled is False else [settled]
@@ -107,7 +107,7 @@ class FlatSchemas:
                 )
                 return schema if is_possible else False
             return self._with_settled_properties(schema, path)
-        except InvalidArgumentError:  # which is told where it matters
+        except InvalidArgumentError:  # reported where it matters
             return schema
 
     def _with_settled_properties(self, schema: Schema, path: str) -> Any:

@@ -1,4 +1,4 @@
-"""Lists of JSON schemas: their entries, their length, what they contain, and lists without an entry twice."""
+"""JSON schemas of lists: their entries, length, `contains`, and `uniqueItems`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Layout:
 
 
 def list_schemas(inner: Inner, schema: Schema, path: str) -> list[Any]:
-    """Schemas of llguidance, of which one must hold; [] if no list is as it should be."""
+    """Schemas of llguidance, one of which must hold; [] if no list is valid."""
     least, most = count(schema, "minItems", path) or 0, count(schema, "maxItems", path)
     items = schema.get("items")
     first, rest = schema.get("prefixItems", []), items
@@ -67,7 +67,7 @@ def _list(entries: list[Any], rest: Any, least: int, most: int | None) -> list[A
 
 @dataclass(frozen=True, slots=True)
 class _Contained:
-    """What `least` to `most` entries match."""
+    """A schema of `least` to `most` entries."""
 
     schema: Any
     least: int

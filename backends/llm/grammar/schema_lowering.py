@@ -205,7 +205,7 @@ class _Lowering:
         return self._terms.flat(schema, path)
 
     def _referred(self, reference: Any, path: str) -> Any:
-        """What a lone `$ref` leads to, by the way over others."""
+        """Resolve a lone `$ref`, also through others."""
         seen: list[Any] = []
         while True:
             if reference in seen:
@@ -217,7 +217,7 @@ class _Lowering:
             reference = target["$ref"]
 
     def _target(self, reference: Any, path: str) -> Any:
-        """What a `$ref` leads to: a JSON pointer into this document."""
+        """Resolve a `$ref`: a JSON pointer into this document."""
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             raise wrong(
                 path, f"$ref {reference!r} is not supported; only places in the same schema are, as '#/$defs/a'"

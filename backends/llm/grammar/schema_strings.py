@@ -16,7 +16,7 @@ _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5
 _BYTE = r"(\d|[1-9]\d|1\d\d|2[0-4]\d|25[0-5])"
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _GROUP = r"[0-9a-fA-F]{1,4}"
-# Some of what a format allows, and nothing that it does not. Formats that are not here say nothing, as the
+# Each allows a part of its format, and nothing else. Formats that are not here have no effect, as the
 # specification has it.
 FORMATS = {
     "date": f"^{_DATE}$",
@@ -51,7 +51,7 @@ def string_schema(schema: Schema, path: str) -> Any:
 
 
 def name_pattern(schema: Schema, path: str) -> str:
-    """What `propertyNames` says of names, as one pattern."""
+    """The condition of `propertyNames` on names, as one pattern."""
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
         return f"^(?:{'|'.join(re.escape(value) for value in values if isinstance(value, str))})$"

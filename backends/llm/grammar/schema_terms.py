@@ -12,7 +12,7 @@ Schema = Mapping[str, Any]
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 
-# Keywords that say of which type a value is that they concern.
+# Keywords by the type of value that they concern.
 TYPE_OF_KEYWORD = {
     "properties": "object", "required": "object", "additionalProperties": "object", "minProperties": "object",
     "maxProperties": "object", "patternProperties": "object", "propertyNames": "object",
@@ -23,10 +23,10 @@ TYPE_OF_KEYWORD = {
     "multipleOf": "number",
 }  # fmt: skip
 APPLICATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
-# What is said anew in terms of the others (`schema_conditions`).
+# Keywords that are rewritten in terms of the others (`schema_conditions`).
 CONDITIONS = frozenset({"if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"})
 CONSTRAINTS = frozenset(TYPE_OF_KEYWORD) | APPLICATORS | CONDITIONS | {"type", "enum", "const", "not"}
-# What says something about a value that our grammars cannot say, or that only a whole value tells.
+# Keywords that our grammars cannot express, or that depend on the whole value.
 REFUSED = frozenset({"$anchor", "$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"})
 _COUNTS = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains",

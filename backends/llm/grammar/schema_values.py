@@ -1,4 +1,4 @@
-"""Whether a value that a schema lists (`enum`, `const`) may be what it says besides."""
+"""Whether a listed value (`enum`, `const`) satisfies the other keywords of its schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of libraries that cannot be told to stop: waited for as long as somebody wants to, and then left to end alone.
+"""Calls of libraries that cannot be interrupted: waited for up to a limit, and then left to end alone.
 
 Their threads are not waited for when the server ends, and their number is bounded: whatever hangs in a library costs no
 more than these.
@@ -49,7 +49,7 @@ class UnstoppableCalls(Generic[Result]):
         timeout_s: float,
         is_cancelled: threading.Event | None = None,
     ) -> Result:
-        """What the function returns or raises; of a call of this key that is under way, what that one does.
+        """Call the function, or join a call with this key that is under way, and return or raise its result.
 
         The function gets an event that is set when its last waiter has left. TimeoutError when it takes longer,
         TooManyCallsError when it is one too many, CancelledError when `is_cancelled` is set meanwhile.

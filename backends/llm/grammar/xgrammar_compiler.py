@@ -31,7 +31,7 @@ _COUNTS = frozenset({"minItems", "maxItems"})
 _OTHERS = frozenset({"type", "required", "enum", "const", "$ref", "additionalProperties"})
 _WITHOUT_EFFECT = frozenset({"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated"})
 _ALONE = ("anyOf", "$ref", "enum", "const")
-# What a larger repetition costs it is time that nobody can stop.
+# Larger repetitions take long, and cannot be interrupted.
 _MAX_COUNT = 256
 _MAX_DEPTH = 32
 
@@ -71,7 +71,7 @@ class XgrammarCompiler:
 
 
 def _is_plain(schema: Any, depth: int = 0) -> bool:
-    """Whether it means to the library what it means to everybody."""
+    """Whether the library interprets the expression in the usual way."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return False
     words = schema.keys() - _WITHOUT_EFFECT - {"$defs", "definitions"}

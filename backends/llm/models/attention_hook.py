@@ -1,4 +1,4 @@
-"""What transformers calls for attention, and for its masks while a network is tried out."""
+"""The functions that transformers calls for attention, and for its masks while a network is tried out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .attention_trial import AttentionCall
 
 # Names of attention in transformers: in service no masks are made; in a trial they say what each layer sees.
 SERVING, TRIAL = "modelserver_paged", "modelserver_trial"
-# What an attention function may be given that does not change its result here, or that `AttentionCall` keeps.
+# Arguments of an attention function that do not change its result here, or that `AttentionCall` keeps.
 _HARMLESS = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
 )

@@ -1,4 +1,4 @@
-"""What layers see, as a network of transformers says it: by the functions from which its attention masks are made."""
+"""Which tokens the layers of a transformers network see, by the functions from which its attention masks are made."""
 
 from __future__ import annotations
 

@@ -8,16 +8,14 @@ import torch
 
 from modelserver.backend import UnsupportedError
 
-from .decoder import Block, DecoderLayer, Layer, PostNormLayer
+from .decoder import Block, DecoderLayer, Layer, PostNormLayer, SelfAttention
 from .decoder_config import DecoderConfig
-from .linear import Linear, SummedLinear
+from .linear import DenseEmbedding, Linear, SummedLinear, TokenEmbedding
 from .linear_tensors import Part
 from .mlp import Mlp, activation_of
 from .moe import Experts, Moe, SharedExpert
 from .names import Names
 from .norm import LayerNorm, Norm, RmsNorm, WholeQkNorm, identity
-from .self_attention import SelfAttention
-from .token_embedding import DenseEmbedding, TokenEmbedding
 from .weights import Weights
 
 
@@ -47,7 +45,7 @@ class DecoderBuilder:
         return self.weights.head(Part(self.names.head, self.config.hidden_size, (self.config.vocab_size,)))
 
     def prefix(self, index: int) -> str:
-        """What the names of a layer's modules begin with."""
+        """The common prefix of the names of a layer's modules."""
         return self.names.layer.format(index) + "."
 
     def layer(

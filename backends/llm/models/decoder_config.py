@@ -1,4 +1,4 @@
-"""What a decoder is made from, whatever its checkpoint calls things."""
+"""The config of a decoder, independent of the names in its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers in the forms that a device multiplies fastest."""
+"""Token embedding, and linear layers, alone and grouped by experts, in the forms that a device multiplies fastest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,23 @@ import torch
 import torch.nn.functional as F
 
 from ..step_context import StepContext
+
+
+class TokenEmbedding(Protocol):
+    def __call__(self, token_ids: torch.Tensor, /) -> torch.Tensor:
+        """[tokens] -> [tokens, hidden_size], in the dtype of the network."""
+        ...
+
+
+class DenseEmbedding:
+    """`weight` [vocab_size, hidden_size] in the dtype of the network."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+    def __call__(self, token_ids: torch.Tensor, /) -> torch.Tensor:
+        return F.embedding(token_ids, self.weight)
+
 
 # oneDNN's packed product costs some 10 us before it multiplies. Matrices of fewer values are done by then; of those
 # between, BLAS has few rows done by then, so they are kept in both forms (measured: 128 x 256, and 768 x 128).
@@ -147,3 +164,22 @@ def float_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     if is_packable and weight.numel() >= _SMALLEST_PACKED and can_pack(weight.dtype):
         return (SmallLinear if weight.numel() <= _LARGEST_IN_BOTH else PackedLinear)(weight, bias)
     return PlainLinear(weight, bias)
+
+
+class GroupedLinear(Protocol):
+    def __call__(self, rows: torch.Tensor, counts: Sequence[int], step: StepContext | None, /) -> torch.Tensor:
+        """`rows` [rows, in_features] are sorted by expert; expert i has `counts[i]` of them -> [rows, out_features]."""
+        ...
+
+
+class ListedLinears:
+    """A linear layer for each expert; those without rows compute nothing."""
+
+    def __init__(self, linears: Sequence[Linear]) -> None:
+        self._linears = tuple(linears)
+
+    def __call__(self, rows: torch.Tensor, counts: Sequence[int], _step: StepContext | None, /) -> torch.Tensor:
+        parts = rows.split(list(counts))
+        # The rows are not those of the step: they are sorted, and occur once for each of their experts.
+        outputs = [linear(part, None) for linear, part in zip(self._linears, parts, strict=True) if part.shape[0]]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -12,7 +12,7 @@ from modelserver.backend import InvalidArgumentError
 
 from ..checkpoint import Checkpoint
 
-# What weights are stored in that need no scales.
+# Datatypes of stored weights that need no scales.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -33,7 +33,7 @@ class Part:
 
 
 class Split(enum.Enum):
-    """What each rank has a share of."""
+    """The dimension that is split over ranks."""
 
     OUTPUTS = "outputs"
     INPUTS = "inputs"  # the sum over ranks is the result; the bias is with rank 0
@@ -65,7 +65,7 @@ ALONE = Rank()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearTensors:
-    """What a scheme makes a linear layer from: `parts` of it lie side by side along its outputs.
+    """The tensors from which a scheme makes a linear layer: its `parts` lie side by side along its outputs.
 
     `dtype` and `device` are the network's. `is_transposed`: weights are stored as [in, out].
     """
@@ -80,7 +80,7 @@ class LinearTensors:
 
     @property
     def names(self) -> list[str]:
-        """What the checkpoint calls the parts' modules, as its config of quantization names them."""
+        """The checkpoint's names of the parts' modules, as in its quantization config."""
         return [self.checkpoint.module(part.name) or part.name for part in self.parts]
 
     def each(self) -> list[LinearTensors]:

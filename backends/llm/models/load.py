@@ -10,7 +10,7 @@ import torch
 from modelserver.backend import InvalidArgumentError, UnavailableError, UnsupportedError
 
 from ..attention.kv_blocks import KvLayout
-from ..attention.spec import AttentionSpec
+from ..attention.paged import AttentionSpec
 from ..checkpoint import Checkpoint, HfCheckpoint, text_config
 from ..embedding.recognition import is_encoder
 from ..options import EngineOptions
@@ -56,12 +56,12 @@ class LoadedNetwork:
     eos_token_ids: frozenset[int]
     # Whether a step does the same whatever its values are: experts are called by what the router says.
     is_capturable: bool
-    # What layers without attention keep of sequences.
+    # The states of layers without attention.
     states: RecurrentStates | None = None
 
 
 def load_network(checkpoint: Checkpoint, options: EngineOptions, rank: Rank = ALONE) -> LoadedNetwork:
-    """InvalidArgumentError or UnsupportedError says what of the checkpoint or the options does not fit."""
+    """Raises InvalidArgumentError or UnsupportedError if the checkpoint or the options do not fit."""
     entries = text_config(checkpoint)
     if is_encoder(entries, checkpoint):
         raise UnsupportedError(
@@ -128,7 +128,7 @@ def walk(checkpoint: Checkpoint, scheme: WalkingScheme, family: Family, config: 
 def load_with_transformers(checkpoint: Checkpoint, options: EngineOptions) -> LoadedNetwork:
     """The same on a network of transformers' own. UnsupportedError where it or an option does not go with that."""
     entries = text_config(checkpoint)
-    # What sees pictures too describes its language model inside.
+    # A model that also takes images describes its language model inside its config.
     if isinstance(nested := entries.get("text_config"), dict):
         entries = {**nested, **entries}
     if options.quantization is not None or options.tensor_parallel_size > 1:
@@ -140,7 +140,7 @@ def load_with_transformers(checkpoint: Checkpoint, options: EngineOptions) -> Lo
     dtype = choose_dtype(options.dtype, stored_dtype(entries), device)
     loaded = load_transformers(checkpoint, entries, dtype=dtype, device=device)
     usual = int(entries.get("max_position_embeddings") or entries.get("model_max_length") or _USUAL_LEN)
-    # Where no layer attends, nothing ends with the positions that there are.
+    # Without attention, the length is not limited by positions.
     longest = usual if loaded.attention.windows else max(usual, options.max_model_len or 0)
     return LoadedNetwork(
         loaded.network,

@@ -31,7 +31,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation_of(name: str, *, is_gated: bool) -> Activation:
-    """What comes between the two projections. Gated, it takes gates and ups side by side: activation(gate) * up."""
+    """The function between the two projections. If gated, of gates and ups side by side: activation(gate) * up."""
     try:
         plain = _ACTIVATIONS[name]
     except KeyError:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ..step_context import StepContext
-from .grouped_linear import GroupedLinear
+from .linear import GroupedLinear
 from .mlp import Activation, Mlp
 
 

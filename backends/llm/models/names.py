@@ -1,4 +1,4 @@
-"""What families of checkpoints call the parts of a decoder, without the prefixes that a `Checkpoint` takes off."""
+"""The names of a decoder's parts in families of checkpoints, without the prefixes that a `Checkpoint` removes."""
 
 from __future__ import annotations
 

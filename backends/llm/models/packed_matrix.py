@@ -15,7 +15,7 @@ from ..step_context import StepContext
 
 
 class Form(enum.IntEnum):
-    """What `codes` of a matrix hold. The numbers are those of `enum Form` in C."""
+    """The form of a matrix's `codes`. The numbers are those of `enum Form` in C."""
 
     CODES4 = 0  # 0 to 15
     TABLE4 = 1  # 0 to 15, for which a table has values in int8

@@ -16,7 +16,7 @@ _loading = Lock()
 
 
 def load_pretrained(loader: Any, checkpoint: Checkpoint, model_type: str, *, unused: str = "", **options: Any) -> Any:
-    """What `loader`, one of transformers' Auto classes, makes of a checkpoint. Code that comes with it is not run.
+    """Load a checkpoint by `loader`, one of transformers' Auto classes. The checkpoint's own code is not run.
 
     Called from any thread; loads wait for one another. Weights whose names begin with `unused` may be missing.
     UnsupportedError for what transformers does not know, InvalidArgumentError for files that are damaged and weights

@@ -1,4 +1,4 @@
-"""What layers without attention keep of each sequence: the state of a recurrence, the last inputs of a convolution.
+"""The states of layers without attention for each sequence: of a recurrence, or the last inputs of a convolution.
 
 One tensor for each of a layer's states, with a row for every slot; a sequence's rows are those of its slot while it
 runs. Knows no network: who computes a step reads and writes through `StateGroup`.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..attention.batch import AttentionBatch
+from ..attention.paged import AttentionBatch
 
 
 class StateKey(NamedTuple):
@@ -71,7 +71,7 @@ class RecurrentStates:
         self.groups: tuple[StateGroup, ...] = ()
 
     def num_bytes(self, num_slots: int) -> int:
-        """What `allocate` takes."""
+        """The bytes that `allocate` takes."""
         return (num_slots + 1) * sum(shape.num_bytes for shape in self._shapes.values())
 
     def allocate(self, num_slots: int) -> None:
@@ -82,13 +82,13 @@ class RecurrentStates:
         }
 
     def group(self, slots: Sequence[int], batch: AttentionBatch) -> tuple[StateGroup, ...]:
-        """The rows of a step of sequences in these slots, each of which goes on from what it left there."""
+        """The rows of a step of sequences in these slots; each continues from its state there."""
         starts = (batch.lens - batch.num_queries).tolist()
         groups = group_rows(slots, starts, batch.num_queries.tolist())
         return tuple(chain.from_iterable(map(_stepwise, groups)) if self.is_stepwise else groups)
 
     def group_alone(self, num_tokens: int) -> tuple[StateGroup, ...]:
-        """One sequence that is computed as a whole, and of which nothing is kept."""
+        """One sequence that is computed as a whole, without keeping its state."""
         return (StateGroup(0, num_tokens, (self._num_slots,), is_fresh=True),)
 
     def tensor(self, key: StateKey) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: what a checkpoint's config says of them, and the tables of cosines and sines."""
+"""Rotary position embeddings: reading a checkpoint's config, and the tables of cosines and sines."""
 
 from __future__ import annotations
 

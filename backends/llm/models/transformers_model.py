@@ -18,7 +18,7 @@ from modelserver.backend import UnsupportedError
 
 from ..attention.chunked import make_sdpa
 from ..attention.kv_blocks import KvBlocks, KvLayout
-from ..attention.spec import AttentionSpec
+from ..attention.paged import AttentionSpec
 from ..checkpoint import Checkpoint
 from ..plan import Chunk
 from ..quantization import transformers_options
@@ -91,9 +91,9 @@ def check_steps(
     )
 
 
-# What models call their cache.
+# The models' names for their cache.
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-# What code raises that is called in a way which it was not written for.
+# Errors of code that is called in a way that it was not written for.
 _UNEXPECTED = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, AssertionError)
 
 

@@ -1,4 +1,4 @@
-"""What a network is built from: tensors of a checkpoint, and linear layers in the form that a scheme gives them."""
+"""The weights of a network: tensors of a checkpoint, and linear layers in the form that a scheme gives them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import torch
 
 from ..checkpoint import Checkpoint
 from ..quantization.scheme import Scheme
-from .grouped_linear import GroupedLinear
-from .linear import Linear, StoredLinear
+from .linear import GroupedLinear, Linear, StoredLinear, TokenEmbedding
 from .linear_tensors import ALONE, LinearTensors, Part, Rank, Split, placed, stored_tensor
-from .token_embedding import TokenEmbedding
 
 
 class Weights:
@@ -70,7 +68,7 @@ class Weights:
         return self._scheme.embedding(self._tensors([part], Split.WHOLE))
 
     def head(self, part: Part) -> Linear:
-        """What gives logits: whole on every rank, [vocab, hidden] even where other weights are transposed."""
+        """The output projection: complete on every rank, [vocab, hidden] even if other weights are transposed."""
         return self._counted(self._scheme.make_linear(self._tensors([part], Split.WHOLE)))
 
     def tied_head(self, part: Part, embedding: TokenEmbedding) -> Linear:

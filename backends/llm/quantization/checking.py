@@ -9,10 +9,8 @@ from typing import Any, Self
 import torch
 
 from ..checkpoint import HfCheckpoint
-from ..models.grouped_linear import GroupedLinear, ListedLinears
-from ..models.linear import Linear
+from ..models.linear import GroupedLinear, Linear, ListedLinears, TokenEmbedding
 from ..models.linear_tensors import LinearTensors
-from ..models.token_embedding import TokenEmbedding
 from .scheme import Scheme
 from .stored import StoredScheme
 

@@ -10,10 +10,9 @@ import torch
 
 from modelserver.backend import UnsupportedError
 
-from ..models.linear import Linear
+from ..models.linear import Linear, TokenEmbedding
 from ..models.linear_tensors import LinearTensors
 from ..models.packed_matrix import PackedMatrixEmbedding, PackedMatrixLinear
-from ..models.token_embedding import TokenEmbedding
 from .quantized_linear import quantized_embedding, quantized_linear
 from .quantized_weight import QuantizedWeight
 from .scheme import Scheme

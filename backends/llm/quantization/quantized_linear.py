@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from ..kernels import packed_kernels_for
-from ..models.linear import JoinedLinear, Linear
+from ..models.linear import JoinedLinear, Linear, TokenEmbedding
 from ..models.packed_matrix import PackedMatrix, PackedMatrixEmbedding, PackedMatrixLinear, SideBySide
-from ..models.token_embedding import TokenEmbedding
 from ..step_context import StepContext
 from .packing import pack
 from .quantized_weight import QuantizedWeight

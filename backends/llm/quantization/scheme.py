@@ -11,8 +11,15 @@ import torch
 from modelserver.backend import UnsupportedError
 
 from ..kernels import has_fast_packed_kernels, multiplies_floats_fastest, packed_kernels_for
-from ..models.grouped_linear import GroupedLinear, ListedLinears
-from ..models.linear import JoinedLinear, Linear, float_linear
+from ..models.linear import (
+    DenseEmbedding,
+    GroupedLinear,
+    JoinedLinear,
+    Linear,
+    ListedLinears,
+    TokenEmbedding,
+    float_linear,
+)
 from ..models.linear_tensors import LinearTensors
 from ..models.packed_matrix import (
     PackedMatrix,
@@ -20,7 +27,6 @@ from ..models.packed_matrix import (
     PackedMatrixLinear,
     pack_floats,
 )
-from ..models.token_embedding import DenseEmbedding, TokenEmbedding
 
 
 class Scheme(ABC):

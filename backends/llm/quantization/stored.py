@@ -10,11 +10,9 @@ import torch
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
-from ..models.grouped_linear import GroupedLinear, ListedLinears
-from ..models.linear import JoinedLinear, Linear
+from ..models.linear import GroupedLinear, JoinedLinear, Linear, ListedLinears, TokenEmbedding
 from ..models.linear_tensors import LinearTensors, Part, Split
 from ..models.packed_matrix import PackedMatrixEmbedding
-from ..models.token_embedding import TokenEmbedding
 from .quantized_linear import QuantizedEmbedding, quantized_embedding, quantized_linear
 from .quantized_weight import QuantizedWeight
 from .scheme import Scheme, stored_float_linear

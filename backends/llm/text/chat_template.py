@@ -1,4 +1,4 @@
-"""Chat templates of a checkpoint: which of them, with which variables, and what comes out of transformers' too.
+"""Chat templates of a checkpoint: their choice and variables, with the same results as in transformers.
 
 A template is only ever read from the model's directory, never from a request; messages are untrusted all the same.
 """
@@ -19,7 +19,7 @@ from .template_sandbox import SandboxedTemplate, TemplateLimits
 _END_MARK = "END_OF_FINAL_MESSAGE_MARK "
 # The names under which templates look for the reasoning of a message; the first is the standard one.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
-# What of a conversation has a place of its own in a request, and is no argument of the template beside it.
+# Parts of a conversation that have their own place in a request, and are not further arguments of the template.
 _CONVERSATION_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
@@ -80,7 +80,7 @@ class ChatTemplates:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text; InvalidArgumentError says what of the messages is wrong or what the template said."""
+        """The text. Raises InvalidArgumentError for wrong messages, or with the template's own error."""
         template = self._template("tool_use" if tools is not None and "tool_use" in self._sources else "default")
         if continue_final_message and add_generation_prompt:
             raise InvalidArgumentError(

@@ -22,7 +22,7 @@ _IDEOGRAPHIC = "\u3001\u3002\uff08\uff0c\uff1a\uff1b"
 _SEPARATORS = ' \n,.;:"(' + _IDEOGRAPHIC
 # Characters that are searched before other threads get a turn.
 _SEARCHED_AT_ONCE = 1 << 16
-# What ByteLevel splits by where `use_regex` is set.
+# The expression by which ByteLevel splits if `use_regex` is set.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LOCAL_NORMALIZERS = frozenset(
     {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Precompiled", "StripAccents"}

@@ -1,6 +1,7 @@
 """Tokens to text as they come: complete characters only, and together what decoding all of them gives.
 
-A prompt is context: what its last token begins the first new token may complete, and no space is dropped after it.
+A prompt is context: the first new token may complete a character that its last token begins, and no space is dropped
+after it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Detokenizer(abc.ABC):
 
     @abc.abstractmethod
     def flush(self) -> str:
-        """What is left at the end: replacement characters for an unfinished one. Nothing may be pushed after it."""
+        """The rest at the end: replacement characters for an unfinished one. Nothing may be pushed after it."""
 
 
 def make_detokenizer(

@@ -42,7 +42,7 @@ class _LimitError(Exception):
 
 
 class _Budget:
-    """What one rendering has left."""
+    """The remaining budget of one rendering."""
 
     def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits
@@ -202,7 +202,7 @@ class SandboxedTemplate:
             raise InvalidArgumentError(f"the model's chat template, line {error.lineno}: {error.message}") from error
 
     def render(self, variables: dict[str, Any]) -> str:
-        """The text; InvalidArgumentError with what the template itself says, or what it did wrong."""
+        """The text. Raises InvalidArgumentError with the template's own error, or for a violation of the sandbox."""
         budget = _Budget(self._limits)
         pieces = []
         try:

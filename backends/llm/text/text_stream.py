@@ -7,10 +7,70 @@ from typing import TYPE_CHECKING
 
 from ..sampling_params import SamplingParams
 from .detokenizer import make_detokenizer
-from .stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
+
+
+class StopStrings:
+    """The match that ends first wins, and of those the one that began first: so the pieces do not matter.
+
+    `push` returns text that is certain to be before any match.
+    """
+
+    __slots__ = ("_first_characters", "_held", "_is_included", "_longest", "_stops", "_tail")
+
+    def __init__(self, stops: Sequence[str], *, is_included: bool) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._longest = max((len(stop) for stop in self._stops), default=0)
+        self._first_characters = frozenset(stop[0] for stop in self._stops)
+        self._is_included = is_included
+        # The last characters of the text, as many as a match may reach back; those at its end not given yet.
+        self._tail = ""
+        self._held = 0
+
+    def push(self, text: str, *, is_exempt: bool = False) -> tuple[str, str | None]:
+        """The text to give now, and the stop string that ended it. `is_exempt`: no match may end in this piece."""
+        if not self._stops:
+            return text, None
+        if not text:
+            return "", None
+        searched = self._tail + text
+        if not is_exempt and (found := self._find(searched, len(self._tail))):
+            stop, start = found
+            given_until = len(self._tail) - self._held
+            end = start + len(stop) if self._is_included else start
+            self._tail, self._held = "", 0
+            # With an exempt piece before it, part of the match may have been given already.
+            return searched[given_until : max(end, given_until)], stop
+        given_until = len(self._tail) - self._held
+        self._held = 0 if self._is_included else self._num_held(searched)
+        self._tail = searched[max(0, len(searched) - self._longest + 1) :] if self._longest > 1 else ""
+        return searched[given_until : len(searched) - self._held], None
+
+    def flush(self) -> str:
+        """The text held back, which did not become a match."""
+        held, self._held = self._tail[len(self._tail) - self._held :], 0
+        return held
+
+    def _find(self, text: str, num_searched: int) -> tuple[str, int] | None:
+        """The match that ends first of those that end past the first `num_searched` characters."""
+        best: tuple[int, int, str] | None = None
+        for stop in self._stops:
+            start = text.find(stop, max(0, num_searched - len(stop) + 1))
+            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
+                best = (start + len(stop), start, stop)
+        return None if best is None else (best[2], best[1])
+
+    def _num_held(self, text: str) -> int:
+        """The length of the longest end of the text that begins a stop string."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            start = len(text) - length
+            if text[start] in self._first_characters and any(
+                len(stop) > length and stop.startswith(text[start:]) for stop in self._stops
+            ):
+                return length
+        return 0
 
 
 class TextStream:
@@ -33,7 +93,7 @@ class TextStream:
     def push(self, token_ids: Sequence[int]) -> tuple[str, str | None]:
         """The text that is certain now, and the stop string that ends the sequence here.
 
-        After a match nothing may be pushed, and there is nothing to flush.
+        After a match nothing may be pushed, and no text is held back.
         """
         if not self._has_stops:
             return self._detokenizer.push(token_ids), None
@@ -48,6 +108,6 @@ class TextStream:
         return self._stops.push(self._detokenizer.push(token_ids))
 
     def flush(self) -> str:
-        """What was held back, when the sequence ends without a stop string."""
+        """The text held back, if the sequence ends without a stop string."""
         given, stop = self._stops.push(self._detokenizer.flush())
         return given if stop is not None else given + self._stops.flush()

@@ -1,4 +1,4 @@
-"""What each token contributes to a text, as bytes, read from the decoder of a tokenizer.json.
+"""The bytes that each token contributes to a text, read from the decoder of a tokenizer.json.
 
 Decoders that are a concatenation, which those of language models are, become a table: byte-level BPE (GPT-2, Llama 3,
 Qwen), and SentencePiece's with byte fallback or without (Llama 2, Mistral, Gemma, Phi-3).

@@ -106,7 +106,7 @@ class Tokenizer:
         decoder = document["decoder"]
         self._cuts = find_cuts(document)
         self._max_token_bytes = max_token_bytes(document)
-        # What the tokens contribute to a text, if that is a concatenation; see `token_bytes`.
+        # The tokens' contributions to a text, if texts are concatenations; see `token_bytes`.
         self.concatenation: TokenBytes | None = read_token_bytes(decoder, self._vocabulary)
         table = self.concatenation.table if self.concatenation is not None else self._lone_bytes()
         self._table = table
@@ -217,7 +217,7 @@ class Tokenizer:
 
     @cached_property
     def _added(self) -> tuple[list[int], list[int]]:
-        """What is added before and behind every text."""
+        """The tokens added before and after every text."""
         inner, whole = (self._ids("a", add_special_tokens).tolist() for add_special_tokens in (False, True))
         num_before = next(
             (start for start in range(len(whole)) if whole[start : start + len(inner)] == inner), len(whole)
@@ -230,7 +230,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token contributes to a text; may be half a character. b"" for an id without a token."""
+        """The bytes that one token contributes to a text, perhaps half a character. b"" for an id without a token."""
         return self._table[token_id] if 0 <= token_id < len(self._table) else b""
 
     def token_text(self, token_id: int) -> str:

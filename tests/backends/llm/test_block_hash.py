@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelserver_backends.llm.block_hash import DIGEST_SIZE, block_hash, extend_hashes, root_hash
+from modelserver_backends.llm.blocks import DIGEST_SIZE, block_hash, extend_hashes, root_hash
 
 
 def hashes_of(token_ids: list[int], *, block_size: int = 4, root: bytes | None = None) -> list[bytes]:

@@ -6,8 +6,8 @@ import os
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from modelserver_backends.llm.blocks import held_blocks
 from modelserver_backends.llm.engine import GenerationRequest, SequenceOutput
-from modelserver_backends.llm.held_blocks import held_blocks
 from support.fake_engine import engine, request
 from support.fake_runner import FakeRunner, collect, expected_tokens
 

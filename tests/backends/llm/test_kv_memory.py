@@ -8,8 +8,7 @@ import sys
 import pytest
 import torch
 from modelserver_backends.llm.attention.kv_blocks import KvLayout
-from modelserver_backends.llm.device_memory import DeviceMemory
-from modelserver_backends.llm.kv_memory import reserve_kv_memory
+from modelserver_backends.llm.kv_memory import DeviceMemory, reserve_kv_memory
 from modelserver_backends.llm.options import EngineOptions
 
 from modelserver.backend import UnavailableError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from modelserver_backends.llm.noise import uniform
+from modelserver_backends.llm.draw import uniform
 
 
 def _chi_square(values: list[float], num_cells: int = 64) -> float:

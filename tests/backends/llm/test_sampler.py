@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from modelserver_backends.llm.draw import DrawInputs, draw_on_device, draw_on_host
-from modelserver_backends.llm.noise import uniform
+from modelserver_backends.llm.draw import DrawInputs, draw_on_device, draw_on_host, uniform
 from modelserver_backends.llm.sampler import Sampler
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.text.tokenizer import Tokenizer

@@ -14,10 +14,9 @@ from ...checkpoint import Checkpoint, config_path, text_config
 from ..build import DecoderBuilder
 from ..decoder import Block, Decoder, DecoderLayer
 from ..decoder_config import DecoderConfig
-from ..linear import Linear
+from ..linear import Linear, TokenEmbedding
 from ..names import Names
 from ..norm import Norm
-from ..token_embedding import TokenEmbedding
 from .readers import Entries, base_config
 
 

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 from modelserver_backends.llm.attention import cpu_attention, twins
-from modelserver_backends.llm.attention.batch import AttentionBatch
 from modelserver_backends.llm.attention.choose import make_attention
 from modelserver_backends.llm.attention.cpu_attention import CpuAttention
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
-from modelserver_backends.llm.attention.paged import Rotation
+from modelserver_backends.llm.attention.paged import AttentionBatch, AttentionSpec, Rotation
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
-from modelserver_backends.llm.attention.spec import AttentionSpec
 from modelserver_backends.llm.kernels import KERNELS
 
 from modelserver.backend import UnsupportedError

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 from modelserver_backends.llm.attention import twins
-from modelserver_backends.llm.attention.batch import AttentionBatch
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
-from modelserver_backends.llm.attention.paged import Rotation
+from modelserver_backends.llm.attention.paged import AttentionBatch, AttentionSpec, Rotation
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
-from modelserver_backends.llm.attention.spec import AttentionSpec
 
 
 class Wrapper:

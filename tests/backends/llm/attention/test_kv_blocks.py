@@ -8,7 +8,7 @@ import pytest
 import torch
 from modelserver_backends.llm.attention.choose import make_attention
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvGroup, KvLayout
-from modelserver_backends.llm.attention.spec import AttentionSpec
+from modelserver_backends.llm.attention.paged import AttentionSpec
 from modelserver_backends.llm.kv_memory import reserve_kv_memory
 from modelserver_backends.llm.options import EngineOptions
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from modelserver_backends.llm.attention import sdpa, twins
-from modelserver_backends.llm.attention.batch import AttentionBatch
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
+from modelserver_backends.llm.attention.paged import AttentionBatch, AttentionSpec
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
-from modelserver_backends.llm.attention.spec import AttentionSpec
 
 COUNTS, LENS = np.array([1, 1, 1, 5, 20, 30]), np.array([63, 30, 9, 5, 41, 30])
 CASES = list(itertools.product([None, 7, 40], [None, 3.0], [(4, 2), (3, 3), (6, 1)], [False, True]))

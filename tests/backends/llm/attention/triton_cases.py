@@ -11,12 +11,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from modelserver_backends.llm.attention import triton_kernels, twins
-from modelserver_backends.llm.attention.batch import AttentionBatch
 from modelserver_backends.llm.attention.chunked import ChunkedAttention
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
-from modelserver_backends.llm.attention.paged import Rotation
+from modelserver_backends.llm.attention.paged import AttentionBatch, AttentionSpec, Rotation
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
-from modelserver_backends.llm.attention.spec import AttentionSpec
 from modelserver_backends.llm.attention.triton_attention import TritonAttention
 from modelserver_backends.llm.captured_decode import CapturedDecode
 from modelserver_backends.llm.checkpoint import open_checkpoint

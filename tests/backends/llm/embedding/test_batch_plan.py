@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from modelserver_backends.llm.embedding.batch_plan import plan_batch
+from modelserver_backends.llm.embedding.instance import plan_batch
 
 
 @pytest.mark.parametrize(

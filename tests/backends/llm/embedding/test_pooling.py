@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from modelserver_backends.llm.embedding.head import pool
 from modelserver_backends.llm.embedding.layout import POOLINGS
-from modelserver_backends.llm.embedding.pooling import pool
 
 from modelserver.backend import Array
 

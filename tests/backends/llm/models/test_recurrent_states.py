@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from modelserver_backends.llm import LLM, SamplingParams
-from modelserver_backends.llm.device_memory import device_memory
+from modelserver_backends.llm.kv_memory import device_memory, reserve_states
 from modelserver_backends.llm.models.recurrent_states import (
     RecurrentStates,
     StateGroup,
@@ -18,7 +18,6 @@ from modelserver_backends.llm.models.recurrent_states import (
 )
 from modelserver_backends.llm.models.state_cache import GroupCache
 from modelserver_backends.llm.options import EngineOptions
-from modelserver_backends.llm.state_memory import reserve_states
 from support.generations import generate, loaded_engine, random_prompts
 from support.tiny_checkpoints import reference_tokens
 

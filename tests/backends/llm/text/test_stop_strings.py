@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
-from modelserver_backends.llm.text.stop_strings import StopStrings
+from modelserver_backends.llm.text.text_stream import StopStrings
 
 TEXT = st.text(alphabet="abc", max_size=40)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, max_size=4)
