@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Protocol
@@ -9,18 +10,12 @@ from typing import Protocol
 from modelserver.scheduling.queue import QueueEntry
 
 
-class Timer(Protocol):
-    """What `call_later` returns."""
-
-    def cancel(self) -> None: ...
-
-
 class LoopCalls(Protocol):
     """The services of an event loop that a batcher uses."""
 
     def call_soon(self, callback: Callable[[], None], /) -> object: ...
 
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> asyncio.TimerHandle: ...
 
     def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: object) -> object: ...
 
@@ -36,7 +31,7 @@ class Alarm:
 
     def __init__(self, loop: LoopCalls) -> None:
         self._loop = loop
-        self._timer: Timer | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._when_ns = 0
 
     def set(self, when_ns: int, now_ns: int, ring: Callable[[], None]) -> None:
