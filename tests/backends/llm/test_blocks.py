@@ -88,7 +88,7 @@ def test_a_block_that_is_given_back_twice_is_noticed() -> None:
     pool = BlockPool(4)
     table = pool.allocate(2)
     pool.free(table)
-    with pytest.raises(AssertionError, match="nobody holds it"):
+    with pytest.raises(AssertionError, match="but not held"):
         pool.free(table)
 
 
