@@ -27,6 +27,7 @@ from modelserver.backend import (
     Tensor,
 )
 from modelserver.backend.child import LoopThread, describe_exception
+from modelserver.backend.discovery import SourceLoader
 
 from . import triton_python_backend_utils as pb_utils
 from .pb_call import Execution, Phase, current_requests
@@ -169,12 +170,14 @@ def import_model(path: Path, model_directory: Path, version_directory: str = "")
     package.__path__ = [str(path.parent)]
     sys.modules[package.__name__] = package
     name = f"{package.__name__}.{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise InvalidArgumentError(f"{path} is no Python file")
+    if path.suffix != ".py":
+        raise InvalidArgumentError(f"{path} is not a Python file: expected a name that ends in .py")
+    loader = SourceLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None, "its loader is given"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     try:
         return module.TritonPythonModel
     except AttributeError:

@@ -20,8 +20,9 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from modelserver.backend import Backend
 from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -43,6 +44,18 @@ def find_source(directory: Path, name: str) -> Path | None:
     return None
 
 
+class SourceLoader(SourceFileLoader):
+    """Compiles the file whenever it is imported, and writes nothing beside it.
+
+    Python takes bytecode for that of a file if time in seconds and size agree: a file that is replaced at once would
+    not be seen.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
 def import_source(name: str, source: Path) -> ModuleType:
     """The module at `source`, under a name of its own so that equal names in two directories do not meet.
 
@@ -54,13 +67,15 @@ def import_source(name: str, source: Path) -> ModuleType:
         if module_name in sys.modules:
             return sys.modules[module_name]
         locations = [str(source.parent)] if source.name == "__init__.py" else None
-        spec = importlib.util.spec_from_file_location(module_name, source, submodule_search_locations=locations)
-        assert spec is not None, f"{source} has no loader"
-        assert spec.loader is not None, f"{source} has no loader"
+        loader = SourceLoader(module_name, str(source))
+        spec = importlib.util.spec_from_file_location(
+            module_name, source, loader=loader, submodule_search_locations=locations
+        )
+        assert spec is not None, "its loader is given"
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         try:
-            spec.loader.exec_module(module)
+            loader.exec_module(module)
         except BaseException:
             for loaded in [other for other in sys.modules if other.split(".")[0] == module_name]:
                 del sys.modules[loaded]
