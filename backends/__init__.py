@@ -1,0 +1,1 @@
+"""The bundled backends, a package each, installed as `modelserver_backends`."""

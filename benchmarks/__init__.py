@@ -1,0 +1,1 @@
+"""Side-by-side measurements of everything that the project promises; `python -m benchmarks` runs them."""

@@ -19,7 +19,7 @@ _NUMBERS: tuple[tuple[str, str, str, Callable[[EngineStatistics], float]], ...] 
     (
         "num_preemptions",
         "counter",
-        "Sequences that lost their blocks and were computed anew",
+        "Sequences that lost their blocks and were recomputed",
         lambda s: s.num_preemptions,
     ),
 )

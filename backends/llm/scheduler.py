@@ -144,7 +144,7 @@ class Scheduler:
             self.num_preemptions & (self.num_preemptions - 1) == 0
         ):  # the 1st, 2nd, 4th, 8th, ...: seldom when it is often
             logger.warning(
-                "out of KV blocks: a sequence of %d tokens waits and will be computed anew (preemption %d of this "
+                "out of KV blocks: a sequence of %d tokens waits and will be recomputed (preemption %d of this "
                 "engine); more kv_cache_memory_bytes or a lower max_num_seqs avoids it",
                 len(victim.token_ids),
                 self.num_preemptions,
@@ -193,7 +193,7 @@ class Scheduler:
     def update(self, plan: StepPlan, sampled: Iterable[Sampled]) -> list[Sequence | None]:
         """Append what a step sampled: the tokens of each of its chunks with `num_sampled`, in their order.
 
-        Of a chunk that gave fewer than it might have, the rest is computed anew. Returns for each of those chunks the
+        Of a chunk that gave fewer than it might have, the rest is recomputed. Returns for each of those chunks the
         sequence that has grown; None if it had ended meanwhile. The plans of an engine are updated in the order in
         which they were made. A loop with few calls for a sequence that decodes.
         """

@@ -60,7 +60,7 @@ def check_external_data(path: Path, root: Path) -> None:
     allowed = root.resolve()
     for location in sorted(locations):
         if "\0" in location:
-            raise InvalidArgumentError(f"{path} names external data in {location!r}, which is no path")
+            raise InvalidArgumentError(f"{path} names external data in {location!r}, which is not a path")
         target = (path.parent / location).resolve()
         if Path(location).is_absolute() or not target.is_relative_to(allowed):
             raise InvalidArgumentError(

@@ -237,6 +237,7 @@ def nodes_by_provider(assignment: Sequence[Any]) -> dict[str, int]:
 # Execution providers in distributions of their own, which ONNX Runtime loads when it is told where they are. One is
 # known: TensorRT for RTX, `pip install onnxruntime-ep-nv-tensorrt-rtx` (ONNX Runtime 1.24 and later). It has not
 # been run with this server, since it needs one of the GPUs on its list.
+
 # Module with `get_ep_name` and `get_library_path`, by provider.
 _MODULES = {TENSORRT_RTX: "onnxruntime_ep_nv_tensorrt_rtx"}
 

@@ -47,7 +47,7 @@ def plan_profiles(command: BuildCommand, onnx: OnnxFile) -> tuple[Mapping[str, R
     """The profiles that were typed, checked; else one from the sizes. Raises ConfigError, InvalidArgumentError."""
     if command.profiles:
         if command.batch or command.sizes:
-            raise InvalidArgumentError("--profile says every size itself: leave --batch and --dim out")
+            raise InvalidArgumentError("--profile already gives every size: remove --batch and --dim")
         profiles = []
         for number, text in enumerate(command.profiles):
             source = f"--profile number {number}"

@@ -28,7 +28,7 @@ def find_problem() -> str:
         count = ctypes.c_int()
         status = int(cuda.cuDeviceGetCount(ctypes.byref(count)))
     except AttributeError as error:
-        return f"{_LIBRARY} is no CUDA driver: {error}"
+        return f"{_LIBRARY} is not a usable CUDA driver: {error}"
     if status:
         return f"the NVIDIA driver cannot count its GPUs (cuDeviceGetCount: {_name(cuda, status)})"
     return "" if count.value else "the NVIDIA driver sees no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)"

@@ -168,7 +168,7 @@ class EngineCache:
                     break
                 except BlockingIOError:
                     if not is_wanted():
-                        raise UnavailableError("the wait for an engine that another builds was cancelled") from None
+                        raise UnavailableError("waiting for another process to build the engine was cancelled") from None
                     time.sleep(_POLL_S)
             yield
         finally:

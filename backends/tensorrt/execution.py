@@ -205,7 +205,7 @@ class _Growing:
 
     def output(self) -> Output:
         if self.allocator.shape is None:
-            raise InternalError(f"output '{self.tensor.name}': TensorRT told no shape")
+            raise InternalError(f"output '{self.tensor.name}': TensorRT reported no shape")
         return Output(self.tensor, self.allocator.shape, self.allocator.memory)
 
 

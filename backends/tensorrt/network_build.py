@@ -69,7 +69,7 @@ def build(request: BuildRequest, tell: Callable[[str, float], None]) -> Built:
     try:
         return _build(request, tell)
     except UnicodeDecodeError as error:  # by the bindings, which take every name for UTF-8
-        raise InvalidArgumentError(f"{request.onnx}: the ONNX file has names that are no text: {error}") from error
+        raise InvalidArgumentError(f"{request.onnx}: the ONNX file has names that are not valid UTF-8: {error}") from error
 
 
 def _build(request: BuildRequest, tell: Callable[[str, float], None]) -> Built:
@@ -83,7 +83,7 @@ def _build(request: BuildRequest, tell: Callable[[str, float], None]) -> Built:
         try:
             builder = trt.Builder(logger)
         except TypeError as error:  # the binding's way to say that there is no object
-            raise BuildFailedError(f"TensorRT makes no builder: {logger.errors_since(mark)}") from error
+            raise BuildFailedError(f"TensorRT could not create a builder: {logger.errors_since(mark)}") from error
         network = _parse(trt, builder, request, onnx)
         _check_network(request, network)
         config = _configure(trt, builder, network, request)

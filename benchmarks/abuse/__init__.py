@@ -1,0 +1,1 @@
+"""What well-behaved clients notice while others use the server's limits to the full."""

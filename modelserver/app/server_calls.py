@@ -14,11 +14,11 @@ from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableE
 from modelserver.planes.control import ControlParameter, ControlPlane
 from modelserver.planes.data import DataPlane
 
-# Which loads wait for which: a model may load others during its own load, but a circle would never end.
-
-
 class LoadWaits:
-    """The names of models whose `initialize` waits for an operation on another model."""
+    """Which loads wait for which: a model may load others during its own load, but a circle would never end.
+
+    Holds the names of models whose `initialize` waits for an operation on another model.
+    """
 
     def __init__(self) -> None:
         self._awaited: dict[str, list[str]] = {}

@@ -27,10 +27,8 @@ from types import CodeType, ModuleType
 from modelserver.backend import Backend
 from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 
-# Python code that an operator or a model brings: found by name in a directory, imported by its path.
-
-
-# Of the names of modules that are imported by their paths.
+# Python code that an operator or a model brings is found by name in a directory, and imported by its path. The prefix of
+# the names of such modules:
 EXTERNAL_PREFIX = "modelserver_external_"
 # Two loads may want the same module at once; it must be executed once.
 _lock = threading.RLock()

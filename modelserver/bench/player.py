@@ -105,7 +105,6 @@ class LanePool(Answers):
 
 # When requests of an open loop are due. Pure: seeds in, times out.
 
-
 NS_PER_S = 1_000_000_000
 
 

@@ -1,0 +1,1 @@
+"""The commands, a module each. They stand on `client/` and import what they need when they are called."""

@@ -1,0 +1,1 @@
+"""config.pbtxt: schema, parsing with positions, rules and defaults."""

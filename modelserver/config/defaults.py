@@ -23,11 +23,9 @@ from modelserver.config.schema import (
     VersionPolicyLatest,
 )
 
-# The older `platform:` names and their backends.
-
-
 ENSEMBLE = "ensemble"
 
+# The older `platform:` names and their backends.
 BACKENDS: Mapping[str, str] = {
     "onnxruntime_onnx": "onnxruntime",
     "pytorch_libtorch": "pytorch",

@@ -75,7 +75,7 @@ def _batch_inputs(config: ModelConfig) -> list[ModelInput]:
         ModelInput(
             name=name,
             data_type=batch_input.data_type,
-            # With the batch dimension in front, as for any input; `has_rows` marks the kinds without one.
+            # With the batch dimension in front, as for any input; the other kinds describe the batch as a whole.
             dims=(-1,) if batch_input.kind is BatchInputKind.BATCH_ITEM_SHAPE else (),
         )
         for batch_input in config.batch_input

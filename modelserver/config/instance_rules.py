@@ -12,8 +12,6 @@ from modelserver.config.suggestion import did_you_mean, suggest
 from modelserver.config.tensor_rules import check_dims
 
 # The parameter `instance_in_process`: whether each instance runs in its own process.
-
-
 INSTANCE_IN_PROCESS = "instance_in_process"
 _WORDS = {"true": True, "false": False}
 

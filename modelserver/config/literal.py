@@ -15,8 +15,6 @@ from modelserver.config.fields import expected_enum
 from modelserver.config.suggestion import did_you_mean, suggest_enum
 
 # Splits protobuf text format into tokens with positions. Never fails: invalid characters have kind `junk`.
-
-
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n\f\v]+|\#[^\n]*)
       | (?P<name>[A-Za-z_][A-Za-z0-9_+-]*)

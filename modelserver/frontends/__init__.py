@@ -1,0 +1,1 @@
+"""Protocols: bytes to requests and back, routes, and errors to statuses. No sockets."""

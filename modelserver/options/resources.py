@@ -11,8 +11,6 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import nearest_hint
 
 # `--rate-limit-resource`: the available units of the resources that instances need to execute.
-
-
 _RESOURCE_FLAG = "--rate-limit-resource"
 
 
@@ -104,7 +102,7 @@ def parse_host_policies(texts: Sequence[str]) -> tuple[HostPolicy, ...]:
 def parse_cores(text: str) -> frozenset[int]:
     """The numbers of a list of cores, such as `0-3,8`, as Linux writes them too. Raises ValueError."""
     if not _CORES.fullmatch(text):
-        raise ValueError(f"no list of cores: {text!r}")
+        raise ValueError(f"expected cores such as 0-3,8, got {text!r}")
     cores: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")

@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 
 from modelserver.errors import InvalidArgumentError
 
-# A reference-counted resource on disk that the loaded versions of a model need.
-
-
 class Holding(abc.ABC):
-    """The creator holds it once. `acquire` and `release` may be called from any thread."""
+    """A reference-counted resource on disk that the loaded versions of a model need.
+
+    The creator holds it once. `acquire` and `release` may be called from any thread.
+    """
 
     def __init__(self) -> None:
         self._num_holders = 1
@@ -41,14 +41,13 @@ class Holding(abc.ABC):
         """Free the resource after the last release. Never raises."""
 
 
-# A model whose files came with the load request: a directory of its own, removed when its last version is closed.
 # Limits of file systems for a name, and for a path below a directory that the server chooses.
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 2048
 
 
 class ReplacementDirectory(Holding):
-    """A temporary model directory, removed after its last release."""
+    """The directory of a model whose files came with the load request, removed when its last version is closed."""
 
     def __init__(self, model_name: str, files: Mapping[str, bytes | Path]) -> None:
         """Write `files` (path relative to the model directory -> content, or a file to copy). Blocking.

@@ -32,9 +32,7 @@ from modelserver.repository.roots import RepositoryRoot, find_model
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
 
-# The differences between two model configs, as text for people.
-
-
+# Of the differences between two configs, as text for people.
 _LONGEST_VALUE = 80
 _ABSENT = "(none)"
 

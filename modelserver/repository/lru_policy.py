@@ -258,12 +258,11 @@ class MemoryBudget:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
 
-# Evicts models on demand after their keep-alive time without requests; sleeps until the next one is due.
-# Seconds between checks for models that are due but busy.
-
-
 class Sweeper:
-    """Event loop thread only."""
+    """Evicts models on demand after their keep-alive time without requests; sleeps until the next one is due.
+
+    Event loop thread only.
+    """
 
     def __init__(self, lru: LruPolicy, clock: Callable[[], float]) -> None:
         self._lru = lru

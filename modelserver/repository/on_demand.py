@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from modelserver.repository.serving import ReadyTable
     from modelserver.repository.table import ModelTable
 
-# Loads on demand: one load for all waiting requests, which of them still wait, and a pause after a failure.
-
-
 class DemandLoads:
-    """`load` loads a model by its key. Event loop thread only."""
+    """Loads on demand: one load for all waiting requests, which of them still wait, and a pause after a failure.
+
+    `load` loads a model by its key. Event loop thread only.
+    """
 
     def __init__(self, load: Callable[[str], Coroutine[Any, Any, None]]) -> None:
         self._load = load

@@ -20,9 +20,6 @@ from modelserver.repository.state import UNLOADED, IndexEntry, ModelState, Versi
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
 
-# Shared parts of the lifecycles of a repository's models: pools, the loader, and callbacks about served models.
-
-
 Result = TypeVar("Result")
 
 # Ready models by version; None is the highest one. Replaced as a whole, never changed.

@@ -88,7 +88,7 @@ def _numbers(name: str, value: Any, most: float) -> dict[int, float]:
     for key, number in value.items():
         text = str(key)
         if not (is_digits(text)):
-            raise InvalidArgumentError(f"traffic: '{name}' is by the numbers of versions, got '{text:.40}'")
+            raise InvalidArgumentError(f"traffic: '{name}' must have version numbers as keys, got '{text:.40}'")
         if not _is_number(number) or not 0 <= number <= most:
             raise InvalidArgumentError(
                 f"traffic: '{name}' of version {text} must be a number from 0 to {most:g}, got '{number!s:.40}'"

@@ -1,0 +1,1 @@
+"""Queues, batches, sequences and ensembles: which requests run together, and when."""

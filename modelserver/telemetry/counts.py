@@ -56,7 +56,6 @@ class RefusalCounts:
         return dict(self._counts)
 
 
-# Outcomes of callers' requests at their quotas, for the metrics page.
 # How many callers are counted separately; the number of addresses and headers is unbounded.
 _MAX_NAMES = 256
 _OTHERS = "(others)"

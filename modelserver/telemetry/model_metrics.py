@@ -68,7 +68,7 @@ class ModelMetricsBoard:
         """Perform a model's request. Raises ServerError, also for a handle of another owner."""
         action = self._topics.get(topic)
         if action is None:
-            raise InvalidArgumentError(f"metrics cannot be asked for '{topic}'")
+            raise InvalidArgumentError(f"unknown metrics call '{topic}'")
         with self._lock:
             return action(owner, arguments)
 
@@ -86,7 +86,7 @@ class ModelMetricsBoard:
     def _make_family(self, owner: object, arguments: Mapping[str, Any]) -> int:
         name, text, kind = (str(arguments[key]) for key in ("name", "description", "kind"))
         if not _NAME.fullmatch(name):
-            raise InvalidArgumentError(f"'{name}' is no name of a metric: letters, digits, '_' and ':' make one")
+            raise InvalidArgumentError(f"'{name}' is not a valid metric name: use letters, digits, '_' and ':'")
         if kind not in _KINDS:
             raise InvalidArgumentError(f"metric '{name}': expected one of {', '.join(_KINDS)}, got '{kind}'")
         family = self._families.get(name)
@@ -104,7 +104,7 @@ class ModelMetricsBoard:
         labels = dict(arguments["labels"])
         for label in labels:
             if not _LABEL.fullmatch(label) or label == "le":
-                raise InvalidArgumentError(f"metric '{family.name}': '{label}' is no name of a label")
+                raise InvalidArgumentError(f"metric '{family.name}': '{label}' is not a valid label name")
         bounds = tuple(arguments["buckets"])
         if any(later <= earlier for earlier, later in pairwise(bounds)):
             raise InvalidArgumentError(f"metric '{family.name}': buckets must ascend, got {list(bounds)}")

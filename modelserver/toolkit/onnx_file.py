@@ -70,9 +70,9 @@ def external_files(path: Path) -> tuple[str, ...]:
     for name in found:
         where = (path.parent / name).resolve()
         if root not in where.parents:
-            raise InvalidArgumentError(f"'{path}' wants weights from '{name}', outside of its directory")
+            raise InvalidArgumentError(f"'{path}' needs weights from '{name}', outside of its directory")
         if not where.is_file():
-            raise InvalidArgumentError(f"'{path}' wants weights from '{name}', which is not beside it")
+            raise InvalidArgumentError(f"'{path}' needs weights from '{name}', which is not beside it")
     return tuple(sorted(found))
 
 

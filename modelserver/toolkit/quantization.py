@@ -83,7 +83,7 @@ def quantize(options: QuantizationOptions, progress: Progress) -> Outcome:
 
 def _calibration(options: QuantizationOptions, config: ModelConfig) -> Samples | None:
     if options.calibration is not None and options.requests is not None:
-        raise InvalidArgumentError("--calibration and --from-requests exclude each other: say one")
+        raise InvalidArgumentError("--calibration and --from-requests cannot be used together: give one")
     if options.calibration is not None:
         return read_samples(options.calibration, config).head(options.num_calibration)
     if options.requests is not None:

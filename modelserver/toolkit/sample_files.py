@@ -68,7 +68,7 @@ def _load_npz(path: Path) -> dict[str, Array]:
         reason = error.strerror or str(error)
         raise InvalidArgumentError(f"cannot read samples from '{path}': {reason}") from None
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InvalidArgumentError(f"'{path}' is no .npz file of plain arrays (numpy.savez): {error}") from None
+        raise InvalidArgumentError(f"'{path}' is not a .npz file of plain arrays (numpy.savez): {error}") from None
 
 
 def _load_npy(path: Path) -> Array:
@@ -77,7 +77,7 @@ def _load_npy(path: Path) -> Array:
     except OSError as error:
         raise InvalidArgumentError(f"cannot read samples from '{path}': {error.strerror or error}") from None
     except (ValueError, EOFError) as error:
-        raise InvalidArgumentError(f"'{path}' is no .npy file of a plain array: {error}") from None
+        raise InvalidArgumentError(f"'{path}' is not a .npy file of a plain array: {error}") from None
     if not isinstance(loaded, np.ndarray):
         raise InvalidArgumentError(f"'{path}' is not a single array")
     return loaded

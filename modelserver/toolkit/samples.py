@@ -161,5 +161,5 @@ def _fitted(array: Array, spec: ModelInput, where: str) -> Array:
     if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and datatype.numpy.kind != "f"):
         raise InvalidArgumentError(f"{where}: '{spec.name}' must be {datatype.value}, got {array.dtype}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise InvalidArgumentError(f"{where}: '{spec.name}' has values that are no finite numbers")
+        raise InvalidArgumentError(f"{where}: '{spec.name}' has values that are not finite")
     return np.ascontiguousarray(array, dtype=datatype.numpy)

@@ -52,5 +52,5 @@ def parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
         raise InvalidArgumentError(f"--shape expects NAME:1,2,3, got '{text}'")
     dims = parse_dims(sizes, f"--shape {name}")
     if -1 in dims:
-        raise InvalidArgumentError(f"--shape {name}: every size must be said, got '{sizes}'")
+        raise InvalidArgumentError(f"--shape {name}: give every size as a number, got '{sizes}'")
     return name, dims

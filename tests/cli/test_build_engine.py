@@ -48,7 +48,7 @@ def product_of_weights(tmp_path: Path) -> Path:
         (["--dim", "seq"], "--dim: expected NAME=MIN/OPT/MAX"),
         (["--dim", "length=1/2/3"], "expected symbolic dimensions of its inputs (n, seq), got 'length'"),
         (["--profile", "y:1x1"], "no input 'y' in the model"),
-        (["--profile", "x:1x1", "--batch", "1"], "leave --batch and --dim out"),
+        (["--profile", "x:1x1", "--batch", "1"], "remove --batch and --dim"),
         (["--profile", "x:1x1", "--runtime", "cuda"], "runtime: expected one of"),
         (["--profile", "x:1x1", "--workspace", "big"], "--workspace: expected a size"),
         (["--profile", "x:1x1", "--strip", "--refit"], "expected one of them, got both"),

@@ -8,11 +8,23 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from modelserver.core.long_work import finish
+from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Buffer
+from modelserver.frontends.grpc.codec import LongRequest, Outline, decode_on_loop, element_slices, outline_slices
 from modelserver.protocol.call import Method, Parts, RpcError, StreamCall, UnaryCall
 from modelserver.protocol.grpc_status import Status
+from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, GrpcLimits
 
 MessageT = TypeVar("MessageT", bound=Message)
+
+
+def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> InFlightRequest:
+    """The request in a serialized ModelInferRequest, decoded at once however long it is."""
+    decoded = decode_on_loop(message, limits)
+    if isinstance(decoded, LongRequest):
+        decoded = finish(outline_slices(decoded, limits))
+    return finish(element_slices(decoded)) if isinstance(decoded, Outline) else decoded
 
 
 class RefusedError(Exception):

@@ -82,8 +82,8 @@ def test_the_bounds_of_buckets_are_written_as_triton_writes_them() -> None:
     [
         ({"kind": "gauge"}, ErrorCode.ALREADY_EXISTS, "there already as a counter"),
         ({"kind": "sum"}, ErrorCode.INVALID_ARGUMENT, "expected one of counter, gauge, histogram"),
-        ({"name": "no name"}, ErrorCode.INVALID_ARGUMENT, "'no name' is no name of a metric"),
-        ({"labels": {"le": "1"}}, ErrorCode.INVALID_ARGUMENT, "'le' is no name of a label"),
+        ({"name": "no name"}, ErrorCode.INVALID_ARGUMENT, "'no name' is not a valid metric name"),
+        ({"labels": {"le": "1"}}, ErrorCode.INVALID_ARGUMENT, "'le' is not a valid label name"),
         ({"name": "h", "kind": "histogram", "buckets": (2.0, 1.0)}, ErrorCode.INVALID_ARGUMENT, "must ascend"),
         ({"family": 99}, ErrorCode.NOT_FOUND, "MetricFamily of this metric is gone"),
     ],

@@ -162,7 +162,7 @@ def test_what_cannot_be_quantized_is_said_and_nothing_is_written(
     for source, fields, reason in (
         (digits, {"method": Method.STATIC, "onnx": static()}, "needs to see real inputs"),
         (digits, {"method": Method.INT4}, "expected static or dynamic"),
-        (digits, {"calibration": training, "requests": training, "onnx": static()}, "exclude each other"),
+        (digits, {"calibration": training, "requests": training, "onnx": static()}, "cannot be used together"),
         (digits, {"calibration": training, "onnx": static(ops=("Gem",))}, "no Gem; did you mean 'Gemm'"),
         (digits, {"calibration": training, "onnx": static(exclude_nodes=("n",))}, "no names, so exclude operators"),
         (digits, {"calibration": training, "method": Method.DYNAMIC, "data": held_out}, "--calibration is for"),

@@ -1,4 +1,4 @@
-"""Attention over paged blocks in Triton. Each kernel has a launcher here, and its torch twin in `triton_twins`.
+"""Attention over paged blocks in Triton. Each kernel has a launcher here, and its torch twin in `twins`.
 
 Shapes: queries [tokens, heads, head_dim]; a layer's blocks [blocks, block_size, 2, kv heads, head_dim] with a
 stride between blocks; block tables

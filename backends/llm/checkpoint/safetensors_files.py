@@ -121,7 +121,7 @@ def _files(directory: Path) -> dict[Path, list[str] | None]:
             for tensor, name in places.items():
                 files.setdefault(name, []).append(tensor)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidArgumentError(f"{index} is no index of safetensors: {error!r}") from None
+            raise InvalidArgumentError(f"{index} is not a safetensors index: {error!r}") from None
         return {directory / name: tensors for name, tensors in files.items()}
     found = sorted(directory.glob("*.safetensors"))
     if not found:

@@ -48,9 +48,9 @@ class Pace:
         """
         now = time.monotonic()
         if self._is_cancelled is not None and self._is_cancelled.is_set():
-            raise CancelledError("structured output: the request that it was for has gone")
+            raise CancelledError("structured output: the request was cancelled")
         if now > self._deadline:
-            raise InvalidArgumentError("structured output: compiling what is asked for takes too long")
+            raise InvalidArgumentError("structured output: compiling the constraint takes too long; simplify it")
         if now > self._turn_end:
             _TURN.release()
             try:

@@ -84,7 +84,7 @@ class UnstoppableCalls(Generic[Result]):
     def _wait(call: _Call[Result], deadline: float, is_cancelled: threading.Event | None) -> None:
         while not call.has_ended.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
             if is_cancelled is not None and is_cancelled.is_set():
-                raise CancelledError("structured output: the request that it was for has gone")
+                raise CancelledError("structured output: the request was cancelled")
             if time.monotonic() >= deadline:
                 raise TimeoutError
 

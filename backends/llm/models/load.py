@@ -162,7 +162,7 @@ def choose_device(asked: str) -> torch.device:
     try:
         device = torch.device(asked)
     except RuntimeError:
-        raise InvalidArgumentError(f"device {asked!r} is no device: expected cpu, cuda or cuda:N") from None
+        raise InvalidArgumentError(f"device {asked!r} is not a device: expected cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UnavailableError(f"device {asked!r} was asked for, but torch finds no GPU")
     return device

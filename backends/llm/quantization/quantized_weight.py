@@ -151,7 +151,7 @@ class QuantizedWeight:
         """The outputs of all parts below each other. InvalidArgumentError unless all are alike."""
         first, *others = parts
         if not all(first.is_like(other) for other in others):
-            raise InvalidArgumentError("weights of unlike formats are no one matrix")
+            raise InvalidArgumentError("weights of different formats cannot be joined into one matrix")
         if not others:
             return first
         return replace(first, **{name: torch.cat([part._grid()[name] for part in parts]) for name in first._grid()})

@@ -122,7 +122,7 @@ class Tokenizer:
         try:
             tokenizer = tokenizers.Tokenizer.from_str(files.document)
         except Exception as error:  # the library raises bare Exception
-            raise InvalidArgumentError(f"{files.path} is no tokenizer that `tokenizers` can read: {error}") from error
+            raise InvalidArgumentError(f"{files.path} cannot be read by the library tokenizers: {error}") from error
         special = special_tokens(files.config, files.special_tokens_map)
         _add_tokens(tokenizer, files.config, special)
         return cls(

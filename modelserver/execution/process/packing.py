@@ -257,5 +257,5 @@ def _plain_text(key: str, text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f"parameter {key!a} is no text: {error}") from None
+            raise InvalidArgumentError(f"parameter {key!a} is not valid UTF-8: {error}") from None
     return text if type(text) is str else str(text)

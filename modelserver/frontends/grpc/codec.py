@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from modelserver.core.long_work import Slices, finish
+from modelserver.core.long_work import Slices
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ParameterValue
 from modelserver.core.template import VIEW_BYTES
@@ -73,20 +73,12 @@ class Outline:
     contents: Sequence[Sequence[memoryview]] = ()
 
 
-def decode_infer_request(message: Buffer, limits: GrpcLimits = DEFAULT_GRPC_LIMITS) -> InFlightRequest:
-    """The request in a serialized ModelInferRequest. Raises ServerError for every fault in it."""
-    decoded = decode_on_loop(message, limits)
-    if isinstance(decoded, LongRequest):
-        decoded = finish(outline_slices(decoded, limits))
-    return finish(element_slices(decoded)) if isinstance(decoded, Outline) else decoded
-
-
 def decode_on_loop(
     message: Buffer, limits: GrpcLimits, *, learn: Learn | None = None
 ) -> InFlightRequest | Outline | LongRequest:
-    """As `decode_infer_request`, as far as that does not block the event loop for long.
+    """The request in a serialized ModelInferRequest, as far as that does not block the event loop for long.
 
-    `outline_slices` and `element_slices` do the rest. `learn` is called with a request that a client may repeat with
+    Raises ServerError for every fault in it. `outline_slices` and `element_slices` do the rest. `learn` is called with a request that a client may repeat with
     other contents.
     """
     split = _split(message, limits)
@@ -120,7 +112,7 @@ def decode_on_loop(
 
 
 def outline_slices(long: LongRequest, limits: GrpcLimits) -> Slices[Outline]:
-    """The outline of a request with a long head, in slices. Raises as `decode_infer_request`."""
+    """The outline of a request with a long head, in slices. Raises ServerError for every fault in it."""
     split = long.split
     if split.num_parameters > limits.max_parameters:
         raise InvalidArgumentError(f"the request has more than {limits.max_parameters} parameters")
@@ -155,7 +147,7 @@ def _check_tensors(head: RequestHead, limits: GrpcLimits) -> None:
 
 
 def element_slices(outline: Outline) -> Slices[InFlightRequest]:
-    """The whole request, in slices. Raises as `decode_infer_request`."""
+    """The whole request, in slices. Raises ServerError for every fault in it."""
     request, head, raws = outline.request, outline.head, outline.raws
     if not raws:
         request.inputs = yield from _content_slices(outline)

@@ -279,7 +279,7 @@ async def find_model(dataplane: AnyDataPlane, name: str | None, use: str = "gene
         what = "is not loaded" if isinstance(error, UnloadedError) else "does not exist"
         raise await _unknown(dataplane, name, what) from None
     if not model.is_served:
-        raise await _unknown(dataplane, name, "is no language model")
+        raise await _unknown(dataplane, name, "is not a language model")
     if not getattr(model, use):
         raise ParameterError(f"the model '{name:.200}' does not {_VERBS[use]}", "model", Fault.UNSUPPORTED_MODEL)
     return model

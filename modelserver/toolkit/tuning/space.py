@@ -229,7 +229,6 @@ def _with(values: Sequence[int], own: int) -> tuple[int, ...]:
     return tuple(sorted({*values, own}))
 
 
-# Which candidate is measured next. Pure: candidates out, scores in.
 # A gain below this may be chance, and no reason to leave a setting.
 MIN_GAIN = 0.05
 

@@ -218,14 +218,12 @@ class Link(Generic[Bundle]):
             self._lost()
 
 
-# Back-pressure of one direction of a streamed call: when a number of pieces are on their way, the sender waits.
-
 # One piece is a message or a chunk; a reader that keeps up never lets its writer wait.
 WINDOW_PIECES: Final = 16
 
 
 class Window:
-    """How much a sender may still send. Event loop thread only, one sender."""
+    """How much a sender may still send in one direction of a streamed call. Event loop thread only, one sender."""
 
     def __init__(self) -> None:
         self._room = WINDOW_PIECES

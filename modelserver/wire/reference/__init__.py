@@ -1,0 +1,1 @@
+"""uvicorn and grpcio in place of our own wire (`--wire=grpcio`)."""

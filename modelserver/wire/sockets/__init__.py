@@ -1,0 +1,1 @@
+"""Transports between sockets and the protocols: plain and TLS, with a part in C."""

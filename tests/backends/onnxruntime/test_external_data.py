@@ -59,7 +59,7 @@ def test_a_path_that_leads_out_is_refused_before_anybody_follows_it(tmp_path: Pa
         instance_of("onnxruntime", context_of(tmp_path / "m"))
 
 
-@pytest.mark.parametrize(("location", "reason"), [("gone.bin", "there is no file"), ("a\0b", "is no path")])
+@pytest.mark.parametrize(("location", "reason"), [("gone.bin", "there is no file"), ("a\0b", "is not a path")])
 def test_what_is_not_there_is_named(tmp_path: Path, location: str, reason: str) -> None:
     path = saved(tmp_path, model_with(outside(location), "weight"))
     with pytest.raises(InvalidArgumentError, match=reason):

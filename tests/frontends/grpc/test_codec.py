@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.grpc_calls import decode_infer_request
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest, RegionSlice
@@ -13,7 +14,6 @@ from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor, encode_bytes_elements
 from modelserver.errors import InvalidArgumentError, NotFoundError, PayloadTooLargeError, ServerError
 from modelserver.frontends.grpc import codec
-from modelserver.frontends.grpc.codec import decode_infer_request
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.limits import GrpcLimits
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.grpc_calls import decode_infer_request
 
 from modelserver.core import accelerator
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.grpc import contents, envelope
-from modelserver.frontends.grpc.codec import decode_infer_request
 from modelserver.frontends.grpc.envelope import varint
 from modelserver.pb import grpc_service_pb2 as pb
 

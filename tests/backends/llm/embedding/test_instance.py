@@ -161,8 +161,8 @@ def test_tokens_are_told(instance: EncoderInstance) -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"input_ids": [5, 300]}, "300 is no token of this model, which has 300"),
-        ({"input_ids": [-1]}, "-1 is no token"),
+        ({"input_ids": [5, 300]}, "token 300 is outside the model's vocabulary (0 to 299)"),
+        ({"input_ids": [-1]}, "token -1 is outside"),
         ({"input_ids": [5] * 49}, "the text to embed has 49 tokens, and this model takes 1 to 48"),
         ({"text_input": "a " * 47}, "the text to embed has 49 tokens"),
         ({"input_ids": []}, "has 0 tokens"),

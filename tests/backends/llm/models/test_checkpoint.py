@@ -50,5 +50,5 @@ def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"places head\.weight in model\.safetensors, which lacks it"):
         open_checkpoint(tmp_path).names()
     index.write_text("{}")
-    with pytest.raises(InvalidArgumentError, match="is no index of safetensors"):
+    with pytest.raises(InvalidArgumentError, match="is not a safetensors index"):
         open_checkpoint(tmp_path).names()

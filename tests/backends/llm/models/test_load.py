@@ -104,7 +104,7 @@ def test_a_processor_without_bfloat16_computes_in_float32(large: Path) -> None:
 
 
 def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(InvalidArgumentError, match="'abacus' is no device"):
+    with pytest.raises(InvalidArgumentError, match="'abacus' is not a device"):
         choose_device("abacus")
     if not torch.cuda.is_available():
         with pytest.raises(UnavailableError, match="torch finds no GPU"):
