@@ -24,9 +24,10 @@ def current() -> str:
 def files() -> dict[Path, set[str]]:
     """The files besides pyproject.toml that name a version of ours, and what they name."""
     places = [ROOT / place for place in _PLACES]
-    paths = [path for place in places for path in (place, *place.rglob("*")) if path.is_file()]
-    found = {path: {named for _, named in _NAMED.findall(path.read_text())} for path in paths}
-    return {path: versions for path, versions in found.items() if versions}
+    found = (path for place in places for path in (place, *place.rglob("*")) if path.is_file())
+    paths = [path for path in found if path.suffix != ".pyc"]
+    names = {path: {named for _, named in _NAMED.findall(path.read_text())} for path in paths}
+    return {path: versions for path, versions in names.items() if versions}
 
 
 def main() -> int:

@@ -265,7 +265,6 @@ static void multiply_segment(const Product *product, int64_t block, int64_t stop
 
 static void finish(const Product *product, int64_t output, int64_t stop, int64_t row, int64_t num_rows, const float *sums)
 {
-    const Matrix *w = product->weight;
     for (int64_t at = 0; at < num_rows; at++) {
         float *written = product->output + (row + at) * product->output_stride;
         for (int64_t o = output; o < stop; o++) {

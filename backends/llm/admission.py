@@ -83,7 +83,9 @@ def check_token_ids(token_ids: Sequence[int] | Array, vocab_size: int) -> None:
     is_wrong = (given < 0) | (given >= vocab_size)
     if is_wrong.any():
         wrong = given[is_wrong.argmax()]
-        raise InvalidArgumentError(f"input 'input_ids': token {wrong} is outside the model's vocabulary (0 to {vocab_size - 1})")
+        raise InvalidArgumentError(
+            f"input 'input_ids': token {wrong} is outside the model's vocabulary (0 to {vocab_size - 1})"
+        )
 
 
 def check_dimensions(dimensions: int | None) -> None:

@@ -26,8 +26,7 @@ from modelserver.backend import (
     ServerError,
     Tensor,
 )
-from modelserver.backend.child import LoopThread, describe_exception
-from modelserver.backend.discovery import SourceLoader
+from modelserver.backend.child import LoopThread, SourceLoader, describe_exception
 
 from . import triton_python_backend_utils as pb_utils
 from .pb_call import Execution, Phase, current_requests

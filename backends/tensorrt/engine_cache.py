@@ -168,7 +168,9 @@ class EngineCache:
                     break
                 except BlockingIOError:
                     if not is_wanted():
-                        raise UnavailableError("waiting for another process to build the engine was cancelled") from None
+                        raise UnavailableError(
+                            "waiting for another process to build the engine was cancelled"
+                        ) from None
                     time.sleep(_POLL_S)
             yield
         finally:

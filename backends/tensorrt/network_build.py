@@ -69,7 +69,9 @@ def build(request: BuildRequest, tell: Callable[[str, float], None]) -> Built:
     try:
         return _build(request, tell)
     except UnicodeDecodeError as error:  # by the bindings, which take every name for UTF-8
-        raise InvalidArgumentError(f"{request.onnx}: the ONNX file has names that are not valid UTF-8: {error}") from error
+        raise InvalidArgumentError(
+            f"{request.onnx}: the ONNX file has names that are not valid UTF-8: {error}"
+        ) from error
 
 
 def _build(request: BuildRequest, tell: Callable[[str, float], None]) -> Built:

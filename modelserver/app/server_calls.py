@@ -14,6 +14,7 @@ from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableE
 from modelserver.planes.control import ControlParameter, ControlPlane
 from modelserver.planes.data import DataPlane
 
+
 class LoadWaits:
     """Which loads wait for which: a model may load others during its own load, but a circle would never end.
 

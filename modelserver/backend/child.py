@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from modelserver.backend.discovery import SourceLoader
 from modelserver.core.loop_thread import LoopThread
 from modelserver.core.tensor import encode_bytes_elements
 from modelserver.execution.process.child_calls import Responses, ask, tell, tell_soon
@@ -14,6 +15,7 @@ from modelserver.execution.process.child_log import describe_exception, write_re
 __all__ = [
     "LoopThread",
     "Responses",
+    "SourceLoader",
     "ask",
     "describe_exception",
     "encode_bytes_elements",

@@ -27,8 +27,8 @@ from types import CodeType, ModuleType
 from modelserver.backend import Backend
 from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 
-# Python code that an operator or a model brings is found by name in a directory, and imported by its path. The prefix of
-# the names of such modules:
+# Python code that an operator or a model brings is found by name in a directory, and imported by its path. The names of
+# such modules begin so.
 EXTERNAL_PREFIX = "modelserver_external_"
 # Two loads may want the same module at once; it must be executed once.
 _lock = threading.RLock()

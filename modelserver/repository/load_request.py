@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from modelserver.errors import InvalidArgumentError
 
+
 class Holding(abc.ABC):
     """A reference-counted resource on disk that the loaded versions of a model need.
 

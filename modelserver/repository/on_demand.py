@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from modelserver.repository.serving import ReadyTable
     from modelserver.repository.table import ModelTable
 
+
 class DemandLoads:
     """Loads on demand: one load for all waiting requests, which of them still wait, and a pause after a failure.
 

@@ -108,8 +108,10 @@ class RepositoryOptions:
 def repository_options(options: ServerOptions) -> RepositoryOptions:
     """The repository's part of the options."""
     roots = (parse_cloud_uri(path) if is_cloud_uri(path) else Path(path) for path in options.model_repository)
+    # A repository that is given twice counts once, as in Triton.
+    places = {root if isinstance(root, Path) else root.text: root for root in roots}
     return RepositoryOptions(
-        roots=tuple(dict.fromkeys(roots)),  # a repository that is given twice counts once, as in Triton
+        roots=tuple(places.values()),
         control_mode=ControlMode(options.model_control_mode),
         load_models=options.load_model,
         model_name=options.model_name,

@@ -63,7 +63,9 @@ class TrafficControl:
         """Raise for versions that could never answer. Versions that are not loaded yet are allowed."""
         keys = self._table.namespaces.keys(name, {*self._table.lifecycles, *self._catalog.scan.names})
         if not keys or self._table.namespaces.split(name)[0]:
-            raise NotFoundError(f"model '{name:.200}' is not in the repository, so there are no versions to share requests")
+            raise NotFoundError(
+                f"model '{name:.200}' is not in the repository, so there are no versions to share requests"
+            )
         found = {*self._table.ready_versions(name)}
         if traffic.versions <= found:
             return

@@ -64,9 +64,9 @@ class StatisticsSnapshot:
     `cache_hit.count`. `inference_count` is executed rows, `execution_count` executed batches;
     `batch_stats` is keyed by rows, `response_stats` by a response's position among those of its request, from 0; the
     last position holds all later ones too. `pending` requests are queued, `inflight` ones queued or executing.
-    The histograms are in seconds (`batch_rows_histogram`: rows) and count successes. `first_response_histogram`, in milliseconds,
-    is from the arrival of a request to its first response, unless that is an error. `latency_histogram` is the
-    request histogram in finer steps, for percentiles. `summaries` are by the name of the duration.
+    The histograms are in seconds (`batch_rows_histogram`: rows) and count successes. `first_response_histogram`, in
+    milliseconds, is from the arrival of a request to its first response, unless that is an error. `latency_histogram`
+    is the request histogram in finer steps, for percentiles. `summaries` are by the name of the duration.
     """
 
     success: DurationStat

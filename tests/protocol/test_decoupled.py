@@ -184,7 +184,7 @@ def log_verbose_level(request: pytest.FixtureRequest, served: RunningServer) -> 
 def test_a_slow_reader_slows_the_model_down(
     served: RunningServer, caplog: pytest.LogCaptureFixture, log_verbose_level: int
 ) -> None:
-    caplog.set_level(logging.DEBUG, logger="modelserver.telemetry.access_log")
+    caplog.set_level(logging.DEBUG, logger="modelserver.telemetry.request_log")
     scripted.events.clear()
     many = 3000
     with StreamPeer(served) as peer:

@@ -112,7 +112,7 @@ async def test_traffic_that_is_kept_is_there_after_a_restart(tmp_path: Path) -> 
         await repository.set_traffic("m", None)
     async with open_repository(tmp_path / "models", **options) as repository:
         assert repository.traffic.get("m") is None
-        with pytest.raises(NotFoundError, match="no model 'none'"):
+        with pytest.raises(NotFoundError, match="model 'none' is not in the repository"):
             await repository.set_traffic("none", traffic)
 
 

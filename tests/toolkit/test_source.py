@@ -81,7 +81,7 @@ def test_wrong_sources_are_explained(tmp_path: Path, model_repository: Path) -> 
     (bare / "1" / "model.onnx").rename(bare / "1" / "other.bin")
     (tmp_path / "code.py").write_text("")
     check(tmp_path / "absent.onnx", NotFoundError, "there is no model at")
-    check(empty, InvalidArgumentError, "no model directory")
+    check(empty, InvalidArgumentError, "not a model directory")
     check(bare, InvalidArgumentError, "holds none of model.onnx")
     check(tmp_path / "code.py", InvalidArgumentError, "say which module or function")
     check(model_repository / "add_sub", InvalidArgumentError, "only ONNX and PyTorch")

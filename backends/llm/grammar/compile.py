@@ -146,7 +146,9 @@ class GrammarCompiler:
                 f"structured output: {_MAX_LIBRARY_CALLS} grammars are being compiled, which is as many as may be"
             ) from None
         except TimeoutError:
-            raise InvalidArgumentError("structured output: compiling the constraint takes too long; simplify it") from None
+            raise InvalidArgumentError(
+                "structured output: compiling the constraint takes too long; simplify it"
+            ) from None
         except RecursionError:
             raise InvalidArgumentError("structured output: the constraint is nested too deeply; flatten it") from None
 

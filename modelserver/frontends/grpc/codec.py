@@ -78,8 +78,8 @@ def decode_on_loop(
 ) -> InFlightRequest | Outline | LongRequest:
     """The request in a serialized ModelInferRequest, as far as that does not block the event loop for long.
 
-    Raises ServerError for every fault in it. `outline_slices` and `element_slices` do the rest. `learn` is called with a request that a client may repeat with
-    other contents.
+    Raises ServerError for every fault in it. `outline_slices` and `element_slices` do the rest. `learn` is called with
+    a request that a client may repeat with other contents.
     """
     split = _split(message, limits)
     if split.pieces:

@@ -126,13 +126,21 @@ class Router:
         rest = path[len(start) :]
         if rest and api is not None and self.find(f"/{rest}"):
             return f"/{rest}"
-        elsewhere = next((found for each, _ in self._beginnings if self.find(found := each[:-1] + path)), None)
+        elsewhere = next(
+            (found for each, _ in self._beginnings if self._is_named(found := each[:-1] + path, path)), None
+        )
         if api is None:
             return elsewhere or _closest(path, self.routes, start="/", cutoff=0.8)
         known = [route for route in api.routes if route.pattern.startswith(start)]
         if not known and elsewhere is None and self.find(start[:-1]):
             return start[:-1]
         return _closest(path, known, start=start, cutoff=0.6) or elsewhere
+
+    def _is_named(self, path: str, asked: str) -> bool:
+        """Whether there is a route for `path` whose pattern, and not a variable of it, has what `asked` begins with."""
+        match = self.find(path)
+        first = asked.strip("/").partition("/")[0]
+        return match is not None and any(first in route.pattern.split("/") for route in match.routes.values())
 
     def starts(self, path: str) -> list[str]:
         """The beginnings of paths that this port serves: those of the API that `path` belongs to, or else of all."""

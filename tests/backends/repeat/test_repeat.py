@@ -27,7 +27,6 @@ def make(name: str, text: str) -> Backend:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (INPUTS + OUTPUTS, "decoupled: true"),
         (INPUTS + OUTPUTS + DECOUPLED + " max_batch_size: 4", "max_batch_size must be 0, not 4"),
         (OUTPUTS + DECOUPLED, r"expected tensors \['DELAY', 'IN', 'WAIT'\], got \[\]"),
         (INPUTS + DECOUPLED, r"expected tensors \['IDX', 'OUT'\], got \[\]"),
