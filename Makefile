@@ -3,6 +3,7 @@
 #   make serve ARGS="--http-port 9000"    more flags for the server
 #   make test  ARGS="tests/config -x"     arguments for pytest
 #   make nightly                          all of the tests, those marked slow too
+#   make packages                         the tests of the wheel and of the parts in C, which compile for minutes
 #   make kernels                          the tests of kernels for GPUs, without a GPU (a gigabyte more on disk)
 #   make wheel                            an sdist and a wheel in dist/, for Python 3.11 and newer
 #   make docs                             the documentation as a site, in site/; make docs-serve shows it
@@ -28,7 +29,7 @@ PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, max(1, os.cpu_count()
 # Bytecode is kept, whatever the environment says, or each process that a test starts would compile the server anew.
 TESTS := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test nightly kernels check format bench wheel docs docs-serve clean
+.PHONY: serve test nightly packages kernels check format bench wheel docs docs-serve clean
 
 serve: $(VENV)/.serve
 	$(BIN)/modelserver serve --model-repository=$(MODELS) $(ARGS)
@@ -40,6 +41,10 @@ test: $(VENV)/.dev
 # The long ones too: soaks, wide differentials, foreign toolchains.
 nightly: $(VENV)/.dev
 	$(TESTS) $(ARGS)
+
+# The wheel and the parts in C, built as a user's machine builds them, which is minutes of compiling.
+packages: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow tests/packaging tests/core/test_accelerator.py $(ARGS)
 
 # The language models' kernels in Triton's interpreter. Its wheel for Linux is large, and nothing else needs it: it lies
 # in a directory of its own, where torch does not find it when a server starts.

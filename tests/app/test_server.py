@@ -30,8 +30,13 @@ from support.serving import running_server
 from modelserver.app.shutdown import SAME_REQUEST_S
 from modelserver.errors import ServerError, UnavailableError
 
+# Of the layouts, those that end in other ways: with one process, and with several.
+QUICK_LAYOUTS = ("native", "native-processes")
 
-@pytest.fixture(params=LAYOUTS)
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in QUICK_LAYOUTS else pytest.mark.slow) for name in LAYOUTS]
+)
 def any_layout(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each wire and layout of the ports in turn."""
     with layout(request.param):

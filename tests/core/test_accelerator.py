@@ -260,6 +260,7 @@ def test_an_environment_variable_turns_it_off(word: str) -> None:
     assert done.stdout.strip() == f"None None Python only ({VARIABLE} is set)", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", [path for path in (shutil.which("cc"), "/no/compiler") if path])
 def test_it_is_built_where_there_is_a_compiler_and_missed_by_nobody(tmp_path: Path, compiler: str) -> None:
     environment = {**os.environ, "CC": compiler, "CFLAGS": "-Wall -Wextra -Werror"}

@@ -106,12 +106,14 @@ def _expected() -> set[str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert names - EXTENSIONS == _expected()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_wheel_is_of_the_stable_abi_with_the_parts_in_c(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
@@ -120,6 +122,7 @@ def test_the_wheel_is_of_the_stable_abi_with_the_parts_in_c(wheel: Path) -> None
     assert wheel.name.startswith(f"modelserver-{version}-cp311-abi3-")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_installed_package_is_used_with_its_parts_in_c(environment: Path) -> None:
     code = (
@@ -132,6 +135,7 @@ def test_the_installed_package_is_used_with_its_parts_in_c(environment: Path) ->
     assert is_fast == str(shutil.which("cc") is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_installed_server_serves(environment: Path, tmp_path: Path) -> None:
     (tmp_path / "double" / "1").mkdir(parents=True)

@@ -23,10 +23,9 @@ WIDTHS = [] if KERNELS is None else KERNELS.widths()
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
-@pytest.mark.parametrize("word", ["1", "yes"])
-def test_an_environment_variable_turns_them_off(word: str) -> None:
-    assert load({"MODELSERVER_PURE_PYTHON": word}) is None
-    environment = {**os.environ, "MODELSERVER_PURE_PYTHON": word}
+def test_an_environment_variable_turns_them_off() -> None:
+    assert load({"MODELSERVER_PURE_PYTHON": "1"}) is None
+    environment = {**os.environ, "MODELSERVER_PURE_PYTHON": "yes"}
     code = "from modelserver_backends.llm.kernels import KERNELS; print(KERNELS)"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "None", done.stderr
