@@ -25,7 +25,7 @@ from modelserver.frontends.grpc.frontend import GrpcFrontend
 from modelserver.protocol.call import Parts, UnaryCall
 from modelserver.protocol.kserve import INFER_PATH
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
-from modelserver.wire.processes.core import Core
+from modelserver.wire.processes.front_frontends import Core
 from modelserver.wire.processes.session import FrontSession
 from modelserver.wire.processes.setup import CorePlanes, FrontCalls, FrontSockets
 

@@ -159,4 +159,4 @@ def test_every_package_is_named_in_pyproject() -> None:
 def test_wires_know_frontends_only_where_a_front_process_is_put_together() -> None:
     wires = [name for name in MODULES if name.startswith("modelserver.wire.")]
     knowing = {name for name in wires if any(each.startswith("modelserver.frontends") for each in imports_of(name))}
-    assert knowing == {"modelserver.wire.processes.core"}
+    assert knowing == {"modelserver.wire.processes.front_frontends"}

@@ -19,7 +19,7 @@ from ipaddress import ip_address
 from modelserver.app.frontends import ServerFrontends
 from modelserver.app.logs import log_settings
 from modelserver.app.ports import GRPC, HTTP, METRICS, Wire, make_ports
-from modelserver.app.server_calls import PlaneCalls
+from modelserver.app.server_calls import ServerCallsOfPlanes
 from modelserver.app.shutdown import StopSignals, StopStages, unless
 from modelserver.auth.api_keys import open_keys
 from modelserver.auth.caller_limits import NO_LIMITS
@@ -154,7 +154,7 @@ class Server:
         if self.options.tune_malloc:
             tune_malloc()
         shorten_switch_interval()
-        calls = PlaneCalls(
+        calls = ServerCallsOfPlanes(
             asyncio.get_running_loop(),
             self.dataplane,
             self.controlplane,

@@ -15,10 +15,10 @@ from modelserver.planes.control import ControlParameter, ControlPlane
 from modelserver.planes.data import DataPlane
 
 
-class LoadWaits:
-    """Which loads wait for which: a model may load others during its own load, but a circle would never end.
+class LoadDeadlocks:
+    """Refuses deadlocks of loads: a model may load others during its own load, but a circle would never end.
 
-    Holds the names of models whose `initialize` waits for an operation on another model.
+    It keeps the names of the models whose `initialize` waits for an operation on another model.
     """
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class LoadWaits:
         return None
 
 
-class PlaneCalls:
-    """The `ServerCalls` of a server. Every method is called from the event loop thread.
+class ServerCallsOfPlanes:
+    """The `ServerCalls` of a server, answered by its planes. Every method is called from the event loop thread.
 
     `has_control`: models may load and unload others, as clients may (`--model-control-mode=explicit`).
     """
@@ -79,7 +79,7 @@ class PlaneCalls:
         self._controlplane = controlplane
         self._metrics = metrics
         self._has_control = has_control
-        self._load_waits = LoadWaits()
+        self._load_deadlocks = LoadDeadlocks()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -104,7 +104,7 @@ class PlaneCalls:
                 "explicit model load / unload is not allowed if polling is enabled: start the server with "
                 "--model-control-mode=explicit"
             )
-        with self._load_waits.wait(str(arguments.get("while_loading", "")), name):
+        with self._load_deadlocks.wait(str(arguments.get("while_loading", "")), name):
             if topic == "load_model":
                 parameters: dict[str, ControlParameter] = dict(arguments.get("files") or {})
                 if arguments.get("config"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from modelserver.backend.discovery import SourceLoader
 from modelserver.core.loop_thread import LoopThread
 from modelserver.core.tensor import encode_bytes_elements
-from modelserver.execution.process.child_calls import Responses, ask, tell, tell_soon
+from modelserver.execution.process.calls_to_server import Responses, ask, tell, tell_soon
 from modelserver.execution.process.child_log import describe_exception, write_record
 
 __all__ = [

@@ -25,7 +25,7 @@ from modelserver.errors import (
     UnloadedError,
 )
 from modelserver.execution.model import Model
-from modelserver.execution.process.model_calls import CalledRequest
+from modelserver.execution.process.calls_from_child import CalledRequest
 from modelserver.planes.on_demand import WaitingRequests
 from modelserver.planes.quotas import Callers, OverloadStream, tell_overload
 from modelserver.planes.shadow import Shadows

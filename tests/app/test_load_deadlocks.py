@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.app.server_calls import LoadWaits
+from modelserver.app.server_calls import LoadDeadlocks
 from modelserver.errors import UnavailableError
 
 
 def test_a_load_that_would_wait_for_itself_is_refused() -> None:
-    waits = LoadWaits()
+    waits = LoadDeadlocks()
     with waits.wait("a", "b"), waits.wait("a", "b"), waits.wait("b", "c"):
         for loading, name, chain in (("c", "a", "c -> a -> b -> c"), ("c", "b", "c -> b -> c"), ("c", "c", "c -> c")):
             refused = pytest.raises(UnavailableError, match=f"'{name}' is being loaded, and waits for this .{chain}.:")
@@ -20,7 +20,7 @@ def test_a_load_that_would_wait_for_itself_is_refused() -> None:
 
 
 def test_what_has_ended_is_waited_for_no_more() -> None:
-    waits = LoadWaits()
+    waits = LoadDeadlocks()
     with pytest.raises(ValueError, match="the load failed"), waits.wait("a", "b"):
         raise ValueError("the load failed")
     with waits.wait("b", "a"):

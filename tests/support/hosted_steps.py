@@ -9,7 +9,7 @@ from support.stepping import Counting
 
 from modelserver.backend import Backend, BackendContext, BatchInstance, InferRequest, Measurement, Placement
 from modelserver.config.schema import ModelConfig
-from modelserver.execution.process.child_calls import server_connection
+from modelserver.execution.process.calls_to_server import server_connection
 from modelserver.execution.process.step_host import StepHost
 
 

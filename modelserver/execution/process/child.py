@@ -26,7 +26,7 @@ from modelserver.backend import (
     InternalError,
     ServerError,
 )
-from modelserver.execution.process import child_calls
+from modelserver.execution.process import calls_to_server
 from modelserver.execution.process.channel import Channel, PeerGoneError, Received
 from modelserver.execution.process.child_log import describe_exception
 from modelserver.execution.process.hosted_request import hosted_request
@@ -51,7 +51,7 @@ from modelserver.execution.process.step_host import StepHost
 from modelserver.platform.tuning import shorten_switch_interval
 
 
-class Resident(abc.ABC):
+class ProcessMain(abc.ABC):
     """Takes over the child process after its start was reported to the server."""
 
     @abc.abstractmethod
@@ -80,7 +80,7 @@ class Host:
         self._channel.keep_mark()
         try:
             sys.path[:0] = begin.python_path
-            child_calls.connection = self._connection
+            calls_to_server.connection = self._connection
             self._connection.stay_awake(begin.busy_wait_us)
             result = _resolve(begin.target)(**begin.arguments)
         except Exception as error:
@@ -90,7 +90,7 @@ class Host:
         if begin.is_call:
             self._connection.send(Began(result=result))
             return 0
-        if isinstance(result, Resident):
+        if isinstance(result, ProcessMain):
             self._connection.send(Began())
             return result.run()
         assert isinstance(result, BatchInstance), f"{begin.target} must return a BatchInstance, got {result!r}"

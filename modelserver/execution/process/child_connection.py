@@ -18,6 +18,7 @@ import msgspec
 
 from modelserver.backend import InferResponse, ResponseSender, ServerCalls, ServerError
 from modelserver.core.request import CallOrigin, InFlightRequest
+from modelserver.execution.process.calls_from_child import ModelCalls
 from modelserver.execution.process.channel import PeerGoneError
 from modelserver.execution.process.child_process import ChildProcess
 from modelserver.execution.process.in_flight_batch import InFlightBatch
@@ -40,7 +41,6 @@ from modelserver.execution.process.messages import (
     Sent,
     SentTogether,
 )
-from modelserver.execution.process.model_calls import ModelCalls
 from modelserver.execution.process.packing import Payload, response_of
 from modelserver.execution.process.shared_buffer import ByteView
 
@@ -97,7 +97,7 @@ _MANY_LEASES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
+class UnfinishedBatches:
     """The batches of a child that died, oldest first: the one in progress, those whose answers were lost, and those
     that were never begun."""
 
@@ -228,7 +228,7 @@ class ChildConnection:
         if channel.num_unreturned > _MANY_LEASES:
             self.send(Released())
 
-    def end(self, begun: int, failure: ServerError) -> Remains:
+    def end(self, begun: int, failure: ServerError) -> UnfinishedBatches:
         """The child has ended. Returns the unanswered batches; `begun` is the number of the last batch that it began.
 
         Begun requests that it would have answered later get the responses that it sent, and then the failure.
@@ -238,17 +238,17 @@ class ChildConnection:
         self._channel.discard_unsent()
         self._on_cancel = None
         batches, self._in_flight = self._in_flight, {}
-        remains = Remains(
+        unfinished = UnfinishedBatches(
             executing=batches.pop(begun, None),
             executed=[batch for number, batch in batches.items() if number < begun],
             unseen=[batch for number, batch in batches.items() if number > begun],
         )
-        for batch in remains.unseen:
+        for batch in unfinished.unseen:
             self._forget_senders(batch)
         senders, self._senders = self._senders, {}
         for sender in senders.values():
             _finish(sender, failure)
-        return remains
+        return unfinished
 
     def _stop_reading(self) -> None:
         if self._is_reading:

@@ -57,18 +57,18 @@ class HostedResponses(ResponseTarget):
             self._connection.close_request(self._number)
 
     def _put(self, response: InferResponse | ServerError | None, *, is_ended: bool) -> None:
-        basket = self._connection.basket
-        if basket is not None:
-            basket.add(self._number, response, is_final=is_ended)
+        response_batch = self._connection.response_batch
+        if response_batch is not None:
+            response_batch.add(self._number, response, is_final=is_ended)
             return
         payload = Payload()
         record = None if response is None else response_record(response, payload)
         self._connection.send(Sent(number=self._number, response=record, is_final=is_ended), payload)
 
     def note(self, event: str, time_ns: int) -> None:
-        basket = self._connection.basket
-        if basket is not None:
-            basket.message.notes.append((self._number, event, time_ns))
+        response_batch = self._connection.response_batch
+        if response_batch is not None:
+            response_batch.message.notes.append((self._number, event, time_ns))
 
     def drop(self) -> None:
         if not self._is_ended:

@@ -29,7 +29,7 @@ from modelserver.config.signature import ModelSignature
 from modelserver.core.request import InferRequest, is_in_flight
 from modelserver.execution.assemble import Assembler
 from modelserver.execution.batch_tensors import BatchTensors
-from modelserver.execution.process.child_calls import server_connection
+from modelserver.execution.process.calls_to_server import server_connection
 from modelserver.execution.process.recipe import Recipe
 from modelserver.execution.process.step_host import StepHost
 

@@ -24,7 +24,7 @@ from modelserver.backend import (
 from modelserver.core.loop_thread import LoopThread
 from modelserver.core.request import CallOrigin, InferRequest, InFlightRequest, is_in_flight
 from modelserver.execution.process.channel import PeerGoneError
-from modelserver.execution.process.child_connection import ChildConnection, ReadinessProbe, Remains
+from modelserver.execution.process.child_connection import ChildConnection, ReadinessProbe, UnfinishedBatches
 from modelserver.execution.process.child_process import ChildProcess
 from modelserver.execution.process.in_flight_batch import InFlightBatch, InFlightQueue, OnDone, Result
 from modelserver.execution.process.messages import (
@@ -336,13 +336,13 @@ class ProcessInstance(BatchInstance):
                     timer.cancel()
             if connection is not None:
                 failure = self._death_in_flight(child)
-                self._see_to(connection.end(child.num_begun, failure), failure)
+                self._handle_unfinished(connection.end(child.num_begun, failure), failure)
                 connection.calls.end()
         finally:
             is_done.set()
         self.await_child()
 
-    def _see_to(self, remains: Remains, failure: ServerError) -> None:
+    def _handle_unfinished(self, unfinished: UnfinishedBatches, failure: ServerError) -> None:
         """Fail the batches of a dead child, or have them executed once more. The next child gets unbegun ones."""
         is_retried = (
             self._options.retries_batches
@@ -351,14 +351,14 @@ class ProcessInstance(BatchInstance):
             and self._supervisor.state is not State.CLOSED
         )
         again: list[InFlightBatch] = []
-        for batch in remains.executed:
+        for batch in unfinished.executed:
             if is_retried and not batch.is_lost:
                 batch.is_lost = True
                 again.append(batch)
             else:
                 batch.finish(failure)
-        self._queue.put_back([*again, *remains.unseen])
-        executing = remains.executing
+        self._queue.put_back([*again, *unfinished.unseen])
+        executing = unfinished.executing
         if executing is None:
             return
         if is_retried and len(executing.numbers) > 1:

@@ -42,7 +42,7 @@ class Waiting(abc.ABC):
         """A reply has arrived."""
 
 
-class Basket:
+class ResponseBatch:
     """Responses to send together; filled and sent by one thread."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class ServerConnection:
         # Whether this is a forked copy of the process, in which the server cannot be asked.
         self.is_disowned = False
         # Collects sent responses between `hold` and `release`.
-        self.basket: Basket | None = None
+        self.response_batch: ResponseBatch | None = None
 
     def stay_awake(self, budget_us: int) -> None:
         """Let the receiver poll for `budget_us` before it sleeps. Called before there are other threads."""
@@ -111,15 +111,15 @@ class ServerConnection:
 
     def hold(self) -> None:
         """Keep sent responses until `release`. For a child in which one thread sends them."""
-        self.basket = Basket()
+        self.response_batch = ResponseBatch()
 
     def release(self) -> list[int]:
         """Send the responses kept since `hold` in one message; the numbers of the requests that they end."""
-        basket, self.basket = self.basket, None
-        if basket is None or not basket.message.sent:
+        response_batch, self.response_batch = self.response_batch, None
+        if response_batch is None or not response_batch.message.sent:
             return []
-        self.send(basket.message, basket.payload)
-        return basket.ended
+        self.send(response_batch.message, response_batch.payload)
+        return response_batch.ended
 
     def post(self, message: Message) -> None:
         """Send without taking a lock that the thread may hold: for destructors, which may run anywhere."""

@@ -42,8 +42,11 @@ class Death:
     reason: RestartReason
 
 
-class Charge(Protocol):
-    """The owner of the child. All but `death_of` is called on the loop thread, through `post`."""
+class SupervisedChild(Protocol):
+    """A child that is started again after it died, as its owner handles it.
+
+    All but `death_of` is called on the loop thread, through `post`.
+    """
 
     def post(self, callback: Callable[..., object], *args: object) -> bool:
         """Call back on the loop thread; False when the loop is closed. From any thread."""
@@ -104,10 +107,10 @@ class Supervisor:
         self._restart_at_s = 0.0
         self._thread: threading.Thread | None = None
 
-    def start(self, charge: Charge) -> None:
-        """Keep a child of `charge` running. Only the thread refers to `charge`, so that there is no reference cycle."""
+    def start(self, supervised: SupervisedChild) -> None:
+        """Keep a child of `supervised` running. Only the thread refers to it, so that there is no reference cycle."""
         self._thread = threading.Thread(
-            target=self._supervise, args=(charge,), name=f"supervise-{self._name}", daemon=True
+            target=self._supervise, args=(supervised,), name=f"supervise-{self._name}", daemon=True
         )
         self._thread.start()
 
@@ -183,20 +186,20 @@ class Supervisor:
 
     # ---- on the supervisor's thread
 
-    def _supervise(self, charge: Charge) -> None:
+    def _supervise(self, supervised: SupervisedChild) -> None:
         try:
-            self._keep_running(charge)
+            self._keep_running(supervised)
         except Exception as error:
             _logger.exception("%s: the supervisor of the child process failed", self._name)
             with self._changed:
                 self.state, self._child = State.CLOSED, None
                 self._failure = InternalError(f"{self._name} has no supervisor any more: {error!r}")
                 self._changed.notify_all()
-        charge.post(charge.await_child)
+        supervised.post(supervised.await_child)
 
-    def _keep_running(self, charge: Charge) -> None:
+    def _keep_running(self, supervised: SupervisedChild) -> None:
         while True:
-            death = self._run_child(charge)
+            death = self._run_child(supervised)
             with self._changed:
                 self._child = None
                 self._failure = death.failure
@@ -219,7 +222,7 @@ class Supervisor:
         self.state = State.STARTING
         return True
 
-    def _run_child(self, charge: Charge) -> Death:
+    def _run_child(self, supervised: SupervisedChild) -> Death:
         """Start a child, watch it until it ends, and return why it ended."""
         try:
             child = ChildProcess(
@@ -235,27 +238,27 @@ class Supervisor:
             self._child = child
             if self.state is State.CLOSED:
                 child.kill()
-        if not charge.post(charge.attach, child):
+        if not supervised.post(supervised.attach, child):
             child.kill()
-        self._watch(charge, child)
+        self._watch(supervised, child)
         with self._changed:
             has_stood = self.state is not State.STARTING
             # This child must not be found while its end is being handled.
             self.state = State.WAITING if self.state is State.READY else self.state
         is_done = threading.Event()
-        if charge.post(charge.detach, child, is_done):
-            while not is_done.wait(1.0) and not charge.loop.is_closed():
+        if supervised.post(supervised.detach, child, is_done):
+            while not is_done.wait(1.0) and not supervised.loop.is_closed():
                 continue
         child.channel.close()
-        death = charge.death_of(child)
+        death = supervised.death_of(child)
         return death if has_stood else replace(death, reason=RestartReason.NOT_STARTED)
 
-    def _watch(self, charge: Charge, child: ChildProcess) -> None:
+    def _watch(self, supervised: SupervisedChild, child: ChildProcess) -> None:
         """Watch the child until it ends. Without traffic, let both sides give memory back."""
-        seen = self.num_trimmed = charge.num_batches
+        seen = self.num_trimmed = supervised.num_batches
         while child.exit_report is None:
             child.watch(timeout_s=self._idle_s)
-            is_idle = seen == charge.num_batches != self.num_trimmed
-            seen = charge.num_batches
+            is_idle = seen == supervised.num_batches != self.num_trimmed
+            seen = supervised.num_batches
             if is_idle:
-                charge.post(charge.trim, child)
+                supervised.post(supervised.trim, child)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from modelserver.app.logs import set_own_level
-from modelserver.execution.process.child import Resident
+from modelserver.execution.process.child import ProcessMain
 from modelserver.execution.process.child_log import ChildLogHandler
 from modelserver.platform.tuning import keep_for_good, shorten_switch_interval, tune_malloc
 from modelserver.telemetry.wire import WireCounts
@@ -17,8 +17,8 @@ from modelserver.wire.acceptor import AcceptedSocket
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.http2.connection import Http2Connection
 from modelserver.wire.port import NoHttp, Port
-from modelserver.wire.processes.core import Core
 from modelserver.wire.processes.counts import CountsReader
+from modelserver.wire.processes.front_frontends import Core
 from modelserver.wire.processes.messages import Report
 from modelserver.wire.processes.setup import FrontSetup
 
@@ -40,7 +40,7 @@ def create(*, setup: dict[str, Any], descriptors: list[int]) -> Front:
     return Front(FrontSetup.from_arguments(setup), descriptors)
 
 
-class Front(Resident):
+class Front(ProcessMain):
     """The whole work of the process, on one event loop. The core waits for the constructor; then `run` serves."""
 
     def __init__(self, setup: FrontSetup, descriptors: Sequence[int]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from modelserver.telemetry.wire import WireCounts
+from modelserver.wire.processes.core_inference import RemoteRequests
 from modelserver.wire.processes.counts import CountsShare
 from modelserver.wire.processes.exchanges import ForwardedExchanges
-from modelserver.wire.processes.inference import RemoteRequests
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (
     Cancel,

@@ -1,4 +1,4 @@
-"""The core as a front process sees it: frontends that get their answers from it.
+"""The frontends of a front process, which get their answers from the core.
 
 Inference is decoded here, by the same handlers as in the core, over a `RemoteDataPlane`; every other request goes to
 the core unchanged. Only the requirements of those are known here: no body is taken from a client without a key.

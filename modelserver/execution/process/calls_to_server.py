@@ -1,4 +1,4 @@
-"""Calls to the server from code in a child process: inference by other models, and control of them."""
+"""The child's side of its calls to the server: inference by other models, and control of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of a child process to its server: inference by other models, and control of them.
+"""The server's side of the calls of a child process: inference by other models, and control of them.
 
 Everything here runs on the loop thread of the server.
 """
