@@ -24,7 +24,7 @@ from modelserver.client.address import Address
 from modelserver.client.grpc_lane import GrpcLane
 from modelserver.client.grpc_messages import frame
 from modelserver.client.h2_connection import H2Connection
-from modelserver.client.heads import GrpcHead
+from modelserver.client.heads import GrpcRequestHead
 from modelserver.client.lane import Lane
 from modelserver.pb import grpc_service_pb2 as pb
 
@@ -72,7 +72,9 @@ def request() -> bytes:
 async def ask(port: int, num_calls: int) -> list[float]:
     """The milliseconds after which each of the calls, one after the other, was told."""
     address = Address("127.0.0.1", port)
-    connection = H2Connection(address, GrpcHead(address, "ModelInfer", {"grpc-timeout": f"{TIMEOUT_MS}m"}).fields)
+    connection = H2Connection(
+        address, GrpcRequestHead(address, "ModelInfer", {"grpc-timeout": f"{TIMEOUT_MS}m"}).fields
+    )
     await connection.connect()
     ends = Ends()
     lane = GrpcLane(connection, ends)

@@ -29,7 +29,7 @@ from modelserver.frontends.http.decoder import InferDecoder
 from modelserver.frontends.http.templates import Known
 from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.platform.tuning import keep_for_good
-from modelserver.protocol.exchange import Frontend, HttpExchange
+from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse
 from modelserver.repository.options import RepositoryOptions
@@ -83,7 +83,7 @@ class MemoryTransport(asyncio.Transport):
         """There is nothing to wait for."""
 
 
-class ConstantFrontend(Frontend):
+class ConstantFrontend(HttpHandler):
     """Answers every request with the same, so that what is left is the wire."""
 
     def __init__(self, response: HttpResponse) -> None:
@@ -135,7 +135,7 @@ def best_us(call: Callable[[], object], count: int = 2048) -> float:
     return best_s * 1e6 / count
 
 
-async def wire_us(frontend: Frontend, load: Load) -> float:
+async def wire_us(frontend: HttpHandler, load: Load) -> float:
     """The least CPU time per request of a round, in µs, when all connections ask at once."""
     client = Client()
     loop = asyncio.get_running_loop()

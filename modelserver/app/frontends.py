@@ -43,7 +43,7 @@ from modelserver.planes.authorized import authorized_planes
 from modelserver.planes.control import ControlPlane
 from modelserver.planes.data import DataPlane
 from modelserver.protocol.api import Api
-from modelserver.protocol.exchange import Frontend
+from modelserver.protocol.exchange import HttpHandler
 from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, GrpcLimits, HttpLimits
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.wire.address import Address
@@ -140,7 +140,7 @@ class ServerFrontends:
         """The parts of the server that the installed API of that name gets."""
         return ApiContext(name, *self._planes, self._limits)
 
-    def _shared(self, apis: Sequence[Api]) -> Frontend:
+    def _shared(self, apis: Sequence[Api]) -> HttpHandler:
         """The frontend of the HTTP port, for one process or several: front processes handle CORS themselves."""
         frontend = with_access_log(HttpFrontend(apis, self._guard), is_logged=self._logs_access)
         return with_cors(frontend, self._options.http_cors) if self._options.wire_processes == 1 else frontend

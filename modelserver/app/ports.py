@@ -13,8 +13,8 @@ from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import option_table
 from modelserver.planes.data import DataPlane
 from modelserver.protocol.api import Api
-from modelserver.protocol.call import Frontend as GrpcFrontend
-from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.call import GrpcHandler
+from modelserver.protocol.exchange import HttpHandler
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.telemetry.log_settings import LogControl
 from modelserver.telemetry.wire import WireCounts
@@ -56,7 +56,7 @@ class Wire(Protocol):
 class OwnPort:
     """A frontend on a port of its own, and its address."""
 
-    frontend: HttpFrontend
+    frontend: HttpHandler
     address: Address
 
 
@@ -68,8 +68,8 @@ class Frontends:
     """
 
     dataplane: DataPlane
-    http: HttpFrontend | None
-    grpc: GrpcFrontend | None
+    http: HttpHandler | None
+    grpc: GrpcHandler | None
     http_apis: tuple[Api, ...] = ()
     own: Mapping[str, OwnPort] = field(default_factory=dict)
     logs: LogControl = field(default_factory=LogControl)

@@ -10,7 +10,7 @@ from typing import Any
 from modelserver.bench.feed import HOLE_BYTES
 from modelserver.bench.tensors import InputTensor
 from modelserver.bench.work import Template
-from modelserver.client.heads import HttpHead
+from modelserver.client.heads import HttpRequestHead
 from modelserver.pb import grpc_service_pb2 as pb
 
 Parameter = bool | int | str
@@ -37,7 +37,7 @@ class RequestForm:
     is_input_json: bool = False
     is_output_json: bool = False
 
-    def http(self, head: HttpHead, inputs: Sequence[InputTensor], expected: dict[str, bytes]) -> Template:
+    def http(self, head: HttpRequestHead, inputs: Sequence[InputTensor], expected: dict[str, bytes]) -> Template:
         """An HTTP request with its head."""
         raws = []
         entries: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from modelserver.client.address import Address
 from modelserver.client.control import TIMEOUT_S
-from modelserver.client.heads import HttpHead
+from modelserver.client.heads import HttpRequestHead
 from modelserver.client.http_lane import HttpLane
 from modelserver.client.lane import Questions
 from modelserver.errors import ServerError, UnavailableError
@@ -63,7 +63,7 @@ class Scraper:
     """Scrapes the metrics periodically between `start` and `stop`."""
 
     def __init__(self, address: Address, path: str, interval_s: float) -> None:
-        self._request = HttpHead(address, "GET", path).encode(0)
+        self._request = HttpRequestHead(address, "GET", path).encode(0)
         self._address = address
         self._interval_s = interval_s
         self._questions = Questions()

@@ -19,7 +19,7 @@ from modelserver.bench.shared_regions import Regions
 from modelserver.bench.work import Template, Transport, Work
 from modelserver.client.control import ControlClient
 from modelserver.client.endpoint import Endpoint
-from modelserver.client.heads import GrpcHead, HttpHead, model_path
+from modelserver.client.heads import GrpcRequestHead, HttpRequestHead, model_path
 from modelserver.errors import InvalidArgumentError
 
 MAX_WORKERS = 16
@@ -111,7 +111,9 @@ def make_work(options: BenchOptions, interface: Interface, streams: Sequence[Seq
         is_input_json=request.is_input_json,
         is_output_json=request.is_output_json,
     )
-    head = HttpHead(options.address, "POST", model_path(options.model, options.version) + "/infer", request.headers)
+    head = HttpRequestHead(
+        options.address, "POST", model_path(options.model, options.version) + "/infer", request.headers
+    )
     method = "ModelStreamInfer" if options.is_streaming else "ModelInfer"
 
     def encode(step: Step) -> Template:
@@ -123,7 +125,7 @@ def make_work(options: BenchOptions, interface: Interface, streams: Sequence[Seq
         transport=transport,
         address=options.address,
         streams=tuple(tuple(encode(step) for step in stream) for stream in streams),
-        fields=GrpcHead(options.address, method, request.headers, request.algorithm).fields,
+        fields=GrpcRequestHead(options.address, method, request.headers, request.algorithm).fields,
         output_names=tuple(spec.name for spec in interface.outputs),
         is_decoupled=interface.is_decoupled,
         algorithm=request.algorithm,

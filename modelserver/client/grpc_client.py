@@ -14,7 +14,7 @@ from modelserver.client.control import LOAD_TIMEOUT_S, TIMEOUT_S, ControlClient,
 from modelserver.client.grpc_lane import GrpcLane
 from modelserver.client.grpc_messages import frame, unframe
 from modelserver.client.h2_connection import H2Connection
-from modelserver.client.heads import GrpcHead
+from modelserver.client.heads import GrpcRequestHead
 from modelserver.client.lane import Questions
 from modelserver.pb import grpc_service_pb2 as pb
 
@@ -85,7 +85,7 @@ class GrpcClient(ControlClient):
         return document
 
     async def _ask_once(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        connection = H2Connection(self._address, GrpcHead(self._address, method, self._headers).fields)
+        connection = H2Connection(self._address, GrpcRequestHead(self._address, method, self._headers).fields)
         questions = Questions()
         try:
             await connection.connect()

@@ -129,7 +129,9 @@ USER_AGENT = "modelserver-bench"
 
 
 @dataclass(frozen=True, slots=True)
-class HttpHead:
+class HttpRequestHead:
+    """The head of an HTTP/1.1 request to send, but for the length of its body."""
+
     address: Address
     method: str
     path: str
@@ -150,7 +152,9 @@ class HttpHead:
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcHead:
+class GrpcRequestHead:
+    """The head of a gRPC call to send; `method` is a method of the inference service."""
+
     address: Address
     method: str
     headers: Mapping[str, str] = field(default_factory=dict)

@@ -119,8 +119,8 @@ class Service:
     drain: Callable[[], None] | None = None
 
 
-class Frontend(Protocol):
-    """The methods that a wire serves: handlers by full method name (`/package.Service/Method`)."""
+class GrpcHandler(Protocol):
+    """A gRPC frontend as wires see it: handlers by full method name (`/package.Service/Method`)."""
 
     @property
     def methods(self) -> Mapping[str, Method]: ...

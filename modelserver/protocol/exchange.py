@@ -1,7 +1,7 @@
 """One HTTP request and its answer, as the handlers see them: no socket and no server library.
 
 A wire (our own over HTTP/1.1 or HTTP/2, or uvicorn) makes an `HttpExchange` of its own kind per request,
-hands it to `Frontend.handle` on the event loop, and is called back by `respond`. The infer path answers
+hands it to `HttpHandler.handle` on the event loop, and is called back by `respond`. The infer path answers
 from the model's callback, so it needs neither a Task nor a Future; slow handlers may use both.
 """
 
@@ -43,11 +43,11 @@ class HttpHead:
         self.headers: Mapping[str, str] = headers if headers is not None else {}
         self.query = query
         self.names: Mapping[str, str] = names if names is not None else {}
-        self.memo: HeadMemo | None = None
+        self.memo: RouteMemo | None = None
         self.shorthand: Any = None
 
 
-class HeadMemo:
+class RouteMemo:
     """The data that a route derived from a head, kept for the next equal head: extend this.
 
     An exchange with such a head goes to `recall`, with the memo, and not through the router; `needs` are the route's.
@@ -106,8 +106,8 @@ class HttpExchange(abc.ABC):
         """Begin an answer whose body follows piece by piece."""
 
 
-class Frontend(Protocol):
-    """The frontend as wires see it: it answers every exchange, now or later, and does not raise."""
+class HttpHandler(Protocol):
+    """An HTTP frontend as wires see it: it answers every exchange, now or later, and does not raise."""
 
     def handle(self, exchange: HttpExchange) -> None: ...
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from modelserver.protocol.call import Frontend as GrpcFrontend
-from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.call import GrpcHandler
+from modelserver.protocol.exchange import HttpHandler
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.assembly import AssemblyBudget
 from modelserver.wire.busy_poll import BusyPoll
@@ -143,8 +143,8 @@ class WireContext:
     """Made once per port. `http` or `grpc` is None where the port does not serve that protocol."""
 
     loop: asyncio.AbstractEventLoop
-    http: HttpFrontend | None
-    grpc: GrpcFrontend | None
+    http: HttpHandler | None
+    grpc: GrpcHandler | None
     limits: WireLimits
     counts: WireCounts
     outbox: Outbox

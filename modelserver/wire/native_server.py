@@ -6,8 +6,8 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from modelserver.protocol.call import Frontend as GrpcFrontend
-from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.call import GrpcHandler
+from modelserver.protocol.exchange import HttpHandler
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.acceptor import Acceptor
 from modelserver.wire.address import Address, authority
@@ -31,8 +31,8 @@ class NativeServer:
         self,
         address: Address,
         *,
-        http: HttpFrontend | None = None,
-        grpc: GrpcFrontend | None = None,
+        http: HttpHandler | None = None,
+        grpc: GrpcHandler | None = None,
         limits: WireLimits | None = None,
         counts: WireCounts | None = None,
         tls: TlsFiles | None = None,

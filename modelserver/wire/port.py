@@ -14,9 +14,8 @@ import socket
 from modelserver.core.large_buffers import LARGE_BUFFERS
 from modelserver.core.long_work import long_work
 from modelserver.platform.tuning import give_back
-from modelserver.protocol.call import Frontend as GrpcFrontend
-from modelserver.protocol.exchange import Frontend, HttpExchange
-from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.call import GrpcHandler
+from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.response import message_response
 from modelserver.telemetry.wire import Violation, WireCounts
 from modelserver.wire.context import Connection, Outbox, WireContext
@@ -123,8 +122,8 @@ class Port:
         self,
         name: str,
         *,
-        http: HttpFrontend | None,
-        grpc: GrpcFrontend | None,
+        http: HttpHandler | None,
+        grpc: GrpcHandler | None,
         limits: WireLimits,
         counts: WireCounts,
         http1: MakeConnection,
@@ -274,7 +273,7 @@ class Port:
             self.context.loop.call_soon(self._sweep_slice, rest)
 
 
-class NoHttp(Frontend):
+class NoHttp(HttpHandler):
     """Tells HTTP clients which port to use."""
 
     def handle(self, exchange: HttpExchange) -> None:

@@ -11,13 +11,13 @@ from modelserver.bench.encode import RequestForm, SharedOutput
 from modelserver.bench.feed import HOLE_BYTES
 from modelserver.bench.tensors import InputTensor
 from modelserver.client.address import Address
-from modelserver.client.heads import GrpcHead, HttpHead
+from modelserver.client.heads import GrpcRequestHead, HttpRequestHead
 from modelserver.core.datatype import Datatype
 from modelserver.errors import InvalidArgumentError
 from modelserver.pb import grpc_service_pb2 as pb
 
 ADDRESS = Address("localhost", 8000)
-HEAD = HttpHead(ADDRESS, "POST", "/v2/models/m/infer", {"X-Key": "1"})
+HEAD = HttpRequestHead(ADDRESS, "POST", "/v2/models/m/infer", {"X-Key": "1"})
 TENSOR = InputTensor("A", Datatype.INT32, (2,), np.array([1, 2], np.int32).tobytes())
 
 
@@ -84,8 +84,8 @@ def test_a_grpc_message() -> None:
 
 
 def test_grpc_heads_name_the_compression() -> None:
-    fields = dict(GrpcHead(ADDRESS, "ModelInfer", {"Authorization": "t"}, "gzip").fields)
+    fields = dict(GrpcRequestHead(ADDRESS, "ModelInfer", {"Authorization": "t"}, "gzip").fields)
     assert fields[b":path"] == b"/inference.GRPCInferenceService/ModelInfer"
     assert fields[b"grpc-encoding"] == b"gzip"
     assert fields[b"authorization"] == b"t"
-    assert b"grpc-encoding" not in dict(GrpcHead(ADDRESS, "ModelInfer").fields)
+    assert b"grpc-encoding" not in dict(GrpcRequestHead(ADDRESS, "ModelInfer").fields)

@@ -14,7 +14,7 @@ from modelserver.bench.tensors import InputTensor
 from modelserver.bench.work import Sequences, Share, Template, Transport, Work
 from modelserver.client.address import Address
 from modelserver.client.grpc_messages import unframe
-from modelserver.client.heads import HttpHead
+from modelserver.client.heads import HttpRequestHead
 from modelserver.client.lane import Lane
 from modelserver.core.datatype import Datatype
 from modelserver.pb import grpc_service_pb2 as pb
@@ -41,7 +41,7 @@ def template(value: int, transport: Transport, *, has_sequence: bool) -> Templat
     tensor = InputTensor("A", Datatype.INT32, (1,), np.array([value], np.int32).tobytes())
     form = RequestForm("m", "", has_sequence=has_sequence)
     if transport is Transport.HTTP:
-        return form.http(HttpHead(ADDRESS, "POST", "/x"), [tensor], {})
+        return form.http(HttpRequestHead(ADDRESS, "POST", "/x"), [tensor], {})
     return form.grpc([tensor], {}, asks_for_final=False)
 
 

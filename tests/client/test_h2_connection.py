@@ -16,7 +16,7 @@ from modelserver.client.address import Address
 from modelserver.client.grpc_lane import GrpcLane, StreamLane
 from modelserver.client.grpc_messages import frame
 from modelserver.client.h2_connection import H2Connection
-from modelserver.client.heads import GrpcHead
+from modelserver.client.heads import GrpcRequestHead
 from modelserver.client.lane import Lane
 from modelserver.errors import UnavailableError
 from modelserver.pb import grpc_service_pb2 as pb
@@ -103,7 +103,7 @@ async def connected(
 
     server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
     address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-    connection = H2Connection(address, GrpcHead(address, "ModelInfer").fields)
+    connection = H2Connection(address, GrpcRequestHead(address, "ModelInfer").fields)
     await connection.connect()
     try:
         yield connection
@@ -366,7 +366,7 @@ async def test_a_port_that_speaks_no_http2() -> None:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-    connection = H2Connection(address, GrpcHead(address, "ModelInfer").fields)
+    connection = H2Connection(address, GrpcRequestHead(address, "ModelInfer").fields)
     with pytest.raises(UnavailableError, match="does it speak gRPC"):
         await connection.connect()
     connection.close()

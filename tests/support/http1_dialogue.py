@@ -10,8 +10,7 @@ from typing import Any
 from support.memory_transport import MemoryTransport, receive
 
 from modelserver.core.tensor import Buffer
-from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.response import HttpResponse
 from modelserver.telemetry.wire import Protocol, Violation, WireCounts
 from modelserver.wire.context import Outbox, WireContext
@@ -30,7 +29,7 @@ def later(_exchange: HttpExchange) -> None:
     """The test answers."""
 
 
-class Frontend(HttpFrontend):
+class DialogueHandler(HttpHandler):
     """Answers by a function; keeps every exchange."""
 
     def __init__(self, answer: Answer = path_back) -> None:
@@ -78,7 +77,7 @@ class Dialogue:
 
     def __init__(self, answer: Answer = path_back, limits: WireLimits | None = None, *, has_http: bool = True) -> None:
         loop = asyncio.get_running_loop()
-        self.frontend = Frontend(answer)
+        self.frontend = DialogueHandler(answer)
         http = self.frontend if has_http else None
         self.context = WireContext(loop, http, None, limits or WireLimits(), WireCounts(), Outbox(loop))
         self.connection = Http1Connection(self.context)

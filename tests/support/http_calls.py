@@ -12,7 +12,7 @@ import numpy as np
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Buffer, Tensor, tensor_to_bytes
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, ResponseWriter
+from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead, ResponseWriter
 from modelserver.protocol.response import HttpResponse
 
 LENGTH = "inference-header-content-length"
@@ -76,7 +76,7 @@ def read(response: HttpResponse) -> HttpAnswer:
 
 
 def ask_now(
-    frontend: Frontend, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    frontend: HttpHandler, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> HttpAnswer:
     """Call a handler that answers before it returns."""
     exchange = Exchange(method, path, headers, body)
@@ -85,7 +85,7 @@ def ask_now(
 
 
 async def ask(
-    frontend: Frontend, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    frontend: HttpHandler, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> HttpAnswer:
     """Call a handler and wait for its answer."""
     exchange = Exchange(method, path, headers, body)

@@ -21,7 +21,7 @@ from support.http2_frames import (
 )
 from support.memory_transport import MemoryTransport, receive
 from support.raw_http2 import Answer, call_fields, get_fields, prefixed
-from support.wire_frontends import GrpcHandlers, HttpHandlers
+from support.wire_frontends import GrpcExamples, HttpExamples
 
 from modelserver.protocol.call import Method
 from modelserver.telemetry.wire import Violation, WireCounts
@@ -73,7 +73,7 @@ class MemoryPeer:
         greets: bool = True,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self.grpc, self.http = GrpcHandlers(), HttpHandlers()
+        self.grpc, self.http = GrpcExamples(), HttpExamples()
         if methods is not None:
             self.grpc.methods = methods
         self.context = WireContext(

@@ -12,8 +12,7 @@ from pathlib import Path
 from modelserver.core.tensor import Buffer
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.call import Method, StreamCall, UnaryCall
-from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.response import HttpResponse
 from modelserver.telemetry.wire import WireCounts
 from modelserver.wire.context import Outbox, WireContext
@@ -33,7 +32,7 @@ def recording(protocol: str, name: str) -> bytes:
     return bytes.fromhex((RECORDINGS / protocol / f"{name}.hex").read_text())
 
 
-class ReplayHttp(HttpFrontend):
+class ReplayHttp(HttpHandler):
     """Answers every request with what it was; `requests` are method, path, query and body of all."""
 
     def __init__(self) -> None:

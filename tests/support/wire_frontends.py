@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
-from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, ResponseWriter
+from modelserver.protocol.exchange import HttpExchange, HttpHandler, ResponseWriter
 from modelserver.protocol.response import HttpResponse
 
 SERVICE = "/test.Wire/"
 
 
-class GrpcHandlers:
+class GrpcExamples:
     """Methods of the service `test.Wire`. Loop thread, except that lengths of the lists may be read elsewhere."""
 
     def __init__(self) -> None:
@@ -135,7 +134,7 @@ async def _deaf(call: StreamCall) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-class HttpHandlers(HttpFrontend):
+class HttpExamples(HttpHandler):
     """`/`, `/echo`, `/head`, `/size/<n>`, `/pieces/<n>/<size>`, `/hold`; 404 for all else."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import uvloop
-from support.wire_frontends import GrpcHandlers, HttpHandlers
+from support.wire_frontends import GrpcExamples, HttpExamples
 
 from modelserver.telemetry.wire import Protocol, WireCounts
 from modelserver.wire.address import Address
@@ -124,8 +124,8 @@ class Handlers:
     """What a wire serves, and on which loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.grpc = GrpcHandlers()
-        self.http = HttpHandlers()
+        self.grpc = GrpcExamples()
+        self.http = HttpExamples()
         self.loop = loop
 
 

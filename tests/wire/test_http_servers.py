@@ -23,7 +23,7 @@ from support.http_calls import LENGTH, binary_body, fp32
 from modelserver.app.frontends import http_frontend
 from modelserver.errors import UnavailableError
 from modelserver.frontends.http.frontend import HttpFrontend
-from modelserver.protocol.exchange import Frontend, HttpExchange
+from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.response import HttpResponse
 from modelserver.wire.address import Address
 from modelserver.wire.limits import WireLimits
@@ -33,7 +33,7 @@ from modelserver.wire.reference.uvicorn_server import UvicornServer
 AnyServer = NativeServer | UvicornServer
 
 
-def _native(frontend: Frontend, address: Address, limits: WireLimits | None = None) -> NativeServer:
+def _native(frontend: HttpHandler, address: Address, limits: WireLimits | None = None) -> NativeServer:
     return NativeServer(address, http=frontend, limits=limits)
 
 
@@ -49,7 +49,7 @@ def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(globals(), "make_server", request.param)
 
 
-class FunctionFrontend(Frontend):
+class FunctionFrontend(HttpHandler):
     """Answers by a function; keeps every exchange."""
 
     def __init__(self, answer: Callable[[HttpExchange], None]) -> None:
@@ -74,7 +74,7 @@ def _mirror(exchange: HttpExchange) -> None:
 
 
 @asynccontextmanager
-async def _serve(frontend: Frontend, grace_s: float = 5, **options: Any) -> AsyncIterator[AnyServer]:
+async def _serve(frontend: HttpHandler, grace_s: float = 5, **options: Any) -> AsyncIterator[AnyServer]:
     server = make_server(frontend, Address(ADDRESS, 0, **options), WireLimits(max_body_bytes=LIMIT))
     await server.start()
     try:

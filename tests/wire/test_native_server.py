@@ -20,8 +20,7 @@ from support.loops import on_both_loops
 
 from modelserver.errors import UnavailableError
 from modelserver.protocol.call import Method, StreamCall, UnaryCall
-from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.response import HttpResponse
 from modelserver.telemetry.wire import Protocol, WireCounts
 from modelserver.wire import port as port_module
@@ -33,7 +32,7 @@ from modelserver.wire.tls import TlsFiles
 HOST = "127.0.0.1"
 
 
-class Http(HttpFrontend):
+class Http(HttpHandler):
     """Answers each request with its path, or when it is told to."""
 
     def __init__(self, holds: bool = False) -> None:

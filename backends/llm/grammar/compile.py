@@ -32,7 +32,7 @@ DEADLINE_S = 10.0
 _MAX_LIBRARY_CALLS = 8
 
 
-class Engine(Protocol):
+class GrammarEngine(Protocol):
     """A library, made ready for one tokenizer."""
 
     # As it is imported and installed.
@@ -46,7 +46,7 @@ class Engine(Protocol):
 
 GUIDANCE = "guidance"
 # By the names that users give them; the first that is installed is the default, and it also gets what another leaves.
-ENGINES: dict[str, type[Engine]] = {GUIDANCE: GuidanceCompiler, "xgrammar": XgrammarCompiler}
+ENGINES: dict[str, type[GrammarEngine]] = {GUIDANCE: GuidanceCompiler, "xgrammar": XgrammarCompiler}
 
 
 def compile_grammar(
@@ -99,7 +99,7 @@ class GrammarCompiler:
         # Guards that each engine is made once; making one takes as long as reading the vocabulary does.
         self._making = threading.Lock()
         self._vocabulary: Vocabulary | None = None
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, GrammarEngine] = {}
         self._grammars: OrderedDict[tuple[str, bytes], Grammar] = OrderedDict()
         self._calls: UnstoppableCalls[Grammar] = UnstoppableCalls(_MAX_LIBRARY_CALLS)
 
@@ -159,7 +159,7 @@ class GrammarCompiler:
         assert grammar is not None, f"{GUIDANCE} leaves nothing to others"
         return grammar
 
-    def _engine(self, name: str) -> Engine:
+    def _engine(self, name: str) -> GrammarEngine:
         if name not in ENGINES:
             raise InvalidArgumentError(f"structured output: engine {name!r} is none of {', '.join(ENGINES)}")
         library = ENGINES[name].LIBRARY

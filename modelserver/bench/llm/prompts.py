@@ -10,7 +10,7 @@ from typing import Any
 
 from modelserver.bench.llm.options import Length, LlmOptions, PromptOptions
 from modelserver.bench.work import EndpointType
-from modelserver.client.heads import HttpHead
+from modelserver.client.heads import HttpRequestHead
 from modelserver.core.documents import parse_json
 from modelserver.errors import InvalidArgumentError
 
@@ -95,7 +95,7 @@ def _from_line(line: bytes, where: str, options: PromptOptions, source: random.R
 
 def encode_prompts(options: LlmOptions, prompts: list[Prompt], path: str) -> tuple[bytes, ...]:
     """Complete HTTP requests."""
-    head = HttpHead(options.address, "POST", path, {"Accept": "text/event-stream", **options.headers})
+    head = HttpRequestHead(options.address, "POST", path, {"Accept": "text/event-stream", **options.headers})
     encoded = []
     for prompt in prompts:
         body = json.dumps(_body(options, prompt)).encode()

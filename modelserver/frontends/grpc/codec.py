@@ -27,7 +27,7 @@ from modelserver.core.tensor import (
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.grpc import envelope
 from modelserver.frontends.grpc.contents import tensor_from_contents, tensor_slices
-from modelserver.frontends.grpc.head import InputHead, RequestHead, read_head, remembered_head
+from modelserver.frontends.grpc.head import InferCallHead, InputHead, read_head, remembered_head
 from modelserver.frontends.grpc.parameters import REGION, apply_parameters, parameter_fields
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.grpc_status import sendable
@@ -52,7 +52,7 @@ _IS_NOT_FINAL = parameter_fields({"triton_final_response": False})
 
 
 # Called with a message, its head without the id, and the parsed head.
-Learn = Callable[[Buffer, bytes, RequestHead], None]
+Learn = Callable[[Buffer, bytes, InferCallHead], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Outline:
     """A request whose elements take long to decode. The inputs of `request` have shapes but no content."""
 
     request: InFlightRequest
-    head: RequestHead
+    head: InferCallHead
     raws: Sequence[Buffer]
     # Of each input that has contents.
     contents: Sequence[Sequence[memoryview]] = ()
@@ -141,7 +141,7 @@ def outline_slices(long: LongRequest, limits: GrpcLimits) -> Slices[Outline]:
     return Outline(request, head, split.raws, [views for views in contents if views])
 
 
-def _check_tensors(head: RequestHead, limits: GrpcLimits) -> None:
+def _check_tensors(head: InferCallHead, limits: GrpcLimits) -> None:
     if len(head.inputs) > limits.max_tensors or (head.outputs and len(head.outputs) > limits.max_tensors):
         raise _too_many(head, limits)
 
@@ -180,7 +180,7 @@ def _content_slices(outline: Outline) -> Slices[dict[str, Tensor]]:
     return inputs
 
 
-def _num_element_bytes(head: RequestHead, raws: Sequence[Buffer]) -> int:
+def _num_element_bytes(head: InferCallHead, raws: Sequence[Buffer]) -> int:
     """Bytes that are split into elements."""
     return sum(len(raw) for item, raw in zip(head.inputs, raws, strict=False) if item.num_bytes is None)
 
@@ -287,7 +287,7 @@ def _decode_id(encoded: Buffer) -> str:
         raise InvalidArgumentError("the request's id is not UTF-8") from None
 
 
-def _raw_inputs(head: RequestHead, raws: Sequence[Buffer]) -> dict[str, Tensor]:
+def _raw_inputs(head: InferCallHead, raws: Sequence[Buffer]) -> dict[str, Tensor]:
     """Inputs whose bytes are in raw_input_contents, by position."""
     if head.has_contents or len(raws) != len(head.inputs):
         raise _unusable_raws(head, len(raws))
@@ -304,7 +304,7 @@ def _raw_input(item: InputHead, raw: Buffer) -> Tensor:
     return Tensor(item.name, item.datatype, data)
 
 
-def _typed_inputs(head: RequestHead) -> dict[str, Tensor]:
+def _typed_inputs(head: InferCallHead) -> dict[str, Tensor]:
     """Inputs whose elements are in each tensor's own `contents`."""
     return {tensor.name: _typed_input(tensor) for tensor in head.inputs}
 
@@ -318,7 +318,7 @@ def _typed_input(tensor: InputHead) -> Tensor:
     return tensor_from_contents(tensor.name, tensor.datatype, tensor.shape, tensor.contents)
 
 
-def _unusable_raws(head: RequestHead, num_raws: int) -> ServerError:
+def _unusable_raws(head: InferCallHead, num_raws: int) -> ServerError:
     for tensor in head.inputs:
         if tensor.contents is not None:
             return InvalidArgumentError(
@@ -331,7 +331,7 @@ def _unusable_raws(head: RequestHead, num_raws: int) -> ServerError:
     )
 
 
-def _too_many(head: RequestHead, limits: GrpcLimits) -> ServerError:
+def _too_many(head: InferCallHead, limits: GrpcLimits) -> ServerError:
     num_outputs = len(head.outputs or ())
     return PayloadTooLargeError(
         f"the request has {len(head.inputs)} inputs and names {num_outputs} outputs, "

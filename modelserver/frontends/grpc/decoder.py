@@ -21,7 +21,7 @@ from modelserver.frontends.grpc.codec import (
     request_names,
 )
 from modelserver.frontends.grpc.envelope import raw_input_head
-from modelserver.frontends.grpc.head import RequestHead
+from modelserver.frontends.grpc.head import InferCallHead
 from modelserver.protocol.limits import GrpcLimits
 
 # Repeated requests that differ in their tensors: recognised by their bytes, decoded without a parser.
@@ -45,7 +45,7 @@ class _GrpcTemplate(RequestTemplate):
 
     def __init__(
         self,
-        head: RequestHead,
+        head: InferCallHead,
         places: Sequence[TensorPlace],
         data_len: int,
         gaps: Sequence[tuple[int, bytes]],
@@ -95,7 +95,7 @@ class Templates:
                 return template.fill(template.model_name, template.version, request_id, message, offset, stream)
         return None
 
-    def learn(self, message: Buffer, serialized_head: bytes, head: RequestHead) -> None:
+    def learn(self, message: Buffer, serialized_head: bytes, head: InferCallHead) -> None:
         """Remember an unknown request that was decoded, if that is useful.
 
         It has raw contents and no parameters; `serialized_head` is the message without its id and contents.
@@ -127,7 +127,7 @@ class Templates:
         message: Buffer,
         start: int,
         end: int,
-        head: RequestHead,
+        head: InferCallHead,
         places: Sequence[TensorPlace],
         gaps: Sequence[tuple[int, bytes]],
     ) -> None:

@@ -37,8 +37,11 @@ class InputHead:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestHead:
-    """Checked as far as possible without the data and the model. `inputs` are the inputs in the message."""
+class InferCallHead:
+    """An infer call without its raw tensors, checked as far as possible without the data and the model.
+
+    `inputs` are the inputs in the message.
+    """
 
     model_name: str
     version: int | None
@@ -49,7 +52,7 @@ class RequestHead:
     transfer: Transfer | None = None
 
 
-def read_head(serialized: bytes) -> RequestHead:
+def read_head(serialized: bytes) -> InferCallHead:
     """The head in a serialized ModelInferRequest that has no raw contents.
 
     Raises ServerError for every fault in it.
@@ -64,7 +67,7 @@ def read_head(serialized: bytes) -> RequestHead:
     _check_unique("output", [output.name for output in wire.outputs])
     inputs = tuple(tensor for tensor, place in zip(heads, places, strict=True) if place is None)
     elsewhere = tuple(_region_input(tensor, place) for tensor, place in zip(heads, places, strict=True) if place)
-    return RequestHead(
+    return InferCallHead(
         wire.model_name,
         decode_version(wire.model_version),
         inputs,

@@ -8,12 +8,12 @@ from modelserver.auth.access import Admitted
 from modelserver.auth.api_keys import KeyRing
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, ResponseWriter
+from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead, ResponseWriter
 from modelserver.protocol.response import ErrorWriter, HttpResponse
 from modelserver.telemetry.access_log import ACCESS, AccessEntry, num_bytes
 
 
-def with_access_log(frontend: Frontend, *, is_logged: bool, keys: KeyRing | None = None) -> Frontend:
+def with_access_log(frontend: HttpHandler, *, is_logged: bool, keys: KeyRing | None = None) -> HttpHandler:
     """The frontend, with a line for each of its exchanges if that is wanted.
 
     `keys` identify the caller of a call that another process answers, which checks the key itself.
@@ -21,10 +21,10 @@ def with_access_log(frontend: Frontend, *, is_logged: bool, keys: KeyRing | None
     return LoggedFrontend(frontend, keys) if is_logged else frontend
 
 
-class LoggedFrontend(Frontend):
+class LoggedFrontend(HttpHandler):
     """Stands before a frontend."""
 
-    def __init__(self, frontend: Frontend, keys: KeyRing | None = None) -> None:
+    def __init__(self, frontend: HttpHandler, keys: KeyRing | None = None) -> None:
         self._frontend = frontend
         self._keys = keys
 

@@ -28,7 +28,7 @@ from modelserver.core.tensor import (
     tensor_to_bytes,
 )
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.http.head import InputHead, RequestHead
+from modelserver.frontends.http.head import InferCallHead, InputHead
 from modelserver.frontends.http.json_tensor import check_has_json, tensor_from_json, tensor_slices, tensor_to_json
 from modelserver.frontends.http.request_parameters import apply_parameters
 from modelserver.protocol.response import JSON_HEADERS, HttpResponse
@@ -44,7 +44,7 @@ class OutputForm(msgspec.Struct):
 
 
 def decode_infer(
-    model_name: str, version: int | None, body: Buffer, head: RequestHead, head_len: int
+    model_name: str, version: int | None, body: Buffer, head: InferCallHead, head_len: int
 ) -> tuple[InFlightRequest, OutputForm]:
     """Decode an infer call, of which `head` is the JSON and `head_len` its size.
 
@@ -63,7 +63,7 @@ def decode_infer(
     return _request(model_name, version, head, inputs)
 
 
-def outline_infer(model_name: str, version: int | None, head: RequestHead) -> tuple[InFlightRequest, OutputForm]:
+def outline_infer(model_name: str, version: int | None, head: InferCallHead) -> tuple[InFlightRequest, OutputForm]:
     """As `decode_infer`, without the elements: the inputs have shapes but no content."""
     for item in head.inputs:
         if item.num_bytes is None:
@@ -72,7 +72,7 @@ def outline_infer(model_name: str, version: int | None, head: RequestHead) -> tu
     return _request(model_name, version, head, inputs)
 
 
-def element_slices(model_name: str, body: Buffer, head: RequestHead, head_len: int) -> Slices[dict[str, Tensor]]:
+def element_slices(model_name: str, body: Buffer, head: InferCallHead, head_len: int) -> Slices[dict[str, Tensor]]:
     """The inputs of a call, as `decode_infer` makes them, in slices."""
     inputs: dict[str, Tensor] = {}
     offset = head_len
@@ -97,7 +97,7 @@ def element_slices(model_name: str, body: Buffer, head: RequestHead, head_len: i
 
 
 def _request(
-    model_name: str, version: int | None, head: RequestHead, inputs: dict[str, Tensor]
+    model_name: str, version: int | None, head: InferCallHead, inputs: dict[str, Tensor]
 ) -> tuple[InFlightRequest, OutputForm]:
     request = InFlightRequest(model_name=model_name, version=version, inputs=inputs, id=head.id, outputs=head.outputs)
     request.transfer = head.transfer

@@ -10,7 +10,7 @@ from typing import Final
 
 from modelserver.auth.access import WITHOUT_KEY, Admitted, Cors
 from modelserver.frontends.http.relayed import RelayedExchange
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead
+from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead
 from modelserver.protocol.response import ErrorWriter, HttpResponse, message_response
 
 _METHODS: Final = "GET, HEAD, POST, DELETE"
@@ -22,15 +22,15 @@ _ASKED_METHOD: Final = "access-control-request-method"
 _ASKED_HEADERS: Final = "access-control-request-headers"
 
 
-def with_cors(frontend: Frontend, rules: Cors) -> Frontend:
+def with_cors(frontend: HttpHandler, rules: Cors) -> HttpHandler:
     """The frontend, open to web pages of these origins, if any."""
     return CorsFrontend(frontend, rules) if rules.origins else frontend
 
 
-class CorsFrontend(Frontend):
+class CorsFrontend(HttpHandler):
     """Stands before a frontend. Calls from outside web pages have no Origin, and pass unchanged."""
 
-    def __init__(self, frontend: Frontend, rules: Cors) -> None:
+    def __init__(self, frontend: HttpHandler, rules: Cors) -> None:
         self._frontend = frontend
         self._rules = rules
 

@@ -14,7 +14,7 @@ from modelserver.core.response import ResponseStream
 from modelserver.core.tensor import Buffer
 from modelserver.errors import ServerError
 from modelserver.frontends.http.codec import OutputForm, decode_infer, element_slices, outline_infer
-from modelserver.frontends.http.head import HeadReader, RequestHead
+from modelserver.frontends.http.head import HeadReader, InferCallHead
 from modelserver.frontends.http.templates import BinaryTemplates, JsonTemplates, Known, RecentCall
 from modelserver.protocol.limits import HttpLimits
 
@@ -31,7 +31,7 @@ class Outline:
 
     request: InFlightRequest
     form: OutputForm
-    head: RequestHead
+    head: InferCallHead
     head_len: int
 
 
@@ -85,7 +85,7 @@ class InferDecoder:
             return known
         if (len(body) if head_len is None else head_len) > _MAX_JSON_BYTES_ON_LOOP:
             return None
-        head: RequestHead | None = None
+        head: InferCallHead | None = None
         try:
             if head_len is None:
                 head = self._heads.read(text)
@@ -107,7 +107,7 @@ class InferDecoder:
     def outline(self, name: str, version: int | None, body: Buffer, head_len: int | None) -> Slices[Outline]:
         """A call without its elements. Raises as `decode`."""
         text = body if head_len is None else body[:head_len]
-        head: RequestHead | None = None
+        head: InferCallHead | None = None
         try:
             if len(text) <= _MAX_JSON_BYTES_ON_LOOP:
                 head = self._heads.recall(bytes(text))

@@ -11,7 +11,7 @@ from modelserver.auth.guard import Guard, Needs, RestrictedError
 from modelserver.errors import LoadOnDemandError, NotFoundError, ServerError, UnauthenticatedError
 from modelserver.frontends.http.router import Match, Router, allowed_methods, route_for
 from modelserver.protocol.api import Api, Route
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead
+from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead
 from modelserver.protocol.response import ErrorWriter, HttpResponse
 from modelserver.telemetry.audit import PEER
 
@@ -56,7 +56,7 @@ async def _retry(
         handle(exchange)
 
 
-class HttpFrontend(Frontend):
+class HttpFrontend(HttpHandler):
     """Answers exchanges by the routes of its APIs. Called from the event loop thread.
 
     The guard admits a call by what its route needs, before the handler is called. Errors that a handler raises are

@@ -107,8 +107,8 @@ class InputHead:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestHead:
-    """The content of the JSON. `listed` says of each requested output whether it is binary; None when none is named.
+class InferCallHead:
+    """The JSON of an infer call. `listed` says of each requested output whether it is binary; None when none is named.
 
     `inputs` are those with data in the request.
     """
@@ -132,9 +132,9 @@ class HeadReader:
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
         # It pays because parsing and checking a head takes longer than all else in decoding a small request.
-        self._remembered = Memory[bytes, RequestHead](_MAX_REMEMBERED, is_on=limits.recognizes)
+        self._remembered = Memory[bytes, InferCallHead](_MAX_REMEMBERED, is_on=limits.recognizes)
 
-    def recall(self, text: bytes) -> RequestHead:
+    def recall(self, text: bytes) -> InferCallHead:
         """As `read`, for heads that are followed by binary data: they repeat, while JSON data differs."""
         head = self._remembered.known.get(text)
         if head is None:
@@ -143,11 +143,11 @@ class HeadReader:
                 self._remembered.remember(text, head)
         return head
 
-    def read(self, text: bytes) -> RequestHead:
+    def read(self, text: bytes) -> InferCallHead:
         """Raises InvalidArgumentError, PayloadTooLargeError or UnsupportedError, saying where."""
         return self._head(_parse(text, self.limits))
 
-    def read_long(self, text: Buffer) -> Slices[RequestHead]:
+    def read_long(self, text: Buffer) -> Slices[InferCallHead]:
         """As `read`, in slices; the `data` of an input is then a view of the text, or its placeholder."""
         yield
         if accelerator.cut_data is None:
@@ -183,7 +183,7 @@ class HeadReader:
             yield from document_slices(view[start:end])
         return replace(head, inputs=tuple(inputs))
 
-    def _head(self, parsed: _Request) -> RequestHead:
+    def _head(self, parsed: _Request) -> InferCallHead:
         limits = self.limits
         listed = parsed.outputs
         if len(parsed.inputs) > limits.max_tensors or (listed and len(listed) > limits.max_tensors):
@@ -212,7 +212,7 @@ class HeadReader:
             else:
                 datatype, _ = _datatype_and_count(item, limits)
                 elsewhere.append(RegionInput(item.name, datatype, item.shape, place))
-        return RequestHead(
+        return InferCallHead(
             tuple(inputs),
             parsed.id or "",
             parsed.parameters,

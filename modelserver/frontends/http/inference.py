@@ -24,7 +24,7 @@ from modelserver.frontends.http.raw_body import decode_raw
 from modelserver.frontends.http.templates import Known, RecentCall
 from modelserver.protocol.api import Route
 from modelserver.protocol.compression import choose_encoding
-from modelserver.protocol.exchange import HeadMemo, HttpExchange, HttpHead
+from modelserver.protocol.exchange import HttpExchange, HttpHead, RouteMemo
 from modelserver.protocol.kserve import ASKING_HEADER, JSON_LEN_HEADER
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, error_response
@@ -51,7 +51,7 @@ def parse_version(name: str, version: str | None) -> int | None:
 NEEDS = Needs.of(ApiGroup.INFERENCE)
 
 
-class InferHead(HeadMemo):
+class InferMemo(RouteMemo):
     """The content of an infer call's head; the `HttpHead.memo` of such calls, so that equal heads are read once.
 
     `json_len` is the size of the body's JSON part: None when no header gives it, -1 when that is not a size. `is_plain`
@@ -126,7 +126,7 @@ class Inference:
 
     def infer(self, exchange: HttpExchange, name: str, version: str | None = None) -> None:
         """As `answer`, for a head that was not read before."""
-        head = InferHead(exchange.head, name, version, self._limits.access)
+        head = InferMemo(exchange.head, name, version, self._limits.access)
         if ASKING_HEADER in exchange.head.headers:
             exchange = reporting(exchange, self._knowing, name, head.version)
         else:
@@ -134,7 +134,7 @@ class Inference:
             exchange.head.memo = head
         self.answer(exchange, head)
 
-    def answer(self, exchange: HttpExchange, head: InferHead) -> None:
+    def answer(self, exchange: HttpExchange, head: InferMemo) -> None:
         """Answers through `exchange`, mostly from the model's callback. Raises ServerError if it fails at once."""
         body = exchange.body
         size = len(body)
@@ -167,7 +167,7 @@ class Inference:
         else:
             self._submit(exchange, head, body)
 
-    def _submit(self, exchange: HttpExchange, head: InferHead, body: Buffer) -> None:
+    def _submit(self, exchange: HttpExchange, head: InferMemo, body: Buffer) -> None:
         json_len = head.json_len
         if json_len is not None and not 0 <= json_len <= len(body):
             raise _wrong_json_len(exchange.head.headers[JSON_LEN_HEADER], len(body))
@@ -183,7 +183,7 @@ class Inference:
             self._infer_decoded(exchange, head, known, is_for_events=is_for_events)
 
     def _decode_long(
-        self, exchange: HttpExchange, head: InferHead, body: Buffer, *, is_for_events: bool = False
+        self, exchange: HttpExchange, head: InferMemo, body: Buffer, *, is_for_events: bool = False
     ) -> None:
         """As `_submit`, for a call that is decoded beside the event loop."""
         work = long_work()
@@ -199,7 +199,7 @@ class Inference:
 
         start(decoder.outline(head.name, head.version, body, head.json_len), decode_elements)
 
-    def _infer_decoded(self, exchange: HttpExchange, head: InferHead, known: Known, *, is_for_events: bool) -> None:
+    def _infer_decoded(self, exchange: HttpExchange, head: InferMemo, known: Known, *, is_for_events: bool) -> None:
         request, form = known
         reply: _Reply | EventStream
         if is_for_events:
@@ -227,11 +227,11 @@ class Inference:
             reply.release()
             raise
 
-    def _sends_events(self, head: InferHead) -> bool:
+    def _sends_events(self, head: InferMemo) -> bool:
         """Whether the answer is a stream of events: of a decoupled model, or for a client that accepts nothing else."""
         return not head.accepts_json or self._knowing.model_config(head.name, head.version).is_decoupled
 
-    def _decode_raw(self, head: InferHead, body: Buffer) -> InFlightRequest:
+    def _decode_raw(self, head: InferMemo, body: Buffer) -> InFlightRequest:
         config = self._knowing.model_config(head.name, head.version)
         metadata = self._knowing.model_metadata(head.name, head.version)
         return decode_raw(metadata, head.version, body, is_batched=config.max_batch_size > 0)

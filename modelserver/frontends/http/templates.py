@@ -23,7 +23,7 @@ from modelserver.core.template import RequestTemplate, TensorPlace, apply_settin
 from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.codec import OutputForm
-from modelserver.frontends.http.head import InputHead, RequestHead
+from modelserver.frontends.http.head import InferCallHead, InputHead
 from modelserver.frontends.http.json_tensor import array_kind, decoder, num_levels, struct_letter, tensor_from_values
 
 _MAX_TEMPLATES = 512
@@ -93,7 +93,7 @@ class BinaryTemplates:
             recent.template, recent.form, recent.id = template, form, request_id
         return template.fill(name, version, request_id, body, head_len, stream), form
 
-    def learn(self, request: InFlightRequest, form: OutputForm, head: RequestHead, text: bytes) -> None:
+    def learn(self, request: InFlightRequest, form: OutputForm, head: InferCallHead, text: bytes) -> None:
         """Remember an unknown call that was decoded, if that is useful; `text` is its JSON."""
         if len(text) > _MAX_HEAD_BYTES or not self._learn_throttle.wants():
             return
@@ -258,7 +258,7 @@ class JsonTemplates:
             return request, template.form
         return None
 
-    def learn(self, request: InFlightRequest, form: OutputForm, head: RequestHead, body: bytes) -> None:
+    def learn(self, request: InFlightRequest, form: OutputForm, head: InferCallHead, body: bytes) -> None:
         """Remember an unknown call that was decoded, if that is useful."""
         if not head.inputs or not self._learn_throttle.wants():
             return

@@ -12,12 +12,10 @@ from modelserver.frontends.llamacpp.request import CompletionRequest
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared
 from modelserver.frontends.llm.choices import Choice, Said
 from modelserver.frontends.llm.edge import Call
-from modelserver.frontends.llm.events import Event, Finish, Text, TokenLogprob
+from modelserver.frontends.llm.events import Event, Finish, Text, TokenLogprob, json_logprob
 
 Document = dict[str, Any]
 
-# JSON has no infinity.
-_LOWEST_LOGPROB = -9999.0
 # Requests are bound to no slots here.
 _NO_SLOT = -1
 
@@ -189,12 +187,11 @@ def probabilities(entries: Sequence[TokenLogprob]) -> list[Document]:
 
 
 def _token(entry: TokenLogprob) -> Document:
-    value = entry["logprob"]
     return {
         "id": entry["token_id"],
         "token": entry["token"],
         "bytes": entry.get("bytes"),
-        "logprob": None if value is None else max(value, _LOWEST_LOGPROB),
+        "logprob": json_logprob(entry),
     }
 
 

@@ -11,6 +11,15 @@ from typing import Any, NamedTuple
 # Of one token: `{"token_id", "token", "bytes", "logprob", "rank", "top": [{"token_id", "token", "bytes", "logprob"}]}`.
 TokenLogprob = dict[str, Any]
 
+# Stands for minus infinity, which JSON cannot express.
+LOWEST_LOGPROB = -9999.0
+
+
+def json_logprob(entry: TokenLogprob) -> float | None:
+    """The log-probability in `entry` as JSON can express it; None if the model gives none."""
+    value: float | None = entry["logprob"]
+    return None if value is None else max(value, LOWEST_LOGPROB)
+
 
 class Text(NamedTuple):
     """More text for the user."""

@@ -16,13 +16,10 @@ import orjson
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared
 from modelserver.frontends.llm.choices import Said
 from modelserver.frontends.llm.edge import Call
-from modelserver.frontends.llm.events import Event, Finish, Text, TokenLogprob, ToolDelta, ToolEnd
+from modelserver.frontends.llm.events import Event, Finish, Text, TokenLogprob, ToolDelta, ToolEnd, json_logprob
 from modelserver.frontends.llm.tool_formats import loads
 
 Document = dict[str, Any]
-
-# JSON has no infinity.
-_LOWEST_LOGPROB = -9999.0
 
 
 def timestamp() -> str:
@@ -30,7 +27,7 @@ def timestamp() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-class Stopwatch:
+class OllamaDurations:
     """The durations of one call, in nanoseconds from when it came."""
 
     def __init__(self) -> None:
@@ -74,12 +71,12 @@ class OllamaWriter(EventWriter):
     # The JSON around a text in a line of a stream: what precedes and what follows it.
     around_text: tuple[bytes, bytes]
 
-    def __init__(self, prepared: Prepared, call: Call, name: str, stopwatch: Stopwatch) -> None:
+    def __init__(self, prepared: Prepared, call: Call, name: str, durations: OllamaDurations) -> None:
         self._usage = prepared.usage
         self._framing = call.framing
         self._name = name
         self._head = b'{"model":' + orjson.dumps(name) + b',"created_at":"'
-        self._stopwatch = stopwatch
+        self._durations = durations
         self._said = Said()
         self._open_calls: dict[int, ToolDelta] = {}
         self._ended_calls: list[Document] = []
@@ -95,7 +92,7 @@ class OllamaWriter(EventWriter):
     def frames(self, news: News) -> bytes:
         found = []
         for _, events in news:
-            self._stopwatch.note_text()
+            self._durations.note_text()
             if len(events) == 1 and type(events[0]) is Text:
                 # The usual case, and the one that comes for every token.
                 before, after = self.around_text
@@ -112,7 +109,7 @@ class OllamaWriter(EventWriter):
 
     def note(self, news: News) -> None:
         for _, events in news:
-            self._stopwatch.note_text()
+            self._durations.note_text()
             self._add(events)
 
     def document(self) -> Document:
@@ -151,7 +148,7 @@ class OllamaWriter(EventWriter):
             "done": True,
             "done_reason": _reason(finish),
             **self.last_part(),
-            **self._stopwatch.generated(self._usage.num_input_tokens, self._usage.num_output_tokens),
+            **self._durations.generated(self._usage.num_input_tokens, self._usage.num_output_tokens),
         }
 
 
@@ -175,9 +172,9 @@ class GenerateWriter(OllamaWriter):
     around_text = (b'","response":', b',"done":false}')
 
     def __init__(
-        self, prepared: Prepared, call: Call, name: str, stopwatch: Stopwatch, prompt_token_ids: list[int] | None
+        self, prepared: Prepared, call: Call, name: str, durations: OllamaDurations, prompt_token_ids: list[int] | None
     ) -> None:
-        super().__init__(prepared, call, name, stopwatch)
+        super().__init__(prepared, call, name, durations)
         self._context = prompt_token_ids
 
     def part(self, text: str, thinking: str, calls: Sequence[Document]) -> Document:  # noqa: ARG002 - prompts have no tools
@@ -202,9 +199,7 @@ def logprobs_document(entries: Sequence[TokenLogprob]) -> list[Document]:
 
 
 def _logprob(entry: TokenLogprob) -> Document:
-    value = entry["logprob"]
-    number = None if value is None else max(value, _LOWEST_LOGPROB)
-    return {"token": entry["token"], "logprob": number, "bytes": entry.get("bytes")}
+    return {"token": entry["token"], "logprob": json_logprob(entry), "bytes": entry.get("bytes")}
 
 
 def _call(delta: ToolDelta) -> Document:

@@ -9,7 +9,7 @@ from modelserver.frontends.llm.embedding import embed
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import Fields, Range
 from modelserver.frontends.llm.models import LanguageModel
-from modelserver.frontends.ollama.answers import Stopwatch
+from modelserver.frontends.ollama.answers import OllamaDurations
 from modelserver.frontends.ollama.limits import MAX_INPUTS
 from modelserver.frontends.ollama.models import OllamaModels
 from modelserver.frontends.ollama.options import read_keep_alive, read_options
@@ -31,21 +31,21 @@ class Embedding:
 
     async def embed(self, call: Call) -> None:
         """Answer with a vector for each text. Raises ServerError."""
-        stopwatch = Stopwatch()
+        durations = OllamaDurations()
         fields = call.fields
         texts = _read_input(fields)
         read_options(fields)
         keep_alive_s = read_keep_alive(fields)
         model = await self._models.find(fields, "embeds")
         inputs = self._common(fields, model)
-        stopwatch.note_sent()
+        durations.note_sent()
         made = await embed(self._dataplane, model, call, [inputs | {"text_input": text} for text in texts])
         self._models.keep(call, model.name, keep_alive_s)
         call.answer(
             {
                 "model": fields.text("model") or model.name,
                 "embeddings": [vector.tolist() for vector in made.vectors],
-                **stopwatch.loaded(),
+                **durations.loaded(),
                 "prompt_eval_count": made.num_tokens,
             }
         )

@@ -14,7 +14,7 @@ from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.llm.models import LanguageModel
 from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
-from modelserver.frontends.ollama.answers import ChatWriter, GenerateWriter, Stopwatch, timestamp
+from modelserver.frontends.ollama.answers import ChatWriter, GenerateWriter, OllamaDurations, timestamp
 from modelserver.frontends.ollama.limits import MAX_CONTEXT
 from modelserver.frontends.ollama.models import OllamaModels
 from modelserver.frontends.ollama.options import read_keep_alive
@@ -39,13 +39,13 @@ class Generation:
 
     async def chat(self, call: Call) -> None:
         """Answer a conversation. Raises ServerError for what goes wrong before the answer begins."""
-        stopwatch = Stopwatch()
+        durations = OllamaDurations()
         fields = call.fields
         keep_alive_s = read_keep_alive(fields)
         messages = read_messages(fields)
         if not messages:
             nothing = {"message": {"role": "assistant", "content": ""}}
-            await self._load_or_unload(call, stopwatch, keep_alive_s, nothing)
+            await self._load_or_unload(call, durations, keep_alive_s, nothing)
             return
         model = await self._models.find(fields)
         tools = read_tools(fields)
@@ -60,27 +60,27 @@ class Generation:
         )
         prepared = _written_as_asked(await prepare(self._dataplane, model, asked, call), fields)
         self._models.keep(call, model.name, keep_alive_s)
-        stopwatch.note_sent()
-        await answer(self._dataplane, prepared, call, ChatWriter(prepared, call, _name(fields, model), stopwatch))
+        durations.note_sent()
+        await answer(self._dataplane, prepared, call, ChatWriter(prepared, call, _name(fields, model), durations))
         if keep_alive_s == 0:
             await self._models.evict(call, model.name)
 
     async def generate(self, call: Call) -> None:
         """Continue a prompt. Raises ServerError for what goes wrong before the answer begins."""
-        stopwatch = Stopwatch()
+        durations = OllamaDurations()
         fields = call.fields
         keep_alive_s = read_keep_alive(fields)
         prompt, suffix = fields.text("prompt") or "", fields.text("suffix") or ""
         refuse_images(fields)
         if not prompt and not suffix:
-            await self._load_or_unload(call, stopwatch, keep_alive_s, {"response": ""})
+            await self._load_or_unload(call, durations, keep_alive_s, {"response": ""})
             return
         model = await self._models.find(fields)
         asked, prompt_token_ids = await self._read_prompt(fields, model, prompt, suffix)
         prepared = _written_as_asked(await prepare(self._dataplane, model, asked, call), fields)
         self._models.keep(call, model.name, keep_alive_s)
-        stopwatch.note_sent()
-        writer = GenerateWriter(prepared, call, _name(fields, model), stopwatch, prompt_token_ids)
+        durations.note_sent()
+        writer = GenerateWriter(prepared, call, _name(fields, model), durations, prompt_token_ids)
         await answer(self._dataplane, prepared, call, writer)
         if keep_alive_s == 0:
             await self._models.evict(call, model.name)
@@ -130,7 +130,7 @@ class Generation:
         return asked, list(ids)
 
     async def _load_or_unload(
-        self, call: Call, stopwatch: Stopwatch, keep_alive_s: float | None, nothing: dict[str, Any]
+        self, call: Call, durations: OllamaDurations, keep_alive_s: float | None, nothing: dict[str, Any]
     ) -> None:
         fields = call.fields
         if keep_alive_s == 0:
@@ -140,10 +140,10 @@ class Generation:
             model = await self._models.find(fields)
             self._models.keep(call, model.name, keep_alive_s)
             name, reason = _name(fields, model), "load"
-        stopwatch.note_sent()
+        durations.note_sent()
         document = {"model": name, "created_at": timestamp(), **nothing, "done": True, "done_reason": reason}
         if reason == "load":
-            document |= stopwatch.loaded()
+            document |= durations.loaded()
         if fields.flag("stream", True):
             # A stream of one line: clients read lines.
             call.send(call.framing.frame(orjson.dumps(document)))

@@ -9,11 +9,8 @@ from typing import Any
 
 from modelserver.frontends.llm.choices import Usage
 from modelserver.frontends.llm.errors import ParameterError
-from modelserver.frontends.llm.events import TokenLogprob
+from modelserver.frontends.llm.events import TokenLogprob, json_logprob
 from modelserver.frontends.llm.fields import Fields
-
-# Stands for minus infinity, which JSON cannot say.
-_LOWEST = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob], *, by_id: bool) -> list[dict[
 
 
 def _chat_entry(entry: TokenLogprob, *, by_id: bool) -> dict[str, Any]:
-    return {"token": _token(entry, by_id=by_id), "logprob": _value(entry), "bytes": entry.get("bytes")}
+    return {"token": _token(entry, by_id=by_id), "logprob": json_logprob(entry), "bytes": entry.get("bytes")}
 
 
 class CompletionLogprobs:
@@ -109,7 +106,7 @@ class CompletionLogprobs:
         by_id = self._by_id
         return {
             "tokens": [_token(entry, by_id=by_id) for entry in entries],
-            "token_logprobs": [_value(entry) for entry in entries],
+            "token_logprobs": [json_logprob(entry) for entry in entries],
             "top_logprobs": [_top(entry, by_id=by_id) for entry in entries],
             "text_offset": offsets,
         }
@@ -133,12 +130,12 @@ def _by_token_id(entry: TokenLogprob) -> dict[str, Any]:
     found = {}
     for rank, token in enumerate(entry["top"], 1):
         found[str(token["token_id"])] = {
-            "logprob": _value(token),
+            "logprob": json_logprob(token),
             "rank": token.get("rank", rank),
             "decoded_token": token["token"],
         }
     found[str(entry["token_id"])] = {
-        "logprob": _value(entry),
+        "logprob": json_logprob(entry),
         "rank": entry.get("rank"),
         "decoded_token": entry["token"],
     }
@@ -148,8 +145,8 @@ def _by_token_id(entry: TokenLogprob) -> dict[str, Any]:
 def _top(entry: TokenLogprob, *, by_id: bool) -> dict[str, Any] | None:
     if entry["top"] is None:
         return None
-    found = {_token(top, by_id=by_id): _value(top) for top in entry["top"]}
-    found.setdefault(_token(entry, by_id=by_id), _value(entry))
+    found = {_token(top, by_id=by_id): json_logprob(top) for top in entry["top"]}
+    found.setdefault(_token(entry, by_id=by_id), json_logprob(entry))
     return found
 
 
@@ -158,8 +155,3 @@ def _token(entry: TokenLogprob, *, by_id: bool) -> str:
         return f"token_id:{entry['token_id']}"
     token: str = entry["token"]
     return token
-
-
-def _value(entry: TokenLogprob) -> float | None:
-    value: float | None = entry["logprob"]
-    return None if value is None else max(value, _LOWEST)

@@ -11,18 +11,16 @@ import orjson
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared
 from modelserver.frontends.llm.choices import Choice, Said
 from modelserver.frontends.llm.edge import Call
-from modelserver.frontends.llm.events import Finish, TokenLogprob
+from modelserver.frontends.llm.events import Finish, TokenLogprob, json_logprob
 from modelserver.frontends.tgi.request import TgiRequest
 
 Document = dict[str, Any]
 
-# JSON has no infinity.
-_LOWEST_LOGPROB = -9999.0
 _NS_PER_MS = 1_000_000
 
 
-class Stopwatch:
-    """When a call came, and when the model got its request."""
+class TgiDurations:
+    """The durations of one call, from its arrival and from when the model got its request."""
 
     def __init__(self) -> None:
         self._began_ns = self._sent_ns = time.monotonic_ns()
@@ -54,7 +52,7 @@ class TgiWriter(EventWriter):
         asked: TgiRequest,
         prepared: Prepared,
         call: Call,
-        stopwatch: Stopwatch,
+        durations: TgiDurations,
         *,
         prefill: list[Document] | None = None,
         is_in_array: bool = False,
@@ -62,7 +60,7 @@ class TgiWriter(EventWriter):
         self._asked = asked
         self._usage = prepared.usage
         self._framing = call.framing
-        self._stopwatch = stopwatch
+        self._durations = durations
         self._prefill = prefill
         self._is_in_array = is_in_array
         (self._choices,) = prepared.choices
@@ -129,7 +127,7 @@ class TgiWriter(EventWriter):
             found["details"] = written
         num_tokens = self._usage.num_output_tokens
         self._headers += [
-            *self._stopwatch.headers(num_tokens),
+            *self._durations.headers(num_tokens),
             ("x-prompt-tokens", str(self._usage.num_input_tokens)),
             ("x-generated-tokens", str(num_tokens)),
         ]
@@ -157,7 +155,7 @@ class TgiWriter(EventWriter):
         if self._prefill is None:
             return []
         entries = choice.prompt_logprobs or []
-        logprobs = [None if entry is None else _logprob(entry) for entry in entries]
+        logprobs = [None if entry is None else json_logprob(entry) for entry in entries]
         logprobs += [None] * (len(self._prefill) - len(logprobs))
         return [{**token, "logprob": logprob} for token, logprob in zip(self._prefill, logprobs, strict=False)]
 
@@ -204,12 +202,7 @@ def _is_mark(last: Document, said: Said) -> bool:
 
 
 def _token(entry: TokenLogprob) -> Document:
-    return {"id": entry["token_id"], "text": entry["token"], "logprob": _logprob(entry), "special": False}
-
-
-def _logprob(entry: TokenLogprob) -> float | None:
-    value: float | None = entry["logprob"]
-    return None if value is None else max(value, _LOWEST_LOGPROB)
+    return {"id": entry["token_id"], "text": entry["token"], "logprob": json_logprob(entry), "special": False}
 
 
 def _plain_token(text: str, token_id: int = 0) -> Document:

@@ -17,7 +17,7 @@ from modelserver.frontends.llm.call import GenerateCall, Prompt
 from modelserver.frontends.llm.edge import Call, CallEdge, LaterAnswers, Serve, query_value
 from modelserver.frontends.llm.models import LanguageModel, find_model
 from modelserver.frontends.llm.prompts import token_pieces_of
-from modelserver.frontends.tgi.answers import Document, Stopwatch, TgiWriter, prefill_documents
+from modelserver.frontends.tgi.answers import Document, TgiDurations, TgiWriter, prefill_documents
 from modelserver.frontends.tgi.errors import TgiErrors
 from modelserver.frontends.tgi.request import MAX_BEST_OF, MAX_STOPS, TgiRequest, read_request
 from modelserver.frontends.tgi.tokens import chat_tokenize, tokenize
@@ -83,14 +83,14 @@ class Tgi:
         await chat_tokenize(self._dataplane, call, _model_name(call))
 
     async def _answer(self, call: Call, *, is_streamed: bool, is_older: bool = False) -> None:
-        stopwatch = Stopwatch()
+        durations = TgiDurations()
         model = await find_model(self._dataplane, _model_name(call))
         asked = read_request(call.fields, model, is_streamed=is_streamed, has_full_text=is_older)
         prompt, prefill = await self._prompt(model, asked)
         generate = _generate_call(asked, model, prompt, is_streamed=is_streamed)
         prepared = await prepare(self._dataplane, model, generate, call)
-        stopwatch.note_sent()
-        writer = TgiWriter(asked, prepared, call, stopwatch, prefill=prefill, is_in_array=is_older)
+        durations.note_sent()
+        writer = TgiWriter(asked, prepared, call, durations, prefill=prefill, is_in_array=is_older)
         await answer(self._dataplane, prepared, call, writer)
 
     async def _prompt(self, model: LanguageModel, asked: TgiRequest) -> tuple[Prompt, list[Document] | None]:

@@ -20,7 +20,7 @@ from modelserver.client.endpoint import Endpoint
 from modelserver.client.grpc_lane import GrpcLane
 from modelserver.client.grpc_messages import frame, unframe
 from modelserver.client.h2_connection import H2Connection
-from modelserver.client.heads import GrpcHead, HttpHead, model_path
+from modelserver.client.heads import GrpcRequestHead, HttpRequestHead, model_path
 from modelserver.client.http_lane import HttpLane
 from modelserver.client.infer_answer import grpc_outputs, http_outputs
 from modelserver.client.lane import Lane, Questions
@@ -206,7 +206,7 @@ class _Line:
         self._datatypes = {spec.name: spec.data_type for spec in config.input}
         self._form = RequestForm(config.name, "")
         path = model_path(config.name, "") + "/infer"
-        self._head = HttpHead(endpoint.address, "POST", path, endpoint.headers)
+        self._head = HttpRequestHead(endpoint.address, "POST", path, endpoint.headers)
         self._connection: H2Connection | None = None
         self._lanes: list[Lane] = []
         self._questions = Questions()
@@ -216,7 +216,7 @@ class _Line:
         lane: Lane
         if self._endpoint.is_grpc:
             if self._connection is None:
-                fields = GrpcHead(self._endpoint.address, "ModelInfer", self._endpoint.headers).fields
+                fields = GrpcRequestHead(self._endpoint.address, "ModelInfer", self._endpoint.headers).fields
                 self._connection = H2Connection(self._endpoint.address, fields)
                 await self._connection.connect()
             lane = GrpcLane(self._connection, self._questions)

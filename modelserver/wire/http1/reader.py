@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 from modelserver.errors import PayloadTooLargeError, ServerError
-from modelserver.protocol.exchange import Frontend, HttpExchange, ResponseWriter
+from modelserver.protocol.exchange import HttpExchange, HttpHandler, ResponseWriter
 from modelserver.protocol.response import HttpResponse, message_response
 from modelserver.telemetry.wire import Protocol, Violation
 from modelserver.wire.assembly import owner_of
@@ -79,7 +79,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
 
     def __init__(self, context: WireContext) -> None:
         self._context = context
-        self._frontend: Frontend = context.http or _NoFrontend()
+        self._frontend: HttpHandler = context.http or _NoHandler()
         self._arena = context.arena.view
         self._memory = context.arena.memory
         self._outgoing: Outgoing
@@ -429,7 +429,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._memo = HeadMemo(self._context.limits)
 
 
-class _NoFrontend(Frontend):
+class _NoHandler(HttpHandler):
     """Tell the client of a port without HTTP that it serves none."""
 
     def handle(self, exchange: HttpExchange) -> None:

@@ -8,10 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from modelserver.core.tensor import Buffer
-from modelserver.protocol.call import Frontend as GrpcFrontend
-from modelserver.protocol.call import Parts, RpcError, StreamCall, UnaryCall
-from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpHead
+from modelserver.protocol.call import GrpcHandler, Parts, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead
 from modelserver.protocol.grpc_status import Status
 from modelserver.protocol.response import HttpResponse
 from modelserver.wire.processes.link import Link, Window
@@ -37,7 +35,7 @@ _logger = logging.getLogger(__name__)
 class ForwardedExchanges:
     """The forwarded requests of one front that are in progress. Event loop thread only."""
 
-    def __init__(self, http: HttpFrontend | None, grpc: GrpcFrontend | None, link: Link[FrontBundle]) -> None:
+    def __init__(self, http: HttpHandler | None, grpc: GrpcHandler | None, link: Link[FrontBundle]) -> None:
         """A frontend is None where no port serves its protocol; then nothing of it is forwarded."""
         self._http = http
         self._grpc = grpc

@@ -9,8 +9,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from modelserver.core.tensor import Buffer
-from modelserver.protocol.call import Frontend as GrpcFrontend
-from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.call import GrpcHandler, Method, RpcError, StreamCall, UnaryCall
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.kserve import INFER_PATH
 from modelserver.protocol.response import HttpResponse
@@ -37,9 +36,7 @@ from modelserver.wire.processes.short_calls import ShortCalls
 class GrpcForwarder:
     """The method table of a front: those that `local` serves itself, and those that are `forwarded` to the core."""
 
-    def __init__(
-        self, local: GrpcFrontend, forwarded: Mapping[str, Method], *, short: ShortCalls | None = None
-    ) -> None:
+    def __init__(self, local: GrpcHandler, forwarded: Mapping[str, Method], *, short: ShortCalls | None = None) -> None:
         """`short`: the core decodes short calls, too."""
         self._local = local
         own = dict(local.methods)

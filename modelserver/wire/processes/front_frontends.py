@@ -23,14 +23,13 @@ from modelserver.frontends.grpc.frontend import GrpcFrontend, guarded
 from modelserver.frontends.grpc.inference import Inference as GrpcInference
 from modelserver.frontends.http.access_log import with_access_log as with_http_log
 from modelserver.frontends.http.cors import with_cors
-from modelserver.frontends.http.frontend import HttpFrontend as PortFrontend
+from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.frontends.http.inference import Inference
 from modelserver.planes.authorized import AuthorizedInferPlane
 from modelserver.planes.data import InferPlane
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.call import Service
-from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpHead
+from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead
 from modelserver.protocol.kserve import ASKING_HEADER, JSON_LEN_HEADER, SERVICE
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.protocol.response import PLAIN_ERRORS, ErrorWriter, HttpResponse
@@ -56,11 +55,11 @@ _logger = logging.getLogger(__name__)
 _KSERVE: Final = "KServe"
 
 
-class HttpForwarder(HttpFrontend):
+class HttpForwarder(HttpHandler):
     """`local` decodes and answers inference; the core does the rest, whose routes `whole` knows."""
 
     def __init__(
-        self, local: PortFrontend, whole: PortFrontend, calls: ForwardedCalls, *, foreign: frozenset[str] = frozenset()
+        self, local: HttpFrontend, whole: HttpFrontend, calls: ForwardedCalls, *, foreign: frozenset[str] = frozenset()
     ) -> None:
         """`foreign` are the APIs whose errors only the core can write."""
         self._local = local
@@ -139,17 +138,15 @@ class Core:
         self.http = self._make_http(plane, http_limits, calls, keys)
         self.grpc = self._make_grpc(plane, grpc_limits, calls, keys)
 
-    def _make_http(
-        self, plane: InferPlane, limits: HttpLimits, calls: FrontCalls, keys: KeyRing | None
-    ) -> HttpFrontend:
+    def _make_http(self, plane: InferPlane, limits: HttpLimits, calls: FrontCalls, keys: KeyRing | None) -> HttpHandler:
         guard = Guard(limits.access, keys)
         inference = Api(_KSERVE, Inference(plane, limits).routes())
-        infer = PortFrontend([inference], guard)
+        infer = HttpFrontend([inference], guard)
         writers = {api.name: api.error_writer() for api in calls.apis}
         known = [self._forwarded(api, writers[api.name] or PLAIN_ERRORS) for api in calls.apis]
         forwarder = HttpForwarder(
             infer,
-            PortFrontend(known or [inference], guard),
+            HttpFrontend(known or [inference], guard),
             self._calls,
             foreign=frozenset(name for name, writer in writers.items() if writer is None),
         )

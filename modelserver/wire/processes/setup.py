@@ -16,8 +16,8 @@ from modelserver.auth.api_keys import Scope
 from modelserver.auth.guard import KeyUse, Needs
 from modelserver.execution.process.shared_buffer import SharedBuffer
 from modelserver.protocol.api import Api
-from modelserver.protocol.call import Frontend as GrpcFrontend
-from modelserver.protocol.exchange import Frontend as HttpFrontend
+from modelserver.protocol.call import GrpcHandler
+from modelserver.protocol.exchange import HttpHandler
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.protocol.response import ErrorWriter
 from modelserver.wire.limits import WireLimits
@@ -170,8 +170,8 @@ class CorePlanes:
     """
 
     dataplane: DataPlane
-    http: HttpFrontend | None
-    grpc: GrpcFrontend | None
+    http: HttpHandler | None
+    grpc: GrpcHandler | None
     http_apis: tuple[Api, ...] = ()
     recognizes: bool = True
 

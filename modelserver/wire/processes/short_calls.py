@@ -19,8 +19,7 @@ from modelserver.core.recognition import Memory
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import Method, UnaryCall
 from modelserver.protocol.compression import choose_encoding
-from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpHead
+from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead
 from modelserver.protocol.kserve import ASKING_HEADER, JSON_LEN_HEADER, READ_HEADERS
 from modelserver.protocol.response import ErrorWriter, HttpResponse
 from modelserver.wire.processes.link import Link
@@ -93,7 +92,7 @@ class ShortCalls:
 
         return replace(infer, unary=forward)
 
-    def http(self, is_infer: Callable[[HttpHead], bool], other: HttpFrontend) -> HttpFrontend:
+    def http(self, is_infer: Callable[[HttpHead], bool], other: HttpHandler) -> HttpHandler:
         """A frontend that has the core answer short calls that `is_infer` knows by their heads, and `other` others."""
         return _ShortHttp(self, is_infer, other)
 
@@ -143,10 +142,10 @@ class ShortCalls:
         return head
 
 
-class _ShortHttp(HttpFrontend):
+class _ShortHttp(HttpHandler):
     """Tells short infer calls from all other requests."""
 
-    def __init__(self, calls: ShortCalls, is_infer: Callable[[HttpHead], bool], other: HttpFrontend) -> None:
+    def __init__(self, calls: ShortCalls, is_infer: Callable[[HttpHead], bool], other: HttpHandler) -> None:
         self._forward = calls.exchange
         self._is_infer = is_infer
         self._other = other

@@ -8,10 +8,8 @@ from typing import Final, NoReturn
 import msgspec
 
 from modelserver.core.recognition import Memory
-from modelserver.protocol.call import Frontend as GrpcFrontend
-from modelserver.protocol.call import Parts, UnaryCall
-from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange, HttpHead
+from modelserver.protocol.call import GrpcHandler, Parts, UnaryCall
+from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead
 from modelserver.protocol.kserve import INFER_PATH
 from modelserver.protocol.response import HttpResponse
 from modelserver.wire.processes.link import Link
@@ -40,7 +38,7 @@ class ShortExchanges:
     """The short calls of one front that are in progress. Event loop thread only."""
 
     def __init__(
-        self, http: HttpFrontend | None, grpc: GrpcFrontend | None, link: Link[FrontBundle], *, is_on: bool = True
+        self, http: HttpHandler | None, grpc: GrpcHandler | None, link: Link[FrontBundle], *, is_on: bool = True
     ) -> None:
         """A frontend is None where no port serves its protocol; then no call of it comes.
 

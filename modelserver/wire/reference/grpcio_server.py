@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from modelserver.errors import UnavailableError
-from modelserver.protocol.call import Frontend, Method, Parts, RpcError, StreamCall, UnaryCall
+from modelserver.protocol.call import GrpcHandler, Method, Parts, RpcError, StreamCall, UnaryCall
 from modelserver.protocol.grpc_status import PUSHBACK, Status
 from modelserver.wire.address import Address, authority
 from modelserver.wire.context import DISMISSAL
@@ -56,7 +56,7 @@ def _ms(seconds: float | None) -> int | None:
 class GrpcioServer:
     """Listens on one address from `start` to `stop`. Used on the event loop thread."""
 
-    def __init__(self, frontend: Frontend, address: Address, limits: WireLimits | None = None) -> None:
+    def __init__(self, frontend: GrpcHandler, address: Address, limits: WireLimits | None = None) -> None:
         self._frontend = frontend
         self._address = address
         self._limits = limits or WireLimits()

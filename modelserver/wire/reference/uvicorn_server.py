@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from modelserver.core.tensor import Buffer
-from modelserver.protocol.exchange import Frontend, HttpExchange, HttpHead, ResponseWriter
+from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead, ResponseWriter
 from modelserver.protocol.response import HttpResponse, message_response
 from modelserver.wire.address import Address, peer_of
 from modelserver.wire.body import BodyCollector
@@ -39,7 +39,7 @@ _CLOSE = ("Connection", "close")
 class UvicornServer:
     """An HTTP listener for one frontend. Everything happens on the event loop that calls `start`."""
 
-    def __init__(self, frontend: Frontend, address: Address, limits: WireLimits | None = None) -> None:
+    def __init__(self, frontend: HttpHandler, address: Address, limits: WireLimits | None = None) -> None:
         self._address = address
         self._limits = limits or WireLimits()
         self._app = _App(frontend)
@@ -194,7 +194,7 @@ class _Connection(HttpToolsProtocol):
 class _App:
     """The ASGI application: waits for the body and for the frontend's answer, and writes it."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: HttpHandler) -> None:
         self.frontend = frontend
         self.is_retiring = False
 
@@ -240,7 +240,7 @@ class _Exchange(HttpExchange):
     def peer(self) -> str:
         return peer_of(self._connection.transport)
 
-    async def run(self, frontend: Frontend) -> None:
+    async def run(self, frontend: HttpHandler) -> None:
         """Let the frontend answer, and send what it says."""
         frontend.handle(self)
         self._connection.exchange = self

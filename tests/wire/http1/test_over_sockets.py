@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support.certificates import Authority
 from support.gate import until
-from support.http1_dialogue import Answer, Frontend, limits_of, path_back
+from support.http1_dialogue import Answer, DialogueHandler, limits_of, path_back
 from support.loops import on_both_loops
 
 from modelserver.protocol.exchange import HttpExchange
@@ -32,9 +32,9 @@ GET = b"GET /%d HTTP/1.1\r\nHost: test\r\n\r\n"
 @asynccontextmanager
 async def _dialogue(
     answer: Answer = path_back, limits: WireLimits | None = None, authority: Authority | None = None
-) -> AsyncIterator[tuple[Frontend, asyncio.StreamReader, asyncio.StreamWriter]]:
+) -> AsyncIterator[tuple[DialogueHandler, asyncio.StreamReader, asyncio.StreamWriter]]:
     """A port, over TLS where there is an `authority`, and a client."""
-    frontend = Frontend(answer)
+    frontend = DialogueHandler(answer)
     tls = client_tls = None
     if authority is not None:
         pair = authority.pair("server")

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from support.http1_dialogue import Dialogue, Frontend, path_back
+from support.http1_dialogue import Dialogue, DialogueHandler, path_back
 from support.http1_smuggling import REFUSED, SERVED, SMUGGLED
 from support.loops import on_both_loops
 
@@ -71,7 +71,7 @@ async def test_is_read_in_one_way(name: str) -> None:
 
 @on_both_loops
 async def test_over_a_socket() -> None:
-    frontend = Frontend(path_back)
+    frontend = DialogueHandler(path_back)
     server = NativeServer(Address("127.0.0.1", 0), http=frontend)
     await server.start()
     for name, (sent, status) in REFUSED.items():

@@ -16,7 +16,7 @@ import httpx
 from support.http2_frames import PREFACE, settings
 from support.loops import on_both_loops
 from support.memory_http2 import until
-from support.wire_frontends import GrpcHandlers, HttpHandlers
+from support.wire_frontends import GrpcExamples, HttpExamples
 
 from modelserver.telemetry.wire import Protocol, WireCounts
 from modelserver.wire.context import Outbox, WireContext
@@ -40,7 +40,7 @@ class Port:
 
     def __init__(self, limits: WireLimits | None) -> None:
         loop = asyncio.get_running_loop()
-        self.grpc, self.http = GrpcHandlers(), HttpHandlers()
+        self.grpc, self.http = GrpcExamples(), HttpExamples()
         self.context = WireContext(loop, self.http, self.grpc, limits or WireLimits(), WireCounts(), Outbox(loop))
         self.number = 0
 

@@ -20,8 +20,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.errors import UnavailableError
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.call import Method, RpcError, StreamCall, UnaryCall
-from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.grpc_status import Status
 from modelserver.protocol.response import HttpResponse
 from modelserver.wire.processes.link import WINDOW_PIECES
@@ -92,7 +91,7 @@ async def test_files_of_megabytes_reach_the_control_plane() -> None:
         assert control.asked == [("load", "new", parameters)]
 
 
-class Replier(HttpFrontend):
+class Replier(HttpHandler):
     """A frontend whose answers a test gives."""
 
     def __init__(self) -> None:

@@ -18,8 +18,7 @@ from modelserver.auth.access import Access, ApiGroup, Restriction
 from modelserver.errors import ServerError
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.call import Method, UnaryCall
-from modelserver.protocol.exchange import Frontend as HttpFrontend
-from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.grpc_status import Status
 from modelserver.protocol.kserve import INFER_PATH
 from modelserver.protocol.response import HttpResponse
@@ -29,7 +28,7 @@ PATH = "/v2/models/echo/infer"
 TEXT = json_body("INPUT", "FP32", [2], [1, 2])
 
 
-class Asked(HttpFrontend):
+class Asked(HttpHandler):
     """A frontend of either protocol that keeps what it is asked, and answers nothing by itself."""
 
     def __init__(self) -> None:
