@@ -25,7 +25,7 @@ from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.options.server_options import ServerOptions
 from modelserver.planes.data import DataPlane
-from modelserver.platform.tuning import keep_for_good
+from modelserver.platform.interpreter import keep_for_good
 
 _SLICE_S = 1.0
 

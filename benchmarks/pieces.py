@@ -28,13 +28,13 @@ from modelserver.frontends.http.codec import encode_infer
 from modelserver.frontends.http.decoder import InferDecoder
 from modelserver.frontends.http.templates import Known
 from modelserver.planes.data import DataPlane, ServerMetadata
-from modelserver.platform.tuning import keep_for_good
+from modelserver.platform.interpreter import keep_for_good
 from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse
 from modelserver.repository.options import RepositoryOptions
 from modelserver.repository.repository import ModelRepository
-from modelserver.telemetry.wire import WireCounts
+from modelserver.telemetry.wire_counts import WireCounts
 from modelserver.wire.context import Outbox, WireContext
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.limits import WireLimits

@@ -41,7 +41,7 @@ from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.statistics import ModelStatistics
-from modelserver.telemetry.wire import WireCounts
+from modelserver.telemetry.wire_counts import WireCounts
 from modelserver.wire.limits import WireLimits
 
 DOCS = Path(__file__).resolve().parent

@@ -17,7 +17,7 @@ from modelserver.protocol.call import GrpcHandler
 from modelserver.protocol.exchange import HttpHandler
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.telemetry.log_settings import LogControl
-from modelserver.telemetry.wire import WireCounts
+from modelserver.telemetry.wire_counts import WireCounts
 from modelserver.wire.address import Address
 from modelserver.wire.limits import Http2Limits, KeepaliveLimits, TimeLimits, WireLimits
 from modelserver.wire.native_server import NativeServer

@@ -23,10 +23,7 @@ from modelserver.app.server_calls import ServerCallsOfPlanes
 from modelserver.app.shutdown import StopSignals, StopStages, unless
 from modelserver.auth.api_keys import open_keys
 from modelserver.auth.caller_limits import NO_LIMITS
-from modelserver.cache.local import LocalStore
-from modelserver.cache.settings import CacheSettings, LocalSettings
-from modelserver.cache.store import AnswerStore
-from modelserver.errors import UnsupportedError
+from modelserver.cache.settings import open_store
 from modelserver.execution.host_policy import HostCores
 from modelserver.execution.shared_resources import GpuLimits, SharedResources
 from modelserver.frontends.http.kserve import EXTENSIONS
@@ -36,7 +33,7 @@ from modelserver.planes.control import ControlPlane
 from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.planes.quotas import Callers
 from modelserver.planes.shared_memory import SharedMemory
-from modelserver.platform.tuning import keep_for_good, shorten_switch_interval, tune_malloc
+from modelserver.platform.interpreter import keep_for_good, shorten_switch_interval, tune_malloc
 from modelserver.repository.options import repository_options
 from modelserver.repository.repository import ModelRepository
 from modelserver.repository.unsupported import unknown_backends
@@ -48,28 +45,9 @@ from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.model_families import MetricsOptions
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.tracer import Tracer
-from modelserver.telemetry.wire import FrontGauges, WireCounts
+from modelserver.telemetry.wire_counts import FrontGauges, WireCounts
 from modelserver.wire.address import authority
 from modelserver.wire.processes.server import FrontedPort
-
-
-def open_store(settings: CacheSettings | None) -> AnswerStore | None:
-    """The server's response store; None without settings.
-
-    Raises UnsupportedError for a cache whose library is not installed.
-    """
-    if settings is None:
-        return None
-    if isinstance(settings, LocalSettings):
-        return LocalStore(settings.max_bytes, ttl_s=settings.ttl_s)
-    try:
-        from modelserver.cache.redis_store import RedisStore  # its library is an extra
-    except ImportError as error:
-        raise UnsupportedError(
-            f"--cache-config=redis needs the extra 'redis': pip install 'modelserver[redis]' ({error})"
-        ) from error
-    return RedisStore(settings)
-
 
 logger = logging.getLogger(__name__)
 

@@ -58,7 +58,7 @@ from modelserver.errors import (
 from modelserver.platform.device_memory import DeviceMemory, Reservation, device_memory
 from modelserver.platform.diagnosis import Finding, FindingLevel
 from modelserver.platform.gpus import free_gpu_bytes, visible_gpus
-from modelserver.platform.tuning import give_back
+from modelserver.platform.interpreter import give_back
 from modelserver.telemetry.measurement import Measurement
 
 __all__ = [

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from modelserver.cli.inspection import Inspection, inspect_repositories
 from modelserver.cli.output import print_json, print_line
+from modelserver.cli.stored_models import StoredModel, read_repositories
 from modelserver.config.config_limits import parse_config_limits
 from modelserver.config.problem import Problem
 from modelserver.options.server_options import ServerOptions
@@ -53,8 +53,8 @@ def check(
         is_auto_complete_disabled=disable_auto_complete_config,
         limits=parse_config_limits(config_limits),
     )
-    found, ignored = inspect_repositories(repository, options, model_name=model_name)
-    is_valid = all(inspection.is_valid for inspection in found)
+    found, ignored = read_repositories(repository, options, model_name=model_name)
+    is_valid = all(stored.is_valid for stored in found)
     if as_json:
         print_json(_document(found, ignored, is_valid=is_valid))
     else:
@@ -62,37 +62,37 @@ def check(
     raise typer.Exit(0 if is_valid else 1)
 
 
-def _print(found: list[Inspection], ignored: tuple[IgnoredPath, ...]) -> None:
-    for inspection in found:
-        if inspection.definition is not None:
-            versions = ", ".join(str(version) for version in inspection.definition.versions)
-            print_line(f"ok    {inspection.name}: {_kind(inspection.definition)}, versions {versions}")
+def _print(found: list[StoredModel], ignored: tuple[IgnoredPath, ...]) -> None:
+    for stored in found:
+        if stored.definition is not None:
+            versions = ", ".join(str(version) for version in stored.definition.versions)
+            print_line(f"ok    {stored.name}: {_kind(stored.definition)}, versions {versions}")
         else:
-            print_line(f"WRONG {inspection.name}: {_count(len(inspection.problems), 'problem')}")
-        for problem in inspection.problems:
+            print_line(f"WRONG {stored.name}: {_count(len(stored.problems), 'problem')}")
+        for problem in stored.problems:
             print_line(f"      {problem}")
-        for warning in inspection.warnings:
+        for warning in stored.warnings:
             print_line(f"      warning: {warning}")
     for path in ignored:
         print_line(f"left out: {path.path}: {path.reason}")
-    num_wrong = sum(not inspection.is_valid for inspection in found)
+    num_wrong = sum(not stored.is_valid for stored in found)
     print_line(f"{_count(len(found), 'model')}, {num_wrong} wrong")
 
 
-def _document(found: list[Inspection], ignored: tuple[IgnoredPath, ...], *, is_valid: bool) -> dict[str, object]:
+def _document(found: list[StoredModel], ignored: tuple[IgnoredPath, ...], *, is_valid: bool) -> dict[str, object]:
     return {
         "valid": is_valid,
         "models": [
             {
-                "name": inspection.name,
-                "directory": str(inspection.directory),
-                "valid": inspection.is_valid,
-                "backend": inspection.definition.config.backend if inspection.definition else None,
-                "versions": list(inspection.definition.versions) if inspection.definition else [],
-                "problems": [_as_dict(problem) for problem in inspection.problems],
-                "warnings": [_as_dict(warning) for warning in inspection.warnings],
+                "name": stored.name,
+                "directory": str(stored.directory),
+                "valid": stored.is_valid,
+                "backend": stored.definition.config.backend if stored.definition else None,
+                "versions": list(stored.definition.versions) if stored.definition else [],
+                "problems": [_as_dict(problem) for problem in stored.problems],
+                "warnings": [_as_dict(warning) for warning in stored.warnings],
             }
-            for inspection in found
+            for stored in found
         ],
         "ignored": [{"path": str(path.path), "reason": path.reason} for path in ignored],
     }

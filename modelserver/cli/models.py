@@ -61,15 +61,15 @@ def show(
 ) -> None:
     """Show a model: its inputs and outputs, its completed config, and its statistics."""
     if model_repository:
-        from modelserver.cli.inspection import inspect_model
+        from modelserver.cli.stored_models import read_model
         from modelserver.config.message import config_to_json
         from modelserver.repository.options import DefinitionOptions
 
-        inspection = inspect_model(model_repository, model, DefinitionOptions())
-        if inspection.definition is None:
-            raise ConfigError("\n".join(str(problem) for problem in inspection.problems), inspection.problems)
-        config = config_to_json(inspection.definition.config)
-        document: dict[str, Any] = {"versions": [str(number) for number in inspection.definition.versions]}
+        stored = read_model(model_repository, model, DefinitionOptions())
+        if stored.definition is None:
+            raise ConfigError("\n".join(str(problem) for problem in stored.problems), stored.problems)
+        config = config_to_json(stored.definition.config)
+        document: dict[str, Any] = {"versions": [str(number) for number in stored.definition.versions]}
     else:
         client = ServerClient(url)
         document = client.model_metadata(model, model_version)
@@ -151,19 +151,19 @@ def version(url: Annotated[str, typer.Option(help="Also ask this server.")] = ""
 
 
 def _offline_rows(repositories: list[str]) -> list[dict[str, str]]:
-    from modelserver.cli.inspection import inspect_repositories
+    from modelserver.cli.stored_models import read_repositories
     from modelserver.repository.options import DefinitionOptions
 
-    found, _ = inspect_repositories(repositories, DefinitionOptions())
+    found, _ = read_repositories(repositories, DefinitionOptions())
     rows = []
-    for inspection in found:
-        if inspection.definition is None:
-            reason = "; ".join(str(problem) for problem in inspection.problems)
-            rows.append({"name": inspection.name, "version": "", "state": "INVALID", "reason": reason})
+    for stored in found:
+        if stored.definition is None:
+            reason = "; ".join(str(problem) for problem in stored.problems)
+            rows.append({"name": stored.name, "version": "", "state": "INVALID", "reason": reason})
             continue
         rows += [
-            {"name": inspection.name, "version": str(number), "state": "VALID", "reason": ""}
-            for number in inspection.definition.versions
+            {"name": stored.name, "version": str(number), "state": "VALID", "reason": ""}
+            for number in stored.definition.versions
         ]
     return rows
 

@@ -15,10 +15,11 @@ from modelserver.config.instance_rules import InlineExecution, inline_execution
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import ModelSignature
 from modelserver.core.clock import Clock
-from modelserver.execution.engine import Engine, PooledInstance, stop_instances
+from modelserver.execution.engine import Engine
 from modelserver.execution.inline import INLINE_BUDGET_NS, InlineGuard, decide_inline
 from modelserver.execution.instances import InstanceFactory, LoadedInstance, close_all
 from modelserver.execution.placement import InstancePlan, plan_instances, reuse
+from modelserver.execution.pooled_instances import PooledInstance, stop_instances
 from modelserver.execution.runner import Runner
 from modelserver.execution.shared_resources import ResourceClaims, SharedResources
 from modelserver.execution.worker_factory import WorkerFactory
@@ -124,7 +125,7 @@ class InstancePool(Engine):
     def close(self, timeout_s: float) -> bool:
         """Let the workers end and close their instances; False when one did not end in time. As `update`."""
         self._is_stopped = True
-        has_ended = stop_instances(self.members, timeout_s) and self.leavers.end(timeout_s)
+        has_ended = stop_instances(self.members, timeout_s) and self.draining.end(timeout_s)
         if has_ended:
             # Workers refer to their pool. Without this, memory and threads of a library would stay until the next
             # garbage collection.

@@ -21,11 +21,12 @@ from modelserver.core.clock import Clock, SystemClock
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import ResponseStream
 from modelserver.errors import UnavailableError
-from modelserver.execution.engine import Engine, EnsembleEngine, InstanceInfo
+from modelserver.execution.engine import Engine, EnsembleEngine
 from modelserver.execution.instance_pool import InstancePool
 from modelserver.execution.instances import InstanceFactory, guard
 from modelserver.execution.labels import Labels, composed_labels, read_labels
 from modelserver.execution.placement import plan_instances
+from modelserver.execution.pooled_instances import InstanceInfo
 from modelserver.execution.process.hosted_backend import make_backend
 from modelserver.execution.response_cache import ResponseCache, make_generation
 from modelserver.execution.shared_resources import SharedResources
@@ -321,7 +322,7 @@ class Model:
             num_added, removed = engine.update(config)
             # What an ensemble may answer depends on its models too.
             self.config = replace(config, model_transaction_policy=self.config.model_transaction_policy)
-            engine.leavers.stop(removed, CLOSE_TIMEOUT_S)
+            engine.draining.stop(removed, CLOSE_TIMEOUT_S)
         logger.info(
             "model '%s' version %d: %d instances added, %d removed", self.name, self.version, num_added, len(removed)
         )

@@ -15,7 +15,8 @@ from modelserver.backend.discovery import find_source, import_source
 from modelserver.config.schema import RepositoryAgent as AgentConfig
 from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError, ServerError
 from modelserver.repoagent import AgentContext, RepositoryAgent
-from modelserver.repository.load_request import Holding, contained_path
+from modelserver.repository.held_resource import HeldResource
+from modelserver.repository.load_request import contained_path
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -67,7 +68,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _BUNDLED = {"checksum": ChecksumAgent}
 
 
-class AgentRun(Holding):
+class AgentRun(HeldResource):
     """The agents of one load, and the directory that they produce, held as long as something reads it."""
 
     def __init__(

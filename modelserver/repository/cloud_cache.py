@@ -24,7 +24,7 @@ import msgspec
 
 from modelserver.errors import InternalError, InvalidArgumentError
 from modelserver.repository.cloud_store import Listing, RemoteFile
-from modelserver.repository.load_request import Holding
+from modelserver.repository.held_resource import HeldResource
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _LEFTOVER_AGE_S = 86_400.0
 Fetch = Callable[[str, RemoteFile, Path], None]
 
 
-class CloudTree(Holding):
+class CloudTree(HeldResource):
     """One state of a model on disk. It is not evicted while it is held."""
 
     def __init__(self, path: Path, on_free: Callable[[Path], None]) -> None:

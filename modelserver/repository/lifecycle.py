@@ -189,7 +189,7 @@ class ModelLifecycle:
             self._reload = None
             self._is_wanted = not self._is_stopped
             self._serving.publish()  # from now on, a model that failed to load is known
-            if source is not None and source.holdings:
+            if source is not None and source.held:
                 self._context.close_pool.submit(source.release)
         self._states.forget_failures(request.version)
         self.is_as_stored = request.version is None and (request.is_plain or bool(request.persists))

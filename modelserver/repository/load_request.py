@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-import abc
 import shutil
 import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from modelserver.errors import InvalidArgumentError
-
-
-class Holding(abc.ABC):
-    """A reference-counted resource on disk that the loaded versions of a model need.
-
-    The creator holds it once. `acquire` and `release` may be called from any thread.
-    """
-
-    def __init__(self) -> None:
-        self._num_holders = 1
-        self._holders_lock = threading.Lock()  # guards _num_holders
-
-    def acquire(self) -> None:
-        """Hold it once more."""
-        with self._holders_lock:
-            assert self._num_holders > 0, "a holding is acquired before its last release"
-            self._num_holders += 1
-
-    def release(self) -> None:
-        """Release one hold; the last release frees the resource. Blocking."""
-        with self._holders_lock:
-            self._num_holders -= 1
-            is_last = self._num_holders == 0
-        if is_last:
-            self._free()
-
-    @abc.abstractmethod
-    def _free(self) -> None:
-        """Free the resource after the last release. Never raises."""
-
+from modelserver.repository.held_resource import HeldResource
 
 # Limits of file systems for a name, and for a path below a directory that the server chooses.
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 2048
 
 
-class ReplacementDirectory(Holding):
+class ReplacementDirectory(HeldResource):
     """The directory of a model whose files came with the load request, removed when its last version is closed."""
 
     def __init__(self, model_name: str, files: Mapping[str, bytes | Path]) -> None:

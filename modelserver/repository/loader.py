@@ -22,8 +22,9 @@ from modelserver.errors import InternalError, NotFoundError, ServerError, Unavai
 from modelserver.repository.agents import AgentRun
 from modelserver.repository.cloud_cache import CloudTree
 from modelserver.repository.definition import ModelDefinition, check_has_version, read_agents, read_definition
+from modelserver.repository.held_resource import HeldResource
 from modelserver.repository.layout import INCOMPLETE_MARKER, ModelLayout, fingerprint_model, scan_model
-from modelserver.repository.load_request import Holding, LoadRequest, ReplacementDirectory
+from modelserver.repository.load_request import LoadRequest, ReplacementDirectory
 from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.override_store import OverrideStore
 from modelserver.repository.plan import LoadedVersion
@@ -87,14 +88,14 @@ class LoadSource:
     """
 
     definition: ModelDefinition
-    holdings: tuple[Holding, ...] = ()
+    held: tuple[HeldResource, ...] = ()
     request: LoadRequest = field(default_factory=LoadRequest)
     changes: tuple[str, ...] = ()
     is_wanted: Callable[[], bool] = always
 
     def release(self) -> None:
         """Release everything that the source holds, in reverse order. Blocking."""
-        _release(self.holdings)
+        _release(self.held)
 
 
 class ModelLoader:
@@ -199,7 +200,7 @@ class ModelLoader:
         except ServerError as error:
             logger.error("%s failed: %s", what, error.message)
         finally:
-            _release(loaded.holdings)
+            _release(loaded.held)
 
     def abandon(self) -> tuple[LoadedVersion, ...]:
         """From now on close every model as soon as it is loaded; returns the models that are still open."""
@@ -272,14 +273,14 @@ class ModelLoader:
             raise
         return self._define(layout, request, (replacement,))
 
-    def _define(self, layout: ModelLayout, request: LoadRequest, holdings: tuple[Holding, ...]) -> LoadSource:
+    def _define(self, layout: ModelLayout, request: LoadRequest, held: tuple[HeldResource, ...]) -> LoadSource:
         """Run the model's agents, and read the directory that they produce. On failure nothing is held."""
         options, config_json = self._options, request.config_json
         try:
             agents = read_agents(layout, config_json=config_json)
             if agents:
                 run = AgentRun(layout.name, layout.directory, agents, options.agent_directory)
-                holdings = (*holdings, run)
+                held = (*held, run)
                 layout = self._left_by(run, layout)
             definition = read_definition(
                 layout,
@@ -290,9 +291,9 @@ class ModelLoader:
                 is_uploaded=bool(request.files),
             )
         except BaseException:
-            _release(holdings)
+            _release(held)
             raise
-        return LoadSource(definition, holdings)
+        return LoadSource(definition, held)
 
     def _left_by(self, run: AgentRun, layout: ModelLayout) -> ModelLayout:
         if run.directory == layout.directory:
@@ -308,12 +309,12 @@ class ModelLoader:
                 definition.name,
                 list(definition.missing_versions),
             )
-        loaded = LoadedVersion(self._load_with_retries(source, version), definition, source.holdings)
+        loaded = LoadedVersion(self._load_with_retries(source, version), definition, source.held)
         with self._lock:
             self._open.add(loaded)
             is_abandoned = self._is_abandoned
-        for holding in source.holdings:
-            holding.acquire()
+        for resource in source.held:
+            resource.acquire()
         try:
             if is_abandoned:
                 raise UnavailableError("the server is shutting down")
@@ -343,9 +344,9 @@ class ModelLoader:
         return self._load_model(definition.backend_class, context)
 
 
-def _release(holdings: Sequence[Holding]) -> None:
-    for holding in reversed(holdings):
-        holding.release()
+def _release(held: Sequence[HeldResource]) -> None:
+    for resource in reversed(held):
+        resource.release()
 
 
 def _check_unchanged(definition: ModelDefinition, version: int) -> None:

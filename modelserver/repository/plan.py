@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from modelserver.config.schema import ModelDynamicBatching
 from modelserver.repository.definition import ModelDefinition
 from modelserver.repository.fingerprint import FileStamp, TreeFingerprint
+from modelserver.repository.held_resource import HeldResource
 from modelserver.repository.layout import CONFIG_FILENAME, CONFIGS_DIRECTORY
-from modelserver.repository.load_request import Holding
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
@@ -26,7 +26,7 @@ class LoadedVersion:
 
     model: Model
     definition: ModelDefinition
-    holdings: tuple[Holding, ...] = ()
+    held: tuple[HeldResource, ...] = ()
     leaving: str = ""
 
     @property

@@ -152,7 +152,7 @@ class Reload:
             raise
         finally:
             self.is_vacated = False
-            self._release_holdings(vacated.values())
+            self._release_held(vacated.values())
         if self.is_stopped():
             for loaded in fresh.values():
                 serving.retirement.retire(loaded)
@@ -232,8 +232,8 @@ class Reload:
         """Unload replaced versions, and wait until they are closed. Their resources on disk stay held."""
         vacated = {version: self.serving.loaded[version] for version in versions}
         for loaded in vacated.values():
-            for holding in loaded.holdings:
-                holding.acquire()
+            for resource in loaded.held:
+                resource.acquire()
         self.is_vacated = True
         self.serving.remove(vacated)
         await self.serving.retirement.wait()
@@ -244,7 +244,7 @@ class Reload:
         for version, loaded in vacated.items():
             if not self.source.is_wanted():
                 return
-            old = LoadSource(loaded.definition, loaded.holdings)
+            old = LoadSource(loaded.definition, loaded.held)
             try:
                 self.serving.loaded[version] = await self.context.in_load_pool(self.context.loader.load, old, version)
             except ServerError as error:
@@ -252,7 +252,7 @@ class Reload:
             else:
                 logger.info("model '%s' version %d is back", self.name, version)
 
-    def _release_holdings(self, versions: Iterable[LoadedVersion]) -> None:
+    def _release_held(self, versions: Iterable[LoadedVersion]) -> None:
         for loaded in versions:
-            for holding in loaded.holdings:
-                self.context.close_pool.submit(holding.release)
+            for resource in loaded.held:
+                self.context.close_pool.submit(resource.release)

@@ -31,7 +31,7 @@ from modelserver.telemetry.measurement import measured_families, with_queue
 from modelserver.telemetry.model_families import MeasuredModel, MetricsOptions, ModelFamilies
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
-from modelserver.telemetry.wire import FrontGauges, WireCounts, front_families, wire_families
+from modelserver.telemetry.wire_counts import FrontGauges, WireCounts, front_families, wire_families
 
 
 def cache_families(counts: StoreCounts, models: Iterable[tuple[Mapping[str, str], StatisticsSnapshot]]) -> list[Metric]:

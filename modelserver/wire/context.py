@@ -12,7 +12,7 @@ from typing import Protocol
 
 from modelserver.protocol.call import GrpcHandler
 from modelserver.protocol.exchange import HttpHandler
-from modelserver.telemetry.wire import WireCounts
+from modelserver.telemetry.wire_counts import WireCounts
 from modelserver.wire.assembly import AssemblyBudget
 from modelserver.wire.busy_poll import BusyPoll
 from modelserver.wire.http2.deadlines import DeadlineWheel

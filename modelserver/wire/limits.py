@@ -1,7 +1,7 @@
 """Limits of a connection: every size, count and time that bounds a peer of our own wire.
 
 A limit that is reached ends the request or the connection with the reason, and counts in the metrics
-(`telemetry.wire`). Defaults are those of widely used servers, where they agree.
+(`telemetry.wire_counts`). Defaults are those of widely used servers, where they agree.
 """
 
 from __future__ import annotations

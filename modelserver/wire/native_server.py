@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from modelserver.protocol.call import GrpcHandler
 from modelserver.protocol.exchange import HttpHandler
-from modelserver.telemetry.wire import WireCounts
+from modelserver.telemetry.wire_counts import WireCounts
 from modelserver.wire.acceptor import Acceptor
 from modelserver.wire.address import Address, authority
 from modelserver.wire.http1.connection import Http1Connection

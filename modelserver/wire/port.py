@@ -13,11 +13,11 @@ import socket
 
 from modelserver.core.large_buffers import LARGE_BUFFERS
 from modelserver.core.long_work import long_work
-from modelserver.platform.tuning import give_back
+from modelserver.platform.interpreter import give_back
 from modelserver.protocol.call import GrpcHandler
 from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.response import message_response
-from modelserver.telemetry.wire import Violation, WireCounts
+from modelserver.telemetry.wire_counts import Violation, WireCounts
 from modelserver.wire.context import Connection, Outbox, WireContext
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.protocol_detector import Entrance, MakeConnection, ProtocolDetector

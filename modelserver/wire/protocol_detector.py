@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from modelserver.telemetry.wire import Protocol, Violation
-from modelserver.telemetry.wire import Protocol as Spoken
+from modelserver.telemetry.wire_counts import Protocol, Violation
+from modelserver.telemetry.wire_counts import Protocol as Spoken
 from modelserver.wire.context import FIRST_WORDS_S, WireContext
 
 if TYPE_CHECKING:

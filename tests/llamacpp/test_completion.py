@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.event_streams import events_of
+from support.events import events_of
 from support.mock_llm import say
 
 

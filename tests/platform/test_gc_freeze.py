@@ -9,7 +9,7 @@ import sys
 # are left at the end.
 PROGRAM = """
 import collections, gc, weakref
-from modelserver.platform.tuning import keep_for_good
+from modelserver.platform.interpreter import keep_for_good
 
 class Circle:
     def __init__(self):

@@ -109,7 +109,7 @@ async def test_a_reload_fetches_and_loads_what_has_changed(cloud: Cloud) -> None
 async def test_what_serves_keeps_its_copy_whatever_the_bound(cloud: Cloud) -> None:
     cloud.bucket.write_model("m", versions=(1, 2), extra=ALL)
     async with cloud.open(load_models=("m",), cloud_cache_bytes=1) as repository:
-        old = repository._lifecycles["m"].loaded[1].holdings[0].path
+        old = repository._lifecycles["m"].loaded[1].held[0].path
         for number in range(3):
             cloud.bucket.write("m/2/weights", f"weights {number}")
             await repository.load("m")

@@ -1,4 +1,4 @@
-"""A client of server-sent events, which reads no faster than it is told."""
+"""Server-sent events: a client that reads no faster than it is told, and the events of a whole answer."""
 
 from __future__ import annotations
 
@@ -56,3 +56,9 @@ def events(server: RunningServer, path: str, document: object, headers: dict[str
     with EventCall(server, path, document, headers) as call:
         assert call.media_type.startswith("text/event-stream"), call.document()
         return list(call)
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The documents of a stream, without its end mark."""
+    lines = [line.removeprefix("data:").strip() for line in text.splitlines() if line.startswith("data:")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]

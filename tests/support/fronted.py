@@ -15,7 +15,7 @@ from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 from support.wires import HOST, LOOPS, PATIENCE_S, running_loop
 
 from modelserver.app.frontends import grpc_frontend, http_frontend
-from modelserver.telemetry.wire import FrontGauges, WireCounts
+from modelserver.telemetry.wire_counts import FrontGauges, WireCounts
 from modelserver.wire.address import Address
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.native_server import NativeServer

@@ -12,7 +12,7 @@ from support.echo import EchoControlPlane, EchoModel, echo_dataplane
 
 from modelserver.app.frontends import grpc_frontend, http_frontend
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
-from modelserver.telemetry.wire import WireCounts
+from modelserver.telemetry.wire_counts import WireCounts
 from modelserver.wire.processes.front_frontends import Core
 from modelserver.wire.processes.session import FrontSession
 from modelserver.wire.processes.setup import CorePlanes, FrontCalls, FrontSockets

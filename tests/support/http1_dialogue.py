@@ -12,7 +12,7 @@ from support.memory_transport import MemoryTransport, receive
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.response import HttpResponse
-from modelserver.telemetry.wire import Protocol, Violation, WireCounts
+from modelserver.telemetry.wire_counts import Protocol, Violation, WireCounts
 from modelserver.wire.context import Outbox, WireContext
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.limits import TimeLimits, WireLimits

@@ -24,7 +24,7 @@ from support.raw_http2 import Answer, call_fields, get_fields, prefixed
 from support.wire_frontends import GrpcExamples, HttpExamples
 
 from modelserver.protocol.call import Method
-from modelserver.telemetry.wire import Violation, WireCounts
+from modelserver.telemetry.wire_counts import Violation, WireCounts
 from modelserver.wire.context import Outbox, WireContext
 from modelserver.wire.http2.connection import Http2Connection
 from modelserver.wire.limits import WireLimits

@@ -14,7 +14,7 @@ from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.call import Method, StreamCall, UnaryCall
 from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.response import HttpResponse
-from modelserver.telemetry.wire import WireCounts
+from modelserver.telemetry.wire_counts import WireCounts
 from modelserver.wire.context import Outbox, WireContext
 from modelserver.wire.limits import WireLimits
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import uvloop
 from support.wire_frontends import GrpcExamples, HttpExamples
 
-from modelserver.telemetry.wire import Protocol, WireCounts
+from modelserver.telemetry.wire_counts import Protocol, WireCounts
 from modelserver.wire.address import Address
 from modelserver.wire.context import WireContext
 from modelserver.wire.limits import WireLimits

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import ValidationError as HubValidationError
-from support.event_streams import events_of
+from support.events import events_of
 from support.keys import KeyFile
 from support.layouts import ADDRESS, free_port
 from support.mock_llm import say, write_mock_llm

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from huggingface_hub import InferenceClient
-from support.event_streams import events_of
+from support.events import events_of
 from support.mock_llm import say
 from text_generation import AsyncClient, Client
 from text_generation.errors import ValidationError

@@ -22,7 +22,7 @@ from modelserver.errors import UnavailableError
 from modelserver.protocol.call import Method, StreamCall, UnaryCall
 from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.response import HttpResponse
-from modelserver.telemetry.wire import Protocol, WireCounts
+from modelserver.telemetry.wire_counts import Protocol, WireCounts
 from modelserver.wire import port as port_module
 from modelserver.wire.address import Address
 from modelserver.wire.limits import TimeLimits, WireLimits

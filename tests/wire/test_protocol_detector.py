@@ -17,7 +17,7 @@ import pytest
 from support.certificates import Authority
 from support.loops import on_both_loops
 
-from modelserver.telemetry.wire import Protocol, Violation, WireCounts
+from modelserver.telemetry.wire_counts import Protocol, Violation, WireCounts
 from modelserver.wire.acceptor import Acceptor
 from modelserver.wire.address import Address
 from modelserver.wire.context import WireContext

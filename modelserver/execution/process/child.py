@@ -48,7 +48,7 @@ from modelserver.execution.process.packing import Payload, response_record
 from modelserver.execution.process.server_connection import ServerConnection
 from modelserver.execution.process.shared_buffer import ByteView, SharedBuffer
 from modelserver.execution.process.step_host import StepHost
-from modelserver.platform.tuning import shorten_switch_interval
+from modelserver.platform.interpreter import shorten_switch_interval
 
 
 class ProcessMain(abc.ABC):

@@ -11,8 +11,8 @@ import psutil
 from modelserver.telemetry.host import HostGauges, process_memory
 
 if TYPE_CHECKING:
-    from modelserver.execution.engine import InstanceInfo
     from modelserver.execution.model import Model
+    from modelserver.execution.pooled_instances import InstanceInfo
     from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
     from modelserver.telemetry.statistics_snapshot import DurationStat, StatisticsSnapshot
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.response import HttpResponse, message_response
-from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.telemetry.wire_counts import Protocol, Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.assembly import owner_of
 from modelserver.wire.context import DISMISSAL, FIRST_WORDS_S, WireContext, cut

@@ -16,7 +16,7 @@ import httptools
 
 from modelserver.core.numerals import is_digits
 from modelserver.protocol.exchange import HttpHead
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.limits import HeadLimits, WireLimits
 
 END_OF_HEAD = b"\r\n\r\n"

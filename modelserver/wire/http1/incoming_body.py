@@ -6,7 +6,7 @@ import enum
 import re
 
 from modelserver.core.tensor import Buffer
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.assembly import AssemblyBudget
 from modelserver.wire.body import BodyCollector
 from modelserver.wire.http1.head import RefusedError, RequestHead

@@ -13,7 +13,7 @@ from typing import Any
 from modelserver.errors import PayloadTooLargeError, ServerError
 from modelserver.protocol.exchange import HttpExchange, HttpHandler, ResponseWriter
 from modelserver.protocol.response import HttpResponse, message_response
-from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.telemetry.wire_counts import Protocol, Violation
 from modelserver.wire.assembly import owner_of
 from modelserver.wire.body import MIN_DIRECT_BYTES
 from modelserver.wire.busy_poll import HTTP1_WOKEN_NS, ReceiveSoon

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2.frame import too_much
 from modelserver.wire.limits import KeepaliveLimits, WireLimits
 

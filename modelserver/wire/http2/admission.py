@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from modelserver.core.recognition import Memory
 from modelserver.protocol.grpc_status import Status
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.assembly import owner_of
 from modelserver.wire.http2.abuse_limits import Closed

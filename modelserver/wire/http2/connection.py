@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from modelserver.auth.access import Admitted
-from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.telemetry.wire_counts import Protocol, Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.assembly import owner_of
 from modelserver.wire.busy_poll import GRPC_WOKEN_NS

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from modelserver.core.tensor import Buffer
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2 import settings
 from modelserver.wire.http2.frame import (
     ACK,

@@ -7,7 +7,7 @@ import struct
 from typing import Any, Final
 
 from modelserver.core import accelerator
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2.message import PREFIX_BYTES, unpack_prefix
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from modelserver.protocol.call import RpcError
 from modelserver.protocol.grpc_status import PUSHBACK, Status
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2.frame import END_STREAM
 from modelserver.wire.http2.grpc_compression import ACCEPT_ENCODING
 from modelserver.wire.http2.hpack import literal

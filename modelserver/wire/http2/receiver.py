@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2.abuse_limits import Closed
 from modelserver.wire.http2.admission import Admission
 from modelserver.wire.http2.control import OpenBlock, part_of_block

@@ -11,7 +11,7 @@ from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.response import ErrorWriter, HttpResponse
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.assembly import owner_of
 from modelserver.wire.body import MIN_DIRECT_BYTES, BodyCollector

@@ -10,7 +10,7 @@ from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import CheckHead, RpcError
 from modelserver.protocol.grpc_status import Status
 from modelserver.protocol.response import PLAIN_ERRORS, ErrorWriter, HttpResponse
-from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.telemetry.wire_counts import Protocol, Violation
 from modelserver.wire.context import WireContext
 from modelserver.wire.http2.grpc_call import CompressingCall, GrpcCall
 from modelserver.wire.http2.grpc_compression import choose_encoding

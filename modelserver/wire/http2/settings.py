@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2.frame import (
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW_BYTES,

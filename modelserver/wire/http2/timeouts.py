@@ -6,7 +6,7 @@ import math
 import random
 from typing import TYPE_CHECKING, Final
 
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.context import cut
 from modelserver.wire.http2.abuse_limits import Keepalive, Pulse
 from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, ping, too_much

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from modelserver.telemetry.wire import Protocol, Violation, WireCounts
+from modelserver.telemetry.wire_counts import Protocol, Violation, WireCounts
 from modelserver.wire.processes.messages import PortCounts
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 from modelserver.app.logs import set_own_level
 from modelserver.execution.process.child import ProcessMain
 from modelserver.execution.process.child_log import ChildLogHandler
-from modelserver.platform.tuning import keep_for_good, shorten_switch_interval, tune_malloc
-from modelserver.telemetry.wire import WireCounts
+from modelserver.platform.interpreter import keep_for_good, shorten_switch_interval, tune_malloc
+from modelserver.telemetry.wire_counts import WireCounts
 from modelserver.wire.acceptor import AcceptedSocket
 from modelserver.wire.http1.connection import Http1Connection
 from modelserver.wire.http2.connection import Http2Connection

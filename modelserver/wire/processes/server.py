@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
-from modelserver.telemetry.wire import FrontGauges, WireCounts
+from modelserver.telemetry.wire_counts import FrontGauges, WireCounts
 from modelserver.wire.acceptor import Acceptor
 from modelserver.wire.address import Address, authority
 from modelserver.wire.limits import WireLimits

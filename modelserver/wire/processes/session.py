@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from modelserver.telemetry.wire import WireCounts
+from modelserver.telemetry.wire_counts import WireCounts
 from modelserver.wire.processes.core_inference import RemoteRequests
 from modelserver.wire.processes.counts import CountsShare
 from modelserver.wire.processes.exchanges import ForwardedExchanges

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.event_streams import events_of
+from support.events import events_of
 from support.layouts import free_port
 from support.llm_models import write_llm
 from support.serving import running_server

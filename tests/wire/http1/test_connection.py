@@ -12,7 +12,7 @@ from support.http1_dialogue import Dialogue, later, limits_of, path_back
 
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.response import HttpResponse
-from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.telemetry.wire_counts import Protocol, Violation
 from modelserver.wire.body import MAX_RECEIVED_BYTES, BodyCollector
 from modelserver.wire.limits import KeepaliveLimits
 

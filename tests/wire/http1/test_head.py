@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http1.head import RefusedError, RequestHead, check_beginning, json_length, read_head
 from modelserver.wire.limits import HeadLimits, WireLimits
 

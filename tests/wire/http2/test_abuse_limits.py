@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2.abuse_limits import AbuseLimits
 from modelserver.wire.http2.frame import ConnectionFault, ErrorCode
 from modelserver.wire.limits import Http2Limits, WireLimits

@@ -8,7 +8,7 @@ from support.http2_frames import ErrorCode, FrameType, continuation, data, heade
 from support.memory_http2 import MemoryPeer
 from support.raw_http2 import call_fields, prefixed
 
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2.receiver import Receiver
 from modelserver.wire.limits import HeadLimits, Http2Limits, WireLimits
 

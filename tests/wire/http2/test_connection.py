@@ -18,7 +18,7 @@ from support.loops import on_both_loops
 from support.memory_http2 import until
 from support.wire_frontends import GrpcExamples, HttpExamples
 
-from modelserver.telemetry.wire import Protocol, WireCounts
+from modelserver.telemetry.wire_counts import Protocol, WireCounts
 from modelserver.wire.context import Outbox, WireContext
 from modelserver.wire.http2.connection import Http2Connection
 from modelserver.wire.limits import KeepaliveLimits, WireLimits

@@ -23,7 +23,7 @@ from support.http2_frames import (
 from support.memory_http2 import MemoryPeer
 from support.raw_http2 import call_fields
 
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.limits import Http2Limits, WireLimits
 
 CALM = ErrorCode.ENHANCE_YOUR_CALM

@@ -6,7 +6,7 @@ import pytest
 from hyperframe.frame import Frame as OracleFrame
 from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
 
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2 import frame as frames
 from modelserver.wire.http2.frame import ConnectionFault, ErrorCode
 

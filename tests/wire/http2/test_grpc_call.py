@@ -14,7 +14,7 @@ from support.memory_http2 import MemoryPeer, until
 from support.raw_http2 import call_fields, prefixed
 
 from modelserver.protocol.call import Method, UnaryCall
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2.grpc_call import GrpcCall
 from modelserver.wire.limits import WireLimits
 

@@ -31,7 +31,7 @@ from support.memory_transport import exchange, receive
 from support.raw_http2 import call_fields, get_fields, prefixed
 from support.twins import TWINS, using
 
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.body import MAX_RECEIVED_BYTES
 from modelserver.wire.http2.connection import Http2Connection
 from modelserver.wire.http2.receiver import MAX_FRAMES_PER_TURN

@@ -13,7 +13,7 @@ from support.raw_http2 import get_fields
 
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.response import HttpResponse
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.limits import Http2Limits, WireLimits
 
 MIB = 1 << 20

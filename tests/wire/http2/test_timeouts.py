@@ -8,7 +8,7 @@ from support.memory_http2 import MemoryPeer, until
 from support.memory_transport import receive
 from support.raw_http2 import call_fields, get_fields, prefixed
 
-from modelserver.telemetry.wire import Violation
+from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.limits import KeepaliveLimits, TimeLimits, WireLimits
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from modelserver.telemetry.wire import Protocol, Violation, WireCounts
+from modelserver.telemetry.wire_counts import Protocol, Violation, WireCounts
 from modelserver.wire.processes.counts import CountsReader, CountsShare
 from modelserver.wire.processes.messages import PortCounts
 

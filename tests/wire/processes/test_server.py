@@ -26,7 +26,7 @@ from support.wires import HOST
 
 from modelserver.errors import InternalError, InvalidArgumentError, UnavailableError
 from modelserver.execution.process.recipe import RestartOptions
-from modelserver.telemetry.wire import Protocol, Violation
+from modelserver.telemetry.wire_counts import Protocol, Violation
 from modelserver.wire.address import Address
 from modelserver.wire.limits import TimeLimits, WireLimits
 from modelserver.wire.processes.front_process import FrontOptions

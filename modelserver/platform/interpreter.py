@@ -1,8 +1,4 @@
-"""Tells glibc's allocator to keep large buffers, and when to give them back.
-
-By default it returns each freed buffer above its threshold to the kernel, and the next request page-faults it in
-again: several times the cost of copying a 1 MiB tensor. Memory of an unloaded model is different: no request needs
-it again, and it stays behind in the separate heap of each thread that loads models."""
+"""Settings of this process: glibc's allocator, the garbage collector, and the interpreter's switch interval."""
 
 from __future__ import annotations
 
@@ -41,7 +37,11 @@ def _c_library() -> ctypes.CDLL:
 
 
 def tune_malloc() -> bool:
-    """Raise the thresholds for this process; False where the C library has no mallopt (macOS, musl)."""
+    """Let glibc's allocator keep large buffers; False where the C library has no mallopt (macOS, musl).
+
+    By default it returns each freed buffer above its threshold to the kernel, and the next request page-faults it in
+    again: several times the cost of copying a 1 MiB tensor.
+    """
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -58,8 +58,9 @@ def tune_malloc() -> bool:
 def give_back(min_bytes: int = _MUCH_BYTES) -> bool:
     """Return free memory to the system if it is at least `min_bytes`; True if some was returned.
 
-    A heap is blocked while it is scanned, which takes milliseconds for 100 MiB. From any thread; False where the C
-    library is not glibc.
+    No request needs the memory of an unloaded model again, and it stays behind in the separate heap of each thread that
+    loads models. A heap is blocked while it is scanned, which takes milliseconds for 100 MiB. From any thread; False
+    where the C library is not glibc.
     """
     library = _c_library()
     try:

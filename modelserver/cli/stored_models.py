@@ -20,7 +20,7 @@ from modelserver.repository.roots import RepositoryScan, open_roots, scan_roots
 
 
 @dataclass(frozen=True, slots=True)
-class Inspection:
+class StoredModel:
     """One model as its files define it, or the problems in them: one of `definition` and `problems` is empty."""
 
     name: str
@@ -37,33 +37,33 @@ class Inspection:
         return self.definition.warnings if self.definition is not None else ()
 
 
-def inspect_repositories(
+def read_repositories(
     repositories: Sequence[str], options: DefinitionOptions, *, model_name: str = ""
-) -> tuple[list[Inspection], tuple[IgnoredPath, ...]]:
+) -> tuple[list[StoredModel], tuple[IgnoredPath, ...]]:
     """Every model of the repositories, and the other entries that are not models.
 
     A repository is a directory, or an address in an object store. Raises NotFoundError if a path is not a directory,
     and UnavailableError if a store cannot be reached.
     """
     scan = _scan(repositories, options, model_name)
-    inspector = _Inspector(scan, options)
-    found = [inspector.inspect(layout) for layout in scan.models.values()]
+    reader = _Reader(scan, options)
+    found = [reader.read(layout) for layout in scan.models.values()]
     for name, directories in scan.duplicates.items():
         listed = ", ".join(str(directory) for directory in directories)
         problem = Problem(
             str(directories[0]), None, None, "", f"model '{name}' is in several repositories: {listed}", "keep one"
         )
-        found.append(Inspection(name, directories[0], problems=(problem,)))
-    return sorted(found, key=lambda inspection: inspection.name), scan.ignored
+        found.append(StoredModel(name, directories[0], problems=(problem,)))
+    return sorted(found, key=lambda model: model.name), scan.ignored
 
 
-def inspect_model(repositories: Sequence[str], name: str, options: DefinitionOptions) -> Inspection:
+def read_model(repositories: Sequence[str], name: str, options: DefinitionOptions) -> StoredModel:
     """One model of the repositories. Raises NotFoundError, with the nearest name, if it is in none."""
     scan = _scan(repositories, options, "")
     if name not in scan.models:
         places = ", ".join(repositories)
         raise NotFoundError(f"no model '{name}' in {places}{nearest_hint(name, scan.names)}")
-    return _Inspector(scan, options).inspect(scan.models[name])
+    return _Reader(scan, options).read(scan.models[name])
 
 
 def _scan(repositories: Sequence[str], options: DefinitionOptions, model_name: str) -> RepositoryScan:
@@ -75,19 +75,19 @@ def _scan(repositories: Sequence[str], options: DefinitionOptions, model_name: s
     return scan_roots(roots, config_name=options.config_name, find_backend=backend_for_model_files)
 
 
-class _Inspector:
-    """Inspects each model once; the models of an ensemble before the ensemble."""
+class _Reader:
+    """Reads each model once; the models of an ensemble before the ensemble."""
 
     def __init__(self, scan: RepositoryScan, options: DefinitionOptions) -> None:
         self._layouts = {layout.name: layout for layout in scan.models.values()}
         self._options = replace(options, gpu_ids=gpu_ids())  # as the server does
-        self._found: dict[str, Inspection] = {}
+        self._found: dict[str, StoredModel] = {}
         self._path: list[str] = []
 
-    def inspect(self, layout: ModelLayout) -> Inspection:
+    def read(self, layout: ModelLayout) -> StoredModel:
         if layout.name not in self._found:
             self._path.append(layout.name)
-            self._found[layout.name] = _inspect(layout, self._options, self._find_config)
+            self._found[layout.name] = _read(layout, self._options, self._find_config)
             self._path.pop()
         return self._found[layout.name]
 
@@ -98,7 +98,7 @@ class _Inspector:
             return f"there is no model '{name}'{nearest_hint(name, sorted(self._layouts))}"
         if name in self._path:
             return f"ensembles contain each other: {' -> '.join((*self._path[self._path.index(name) :], name))}"
-        definition = self.inspect(self._layouts[name]).definition
+        definition = self.read(self._layouts[name]).definition
         if definition is None:
             return f"model '{name}' has problems of its own"
         if step.model_version > 0 and step.model_version not in definition.versions:
@@ -114,35 +114,35 @@ def _steps(config: ModelConfig) -> tuple[EnsembleStep, ...]:
     return config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
 
 
-def _inspect(layout: ModelLayout, options: DefinitionOptions, find_config: FindConfig) -> Inspection:
+def _read(layout: ModelLayout, options: DefinitionOptions, find_config: FindConfig) -> StoredModel:
     try:
         if layout.remote is not None:
-            return _inspect_remote(layout, layout.remote, options, find_config)
+            return _read_remote(layout, layout.remote, options, find_config)
         definition = read_definition(layout, options, find_config=find_config)
         source, locations = definition.config_source, definition.locations
         misfits = check_models(definition.config, find_config, locations=locations, source=source)
         if misfits:
-            return Inspection(layout.name, layout.directory, problems=misfits)
-        return Inspection(layout.name, layout.directory, definition)
+            return StoredModel(layout.name, layout.directory, problems=misfits)
+        return StoredModel(layout.name, layout.directory, definition)
     except ConfigError as error:
         problems = tuple(problem for problem in error.problems if isinstance(problem, Problem))
-        return Inspection(layout.name, layout.directory, problems=problems or (_problem(layout, error.message),))
+        return StoredModel(layout.name, layout.directory, problems=problems or (_problem(layout, error.message),))
     except ServerError as error:
-        return Inspection(layout.name, layout.directory, problems=(_problem(layout, error.message),))
+        return StoredModel(layout.name, layout.directory, problems=(_problem(layout, error.message),))
     except OSError as error:
         where = error.filename or layout.directory
         reason = f"the model's files cannot be read: {where}: {error.strerror}"
-        return Inspection(layout.name, layout.directory, problems=(_problem(layout, reason),))
+        return StoredModel(layout.name, layout.directory, problems=(_problem(layout, reason),))
 
 
-def _inspect_remote(
+def _read_remote(
     layout: ModelLayout, remote: RemoteModel, options: DefinitionOptions, find_config: FindConfig
-) -> Inspection:
+) -> StoredModel:
     """Read a remote model as the server does: from a copy in the cache."""
     tree = remote.root.materialise(layout.name, remote.listing)
     try:
         copy = scan_model(tree.path, layout.name, config_name=options.config_name)
-        return replace(_inspect(copy, options, find_config), directory=layout.directory)
+        return replace(_read(copy, options, find_config), directory=layout.directory)
     finally:
         tree.release()
 

@@ -19,7 +19,7 @@ _NUM_WINDOWS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
+class QuantizationQuality:
     """`agreement`: the share of positions at which the likeliest token is the same.
 
     `divergence`: the mean KL divergence in nats, over the tokens that are among the likeliest of both, with all others
@@ -33,12 +33,12 @@ class Likeness:
     divergence: float
 
 
-def compare_on_text(source: Path, target: Path, text: str) -> Likeness:
+def compare_on_text(source: Path, target: Path, text: str) -> QuantizationQuality:
     """Both models read at most the first 4096 tokens of a text. InvalidArgumentError for one of fewer than two."""
     windows = _windows(source, text)
     before, after = _read(source, windows), _read(target, windows)
     pairs = list(zip(before, after, strict=True))
-    return Likeness(
+    return QuantizationQuality(
         num_tokens=len(pairs),
         perplexity_before=_perplexity(before),
         perplexity_after=_perplexity(after),

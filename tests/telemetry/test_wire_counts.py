@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelserver.telemetry.wire import (
+from modelserver.telemetry.wire_counts import (
     FrontGauges,
     Protocol,
     Violation,

@@ -1,4 +1,4 @@
-"""How much of the server one unit of work passes through: `python -m benchmarks.house [CASE ...]`.
+"""How much of the server one unit of work passes through: `python -m benchmarks.call_counts [CASE ...]`.
 
 A server runs in this process with a profiler on each of its threads. Printed for each case are the calls of our
 functions, and the files that they are in, of one more unit: the cost of a long run less that of a short one. "Around
@@ -121,7 +121,9 @@ CASES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description="Calls and files per unit of work.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.call_counts", description="Calls and files per unit of work."
+    )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"which to count: {' '.join(CASES)} (all)")
     parser.add_argument("--list", action="store_true", help="also list the functions, with their calls per unit")
     options = parser.parse_args()

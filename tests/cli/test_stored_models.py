@@ -8,7 +8,7 @@ import pytest
 from support.cloud import CountingStore, memory_bucket
 from support.model_files import write_identity, write_model
 
-from modelserver.cli.inspection import Inspection, inspect_model, inspect_repositories
+from modelserver.cli.stored_models import StoredModel, read_model, read_repositories
 from modelserver.repository import roots
 from modelserver.repository.options import DefinitionOptions
 
@@ -26,13 +26,13 @@ def write_chain(root: Path, name: str, model: str, *, version: int = -1, datatyp
     write_model(root, name, CHAIN.format(model=model, version=version, datatype=datatype))
 
 
-def inspect(root: Path) -> dict[str, Inspection]:
-    found, _ = inspect_repositories([str(root)], DefinitionOptions())
-    return {inspection.name: inspection for inspection in found}
+def read_all(root: Path) -> dict[str, StoredModel]:
+    found, _ = read_repositories([str(root)], DefinitionOptions())
+    return {stored.name: stored for stored in found}
 
 
-def messages(inspection: Inspection) -> list[str]:
-    return [f"{problem.line}:{problem.column}: {problem.message}" for problem in inspection.problems]
+def messages(stored: StoredModel) -> list[str]:
+    return [f"{problem.line}:{problem.column}: {problem.message}" for problem in stored.problems]
 
 
 def test_an_ensemble_is_checked_with_its_models(tmp_path: Path) -> None:
@@ -42,27 +42,27 @@ def test_an_ensemble_is_checked_with_its_models(tmp_path: Path) -> None:
     write_chain(tmp_path, "typo", "modell")
     write_chain(tmp_path, "older", "model", version=3)
     write_chain(tmp_path, "whole", "model", datatype="TYPE_INT32")
-    found = inspect(tmp_path)
+    found = read_all(tmp_path)
     assert found["good"].is_valid
     assert found["above"].is_valid
     assert messages(found["typo"]) == ["6:30: there is no model 'modell'; did you mean 'model'?"]
     assert messages(found["older"]) == ["6:30: model 'model' does not serve version 3, only 1"]
     assert [line.partition(":")[0] for line in messages(found["whole"])] == ["5", "7"]
-    assert inspect_model([str(tmp_path)], "good", DefinitionOptions()).is_valid
+    assert read_model([str(tmp_path)], "good", DefinitionOptions()).is_valid
 
 
 def test_what_is_wrong_below_is_said_above(tmp_path: Path) -> None:
     write_model(tmp_path, "model", "max_batch_size: -3")
     write_chain(tmp_path, "chain", "model")
-    assert messages(inspect(tmp_path)["chain"]) == ["6:30: model 'model' has problems of its own"]
+    assert messages(read_all(tmp_path)["chain"]) == ["6:30: model 'model' has problems of its own"]
 
 
 def test_ensembles_that_contain_each_other_are_told(tmp_path: Path) -> None:
     write_chain(tmp_path, "one", "two")
     write_chain(tmp_path, "two", "three")
     write_chain(tmp_path, "three", "one")
-    found = inspect(tmp_path)
-    assert not any(inspection.is_valid for inspection in found.values())
+    found = read_all(tmp_path)
+    assert not any(stored.is_valid for stored in found.values())
     assert any("ensembles contain each other: " in line for item in found.values() for line in messages(item))
 
 
@@ -73,11 +73,11 @@ def test_models_of_an_object_store_are_checked(tmp_path: Path, monkeypatch: pyte
         bucket.write_model("good", versions=(1, 3))
         bucket.write_model("bad", config="max_batch_size: -3")
         address = bucket.uri.text
-        found, _ = inspect_repositories([address], DefinitionOptions())
+        found, _ = read_repositories([address], DefinitionOptions())
         assert [(each.name, each.is_valid, each.directory) for each in found] == [
             ("bad", False, Path(address) / "bad"),
             ("good", True, Path(address) / "good"),
         ]
-        definition = inspect_model([address], "good", DefinitionOptions()).definition
+        definition = read_model([address], "good", DefinitionOptions()).definition
     assert definition is not None
     assert list(definition.versions) == [3]
