@@ -255,14 +255,6 @@ class Engine:
             "a request has lost a sequence"
         )
 
-    @property
-    def num_free_blocks(self) -> int:
-        return self._kv.pool.num_free
-
-    @property
-    def num_usable_blocks(self) -> int:
-        return self._kv.pool.num_usable
-
     def _take_in(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Tokens to sequences, stops, text. One loop: it runs for every token of every sequence."""
         now_ns = self._clock_ns()

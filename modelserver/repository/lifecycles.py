@@ -98,7 +98,11 @@ class Lifecycles:
         for the model.
         """
         if evicts:
-            return self._evict(key, version) if self._on_demand.is_awaited(key) else self._submit_unload(key, version)
+            return (
+                self._evict(key, version)
+                if self._on_demand.loads.is_awaited(key)
+                else self._submit_unload(key, version)
+            )
         if version is None:
             self._on_demand.withhold(key)  # at once: a load that this supersedes must not be retried
         is_serving = version is None or version in self._table.lifecycles[key].versions
@@ -109,7 +113,7 @@ class Lifecycles:
         return asyncio.shield(self._table.lifecycles[key].unload(version))
 
     async def _evict(self, key: str, version: int | None) -> None:
-        await self._on_demand.until_served(key)
+        await self._on_demand.loads.until_served(key)
         await self._submit_unload(key, version)
 
     async def _withhold_after(self, key: str, unloaded: Awaitable[None]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.config.on_demand import OnDemandConfig, on_demand_config
 from modelserver.errors import InvalidArgumentError, LoadOnDemandError, NotFoundError, ServerError, UnavailableError
-from modelserver.repository.lru_policy import LoadedModel, LruPolicy, MemoryBudget, NoRoomError, Sweeper
+from modelserver.repository.lru_policy import LruPolicy, MemoryBudget, NoRoomError, Sweeper
 from modelserver.repository.namespaces import key_of
 from modelserver.repository.operations import SupersededError
 from modelserver.repository.options import DemandOptions
@@ -151,7 +151,10 @@ class RepositoryAccess:
 
 
 class OnDemandModels:
-    """The LRU policy of models on demand. `on_active` is called when the first such model appears."""
+    """Models on demand: `lru` says which are in memory and may be evicted, and `loads` loads them for requests.
+
+    `on_active` is called when the first such model appears.
+    """
 
     def __init__(
         self,
@@ -168,15 +171,13 @@ class OnDemandModels:
         self._table = table
         self._access = access
         self._clock = clock
-        self._demand_loads = DemandLoads(self._load)
-        self._lru = LruPolicy(
-            options, table, scan=access.scan, users=access.users, is_awaited=self._demand_loads.is_awaited
-        )
-        self._budget = MemoryBudget(options, self._lru, access.load, clock=clock, measure=measure)
-        self._sweeper = Sweeper(self._lru, clock)
+        self.loads = DemandLoads(self._load)
+        self.lru = LruPolicy(options, table, scan=access.scan, users=access.users, is_awaited=self.loads.is_awaited)
+        self._budget = MemoryBudget(options, self.lru, access.load, clock=clock, measure=measure)
+        self._sweeper = Sweeper(self.lru, clock)
         self._backoff = Backoff(clock)
         self._withheld: set[str] = set()
-        self._loads: Counter[str] = Counter()
+        self._num_loads: Counter[str] = Counter()
         self._looked_s = -inf
 
     # State of models.
@@ -188,11 +189,7 @@ class OnDemandModels:
 
     def starts_unloaded(self, key: str) -> bool:
         """Whether the model waits for its first request."""
-        return self.is_on_demand(key) and not self._lru.policy(key).is_pinned
-
-    def is_on_demand(self, key: str) -> bool:
-        """Whether requests load the model, and it may be evicted."""
-        return self._lru.is_on_demand(key)
+        return self.lru.is_on_demand(key) and not self.lru.policy(key).is_pinned
 
     def published(self, key: str, table: ReadyTable) -> None:
         """The ready versions of a model have changed."""
@@ -202,8 +199,8 @@ class OnDemandModels:
             return
         self._learn(key, on_demand_config(model.config))
         self._backoff.forget(key)
-        if self.is_on_demand(key):
-            self._lru.evicted.pop(key, None)
+        if self.lru.is_on_demand(key):
+            self.lru.evicted.pop(key, None)
             self._withheld.discard(key)
             self._sweeper.begin()
 
@@ -218,14 +215,14 @@ class OnDemandModels:
         """
         self._backoff.forget(key)
         if keep_alive_s is None:
-            self._lru.keep_alive_s.pop(key, None)
-        elif not self.is_on_demand(key):
+            self.lru.keep_alive_s.pop(key, None)
+        elif not self.lru.is_on_demand(key):
             raise InvalidArgumentError(
                 f"load parameter 'keep_alive': model '{key}' is not loaded on demand; start the server with "
                 "--load-on-demand, or give the model the parameter load_on_demand"
             )
         else:
-            self._lru.keep_alive_s[key] = keep_alive_s
+            self.lru.keep_alive_s[key] = keep_alive_s
         self._withheld.discard(key)
         self._sweeper.note_change()
 
@@ -233,16 +230,12 @@ class OnDemandModels:
         """The index, with a note on unloaded models on demand."""
         return [self._annotated(row) for row in rows] if self.is_active else list(rows)
 
-    def loaded_models(self) -> list[LoadedModel]:
-        """The models on demand that are in memory."""
-        return self._lru.all()
-
     def counts(self) -> DemandCounts:
         return DemandCounts(
-            loads=dict(self._loads),
-            evictions=dict(self._lru.evictions),
-            loaded_bytes={model.key: model.num_bytes for model in self.loaded_models()},
-            num_loading=self._demand_loads.num_loading,
+            loads=dict(self._num_loads),
+            evictions=dict(self.lru.evictions),
+            loaded_bytes={model.key: model.num_bytes for model in self.lru.all()},
+            num_loading=self.loads.num_loading,
             budget_bytes=self.options.budget_bytes,
         )
 
@@ -264,32 +257,20 @@ class OnDemandModels:
             return None
         refusal = self._backoff.refusal(key, name)
         return refusal or LoadOnDemandError(
-            f"model '{name}' is not in memory; it is loaded on demand", lambda: self.load(key)
+            f"model '{name}' is not in memory; it is loaded on demand", lambda: self.loads.load(key)
         )
 
     def can_load(self, name: str, version: int | None) -> bool:
         """Whether a request for this model would be answered, if only after loading it."""
         return isinstance(self.unloaded_error(name, version), LoadOnDemandError)
 
-    async def load(self, key: str) -> None:
-        """Load the model, once for all waiting requests; returns when it serves. Raises ServerError."""
-        await self._demand_loads.load(key)
-
-    def is_awaited(self, key: str) -> bool:
-        """Whether requests wait for the model to be loaded."""
-        return self._demand_loads.is_awaited(key)
-
-    async def until_served(self, key: str) -> None:
-        """Return when no request waits for the model: each has the model now, or its error."""
-        await self._demand_loads.until_served(key)
-
     async def stop(self) -> None:
         """Stop loading on demand and evicting."""
         await self._sweeper.stop()
-        await self._demand_loads.stop()
+        await self.loads.stop()
 
     async def _load(self, key: str) -> None:
-        self._loads[key] += 1
+        self._num_loads[key] += 1
         try:
             layout = self._access.scan().models.get(key)
             file_bytes = 0
@@ -317,9 +298,9 @@ class OnDemandModels:
 
     async def _account(self) -> None:
         """Account for loaded models that were not loaded on demand."""
-        for key in self._lru.unmeasured():
+        for key in self.lru.unmeasured():
             layout = self._access.scan().models.get(key)
-            self._lru.assume(key, 0 if layout is None else await self._access.size(layout))
+            self.lru.assume(key, 0 if layout is None else await self._access.size(layout))
 
     def _keys(self, name: str) -> list[str]:
         """The keys of models that a request may mean. Cheap, because clients may ask for names that do not exist."""
@@ -329,13 +310,13 @@ class OnDemandModels:
         return self._table.namespaces.keys(name, {*lifecycles, *scan.models})
 
     def _learn(self, key: str, policy: OnDemandConfig) -> None:
-        self._lru.policies[key] = policy
+        self.lru.policies[key] = policy
         if policy.is_on_demand and not self.is_active:
             self.is_active = True
             self.on_active()
 
     def _is_loadable(self, key: str) -> bool:
-        return self.is_on_demand(key) and key not in self._withheld and not self._lru.models(key)
+        return self.lru.is_on_demand(key) and key not in self._withheld and not self.lru.models(key)
 
     def _has_version(self, key: str, version: int | None) -> bool:
         layout = self._access.scan().models.get(key)
@@ -348,7 +329,7 @@ class OnDemandModels:
         if row.state is ModelState.UNKNOWN:
             return replace(row, state=ModelState.UNAVAILABLE, reason="not in memory: loaded on demand")
         if row.is_absent:
-            why = self._lru.evicted.get(key, UNLOADED)
+            why = self.lru.evicted.get(key, UNLOADED)
             return replace(row, reason=f"not in memory ({why}): loaded on demand")
         return row
 
@@ -364,7 +345,7 @@ class OnDemandModels:
         keys = self._table.namespaces.keys(name, self._access.scan().models)
         if len(keys) != 1:
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")
-        await self.load(keys[0])
+        await self.loads.load(keys[0])
 
 
 def _waiter(done: asyncio.Future[None]) -> Callable[[], Awaitable[None]]:

@@ -173,7 +173,7 @@ class ModelRepository:
         if strict:
             is_explicit = self._options.control_mode is ControlMode.EXPLICIT
             duplicates = {} if is_explicit else self._catalog.scan.duplicates
-            yield from obstacles(self._table.missing_models, duplicates, self.on_demand.is_on_demand)
+            yield from obstacles(self._table.missing_models, duplicates, self.on_demand.lru.is_on_demand)
 
     def load_counts(self) -> dict[str, LoadCounts]:
         """Loads and failures of every model with at least one load request. From any thread."""
@@ -328,7 +328,7 @@ class ModelRepository:
         check_model_name(name)
         named = self._table.namespaces.named(name, repository)
         keys = self._table.namespaces.keys(named, self._lifecycles)
-        if not evicts or not all(map(self.on_demand.is_on_demand, keys)):
+        if not evicts or not all(map(self.on_demand.lru.is_on_demand, keys)):
             self._check_explicit("unload")
         if unload_dependents:
             keys += [composing for key in tuple(keys) for composing in self._ensembles.only_of(key)]

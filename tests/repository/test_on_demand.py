@@ -142,7 +142,7 @@ async def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
         await load(repository, "c")
         assert ready(repository) == ["a", "c"]
         assert repository.on_demand.counts().evictions == {("b", "memory"): 1}
-        assert {model.key: model.num_bytes for model in repository.on_demand.loaded_models()} == {"a": 40, "c": 40}
+        assert {model.key: model.num_bytes for model in repository.on_demand.lru.all()} == {"a": 40, "c": 40}
 
 
 async def test_who_waited_is_served_before_the_model_makes_room(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ async def test_what_others_than_requests_load_takes_of_the_budget_too(tmp_path: 
         await load(repository, "late")
         assert ready(repository) == ["asked", "late"]
         await unloaded_error(repository, "whole").load()
-        taken = {model.key: model.num_bytes for model in repository.on_demand.loaded_models()}
+        taken = {model.key: model.num_bytes for model in repository.on_demand.lru.all()}
         assert (taken["part"], taken["whole"]) == (50, 10)
         await load(repository, "started")
         assert ready(repository) == ["part", "started", "whole"]

@@ -35,7 +35,7 @@ def run(engine: Engine, *requests: GenerationRequest) -> dict[tuple[GenerationRe
     while engine.has_work:
         outputs += engine.step()
         engine.check_integrity()
-    assert engine.num_free_blocks == engine.num_usable_blocks
+    assert engine.statistics.kv_cache_usage == 0
     return collect(outputs)
 
 

@@ -126,18 +126,6 @@ class ChoiceMatcher:
         if num_tokens:
             del self._states[-num_tokens:]
 
-    def forced_tokens(self) -> list[int]:
-        """Of one text that is left: its tokens, each as long as may be."""
-        low, high, start = self._states[-1]
-        found: list[int] = []
-        if self._has_ended or high - low != 1:
-            return found
-        text, vocabulary = self._grammar.texts[low], self._grammar.vocabulary
-        while token_ids := list(vocabulary.beginnings(text, start)):
-            found.append(token_ids[-1])
-            start += len(vocabulary.piece(token_ids[-1]))
-        return found
-
     def fill(self, batch: MaskBatch, row: int) -> None:
         set_bits(batch.bits[row], self._following())
         if self._may_end():

@@ -57,9 +57,6 @@ class Matcher(Protocol):
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens, of which at least this many were accepted."""
 
-    def forced_tokens(self) -> list[int]:
-        """The tokens that must come next, as far as there is only one way; [] where the model has a choice."""
-
     def fill(self, batch: MaskBatch, row: int) -> None:
         """Write which tokens may come next to a row of zeros, at once or by `defer`."""
 

@@ -164,11 +164,6 @@ class XgrammarMatcher:
             self._state.rollback(num_tokens)
         self._bits = None
 
-    def forced_tokens(self) -> list[int]:
-        if self._has_ended:
-            return []
-        return self._grammar.tokenizer.encode(self._state.find_jump_forward_string(), add_special_tokens=False)
-
     def fill(self, batch: MaskBatch, row: int) -> None:
         batch.bits[row] = self._mask()
 

@@ -105,11 +105,6 @@ class Arena:
     def num_leases(self) -> int:
         return len(self._leases)
 
-    @property
-    def touched_bytes(self) -> int:
-        """The part of the buffer that may be backed by memory."""
-        return self._touched_end
-
     def allocate(self, nbytes: int) -> int:
         """The offset of `nbytes` (at least 1), reserved until `free`."""
         assert nbytes > 0, "an empty lease has no offset of its own"

@@ -127,15 +127,15 @@ def test_abort_frees_at_once_and_says_nothing_more(is_asynchronous: bool) -> Non
     busy.add(stays)
     for _ in range(3):
         busy.step()
-    free = busy.num_free_blocks
+    usage = busy.statistics.kv_cache_usage
     busy.abort(gone)
     busy.check_integrity()
-    assert busy.num_free_blocks > free
+    assert busy.statistics.kv_cache_usage < usage
     outputs = []
     while busy.has_work:
         outputs += busy.step()
     assert {output.request for output in outputs} == {stays}
-    assert busy.num_free_blocks == busy.num_usable_blocks
+    assert busy.statistics.kv_cache_usage == 0
     assert busy.statistics.by_finish_reason[FinishReason.ABORT] == 2
 
 

@@ -107,5 +107,5 @@ def test_random_lives_end_with_every_block_back_and_every_text_as_if_alone(data:
         life.engine.check_integrity()
         num_left -= 1
         assert num_left, "it does not come to an end"
-    assert life.engine.num_free_blocks == life.engine.num_usable_blocks
+    assert life.engine.statistics.kv_cache_usage == 0
     life.check()

@@ -57,7 +57,7 @@ def engine(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     engine = Engine(options=EngineOptions(), runner=ScriptedRunner(script, vocab_size=VOCAB_SIZE), tokenizer=tokenizer)
     yield engine
     engine.check_integrity()
-    assert engine.num_free_blocks == engine.num_usable_blocks
+    assert engine.statistics.kv_cache_usage == 0
     engine.close()
 
 

@@ -195,7 +195,7 @@ async def test_who_leaves_is_aborted(async_llm: AsyncLLM) -> None:
     await last(async_llm, PROMPTS[2])
     runner.permits.release(50)
     await asyncio.to_thread(async_llm.close)
-    assert async_llm.engine.num_free_blocks == async_llm.engine.num_usable_blocks
+    assert async_llm.engine.statistics.kv_cache_usage == 0
     assert async_llm.engine.statistics.by_finish_reason[FinishReason.ABORT] >= 2
 
 
@@ -264,7 +264,7 @@ def test_a_loop_that_is_closed_is_left_alone() -> None:
         assert asyncio.run(last(llm, PROMPTS[1])).outputs[0].token_ids == expected(PROMPTS[1])
     finally:
         llm.close()
-    assert llm.engine.num_free_blocks == llm.engine.num_usable_blocks
+    assert llm.engine.statistics.kv_cache_usage == 0
 
 
 def test_no_thread_stays() -> None:

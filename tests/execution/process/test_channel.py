@@ -84,7 +84,7 @@ def test_steady_traffic_uses_one_place(pair: tuple[Channel, Channel]) -> None:
         assert receive(far)[-1] == number
         far.send(Told())
         near.receive()
-    assert near.arena.touched_bytes == MIB
+    assert near.arena.buffer.nbytes == MIB
 
 
 def test_views_stay_valid_after_the_channel_closed(pair: tuple[Channel, Channel]) -> None:

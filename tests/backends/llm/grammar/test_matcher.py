@@ -103,21 +103,6 @@ def test_tokens_are_taken_back(engine: str, wanted: dict[str, Any]) -> None:
     _take(matcher, '"yes"')
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_forced_tokens_are_accepted(engine: str) -> None:
-    schema = {"type": "object", "properties": {"name": {"const": "x"}}, "required": ["name"]}
-    wanted = {"json": schema, "disable_any_whitespace": True}
-    matcher = compile_grammar(wanted, json_tokenizer(), engine=engine).matcher()
-    forced = matcher.forced_tokens()
-    assert json_tokenizer().decode(forced) in ('{"name":"x"}', '{"name":')  # not each library looks as far
-    for token_id in forced:
-        assert matcher.accept(token_id)
-    assert compile_grammar({"choice": ["a", "b"]}, json_tokenizer()).matcher().forced_tokens() == []
-    choice = compile_grammar({"choice": ["yes", "no"]}, json_tokenizer()).matcher()
-    _take(choice, "y")
-    assert json_tokenizer().decode(choice.forced_tokens()) == "es"
-
-
 def test_masks_of_several_matchers_are_filled_at_once() -> None:
     wanted: list[dict[str, Any]] = [{"regex": "[ab]+"}, {"choice": ["x", "y"]}, {"regex": "c*"}, {"json": True}]
     matchers = [_matcher(**each) for each in wanted]
