@@ -23,7 +23,7 @@ from modelserver.app.server_calls import ServerCallsOfPlanes
 from modelserver.app.shutdown import StopSignals, StopStages, unless
 from modelserver.auth.api_keys import open_keys
 from modelserver.auth.caller_limits import NO_LIMITS
-from modelserver.cache.settings import open_store
+from modelserver.cache.open_store import open_store
 from modelserver.execution.host_policy import HostCores
 from modelserver.execution.shared_resources import GpuLimits, SharedResources
 from modelserver.frontends.http.kserve import EXTENSIONS

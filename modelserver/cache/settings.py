@@ -1,18 +1,14 @@
-"""`--cache-config`: the cache and its settings, with Triton's keys, and the store that they describe."""
+"""`--cache-config`: the cache and its settings, with Triton's keys"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from modelserver.core.numerals import parse_float, parse_int
-from modelserver.errors import InvalidArgumentError, UnsupportedError
+from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import BOOL_EXPECTATION, nearest_hint, parse_bool
-
-if TYPE_CHECKING:
-    from modelserver.cache.store import AnswerStore
 
 _FLAG = "--cache-config"
 _LOCAL_KEYS = ("size", "ttl")
@@ -78,26 +74,6 @@ def parse_cache_config(texts: Sequence[str], byte_size: int = 0) -> CacheSetting
     for text in texts:
         values.update(_settings(name, text))
     return _local(values) if name == "local" else _redis(values)
-
-
-def open_store(settings: CacheSettings | None) -> AnswerStore | None:
-    """The server's response store; None without settings.
-
-    Raises UnsupportedError for a cache whose library is not installed.
-    """
-    if settings is None:
-        return None
-    if isinstance(settings, LocalSettings):
-        from modelserver.cache.local import LocalStore  # commands that only read options need no store
-
-        return LocalStore(settings.max_bytes, ttl_s=settings.ttl_s)
-    try:
-        from modelserver.cache.redis_store import RedisStore  # its library is an extra
-    except ImportError as error:
-        raise UnsupportedError(
-            f"--cache-config=redis needs the extra 'redis': pip install 'modelserver[redis]' ({error})"
-        ) from error
-    return RedisStore(settings)
 
 
 def _settings(name: str, text: str) -> dict[str, str]:

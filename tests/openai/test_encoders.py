@@ -140,7 +140,7 @@ def test_dimensions_tokens_and_formats(http: httpx.Client, checkpoint: Path) -> 
         ),
         ("/v1/embeddings", {"input": ["a", "a " * 99]}, "input", "context_length_exceeded", "101 tokens"),
         ("/v1/embeddings", {"input": [7] * 49}, "input", "context_length_exceeded", "49 tokens"),
-        ("/v1/embeddings", {"input": [[5], [300]]}, "input", None, "300 is no token"),
+        ("/v1/embeddings", {"input": [[5], [300]]}, "input", None, "token 300 is outside the model's vocabulary"),
         ("/v1/embeddings", {"input": []}, "input", "invalid_value", "not empty"),
         ("/v1/embeddings", {"input": {"a": 1}}, "input", "invalid_value", "an array"),
         ("/v1/embeddings", {"input": [5, "a"]}, "input[1]", "invalid_value", ""),

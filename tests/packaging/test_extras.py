@@ -19,7 +19,7 @@ EXTRAS = {extra: set(names) for extra, names in distributions().items()}
 # Files whose messages name an extra, and the distributions that each message speaks of.
 MESSAGES = {
     "modelserver/repository/cloud_store.py": {"cloud": {"fsspec", *CLOUD_LIBRARIES.values()}},
-    "modelserver/cache/settings.py": {"redis": {"redis"}},
+    "modelserver/cache/open_store.py": {"redis": {"redis"}},
     "modelserver/cli/infer.py": {"images": {"pillow"}},
     "backends/onnxruntime/diagnosis.py": {"onnx": {"onnxruntime"}},
     "backends/llm/backend.py": {"llm": set(LLM_LIBRARIES)},

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -16,7 +16,7 @@ from modelserver.backend import InvalidArgumentError, UnavailableError, Unsuppor
 from ..structured_outputs import Asked
 from .choices import ChoiceGrammar, Vocabulary
 from .guidance import GuidanceCompiler
-from .matcher import Grammar
+from .matcher import Grammar, GrammarEngine
 from .pace import Pace
 from .unstoppable import TooManyCallsError, UnstoppableCalls
 from .xgrammar_compiler import XgrammarCompiler
@@ -30,18 +30,6 @@ _MAX_BYTES = 2**20
 DEADLINE_S = 10.0
 # Calls of libraries at once: as many as compile side by side, and as many that hang.
 _MAX_LIBRARY_CALLS = 8
-
-
-class GrammarEngine(Protocol):
-    """A library, made ready for one tokenizer."""
-
-    # As it is imported and installed.
-    LIBRARY: str
-
-    def __init__(self, tokenizer: Tokenizer) -> None: ...
-
-    def compile(self, asked: Asked, pace: Pace) -> Grammar | None:
-        """None: another engine is to do it. InvalidArgumentError says what is wrong with what is asked for."""
 
 
 GUIDANCE = "guidance"

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ..structured_outputs import Asked
+    from ..text.tokenizer import Tokenizer
+    from .pace import Pace
 
 Bits = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
@@ -65,6 +70,18 @@ class Grammar(Protocol):
     """The required form of a text. Its matchers are used from one thread at a time."""
 
     def matcher(self) -> Matcher: ...
+
+
+class GrammarEngine(Protocol):
+    """A library, made ready for one tokenizer."""
+
+    # As it is imported and installed.
+    LIBRARY: str
+
+    def __init__(self, tokenizer: Tokenizer) -> None: ...
+
+    def compile(self, asked: Asked, pace: Pace) -> Grammar | None:
+        """None: another engine is to do it. InvalidArgumentError says what is wrong with what is asked for."""
 
 
 def fill_masks(matchers: Rows[Matcher]) -> Bits:
