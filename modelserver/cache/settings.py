@@ -1,4 +1,4 @@
-"""`--cache-config`: the cache and its settings, with Triton's keys"""
+"""`--cache-config`: the cache and its settings, with Triton's keys."""
 
 from __future__ import annotations
 
