@@ -89,7 +89,10 @@ def check_token_ids(token_ids: Sequence[int] | Array, vocab_size: int) -> None:
 
 
 def check_dimensions(dimensions: int | None) -> None:
-    """Whether an embedding can have so many; the most shows when it is there. Raises InvalidArgumentError."""
+    """Whether an embedding can have this number of dimensions; the most shows when it is computed.
+
+    Raises InvalidArgumentError.
+    """
     if dimensions is not None and dimensions < 1:
         raise InvalidArgumentError(f"input 'dimensions': expected 1 or more, got {dimensions}")
 

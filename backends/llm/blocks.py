@@ -183,9 +183,9 @@ def extend_hashes(hashes: list[bytes], token_ids: list[int], num_tokens: int, bl
 def held_blocks(num_tokens: int, block_size: int, *, window: int | None, chunk_len: int | None) -> int:
     """The most blocks that a sequence of this many tokens holds in any step.
 
-    `window`: no layer looks further back than so many tokens, its own included; None if some layer sees everything.
-    `chunk_len`: a step computes at most so many of its tokens; None: all that are there. A sequence with a window holds
-    what the first token of a chunk sees, and the chunk; everything else has been given back, or is yet to come.
+    `window`: no layer looks further back than this number of tokens, its own included; None if some layer sees all.
+    `chunk_len`: a step computes at most this number of its tokens; None: all that are known. With a window a sequence
+    holds what the first token of a chunk sees, and the chunk; everything else has been given back, or is yet to come.
     """
     assert num_tokens > 0, "a sequence has a token"
     whole = -(-num_tokens // block_size)

@@ -26,7 +26,7 @@ MODEL_JSON = "model.json"
 CONFIG_JSON = "config.json"
 GGUF_FILES = "*.gguf"
 _HUB_NAME = re.compile(r"([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
-# Parameters of config.pbtxt that are the server's, a frontend's, or of Triton's vLLM backend and nobody's here.
+# Parameters of config.pbtxt that are the server's, a frontend's, or of Triton's vLLM backend without an effect here.
 _OTHER_PARAMETERS = frozenset(
     {
         "tool_parser",
@@ -80,7 +80,7 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
     except InvalidArgumentError as error:
         raise ConfigError(f"{what}: {error.message}") from None
     if parameters.get("max_model_len") == str(longest_of(checkpoint)):
-        del parameters["max_model_len"]  # completed from the checkpoint, or as good as that: nobody insists on it
+        del parameters["max_model_len"]  # completed from the checkpoint, or as good as that: it is not a demand
     try:
         options = EngineOptions.from_parameters(parameters, others=_OTHER_PARAMETERS)
     except InvalidArgumentError as error:

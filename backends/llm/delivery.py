@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Delivery:
     """One per sequence, from `Engine.add` until it ends. Times by the engine's clock, 0 before they come.
 
-    `stream` is None for an engine without a tokenizer. A sequence `is_lazy` whose text nobody looks at before it ends
+    `stream` is None for an engine without a tokenizer. A sequence `is_lazy` if its text is not looked at before it ends
     (no stop strings, not streamed): it is made text once, as a whole.
     """
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .text.tokenizer import Tokenizer
 
-# Of a step's tokens, those of texts to embed while something is generated, which waits for them: 1 / so many.
+# Of a step's tokens, those of texts to embed while something is generated, which waits for them: one in this number.
 _SHARE_OF_EMBEDDING = 8
 
 
@@ -76,7 +76,7 @@ class LlmInstance(StepInstance):
         self._embeddings: dict[InferRequest, _Embedding] = {}
         self._long_texts = LongTexts(engine.options.max_num_seqs)
         options = engine.options
-        # As many may wait in the engine as can run: so many can follow at once, whatever ends. Where the engine orders
+        # As many may wait in the engine as can run: enough can follow at once, whatever ends. Where the engine orders
         # requests by priority it has to see them all.
         self._max_waiting = None if options.scheduling_policy == "priority" else options.max_num_seqs
         # Texts to embed that may wait here, beside what is generated: no step takes more, as each has a token.

@@ -29,7 +29,7 @@ def wrong(name: str, expected: str, value: Any) -> InvalidArgumentError:
 
 
 def unknown(name: str, known: Collection[str]) -> InvalidArgumentError:
-    """`name` is no parameter; the nearest one is proposed, if one is near."""
+    """`name` is not a parameter; the nearest one is proposed, if one is near."""
     near = difflib.get_close_matches(name[:100], sorted(known), n=1, cutoff=0.6)
     hint = f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(sorted(known))}"
     return InvalidArgumentError(f"unknown parameter '{name[:100]}'{hint}")

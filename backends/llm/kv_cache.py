@@ -15,10 +15,10 @@ class KvManager:
     """Only the engine's thread calls it. `num_query_tokens` and `num_hit_tokens` count tokens of admitted prompts, each
     prompt once.
 
-    `window`: no layer looks further back than so many tokens, its own included; None if some layer sees everything.
+    `window`: no layer looks further back than this number of tokens, its own included; None if some layer sees all.
     Blocks that no query will see again are given back, and the null block stands for them in the table. `chunk_len`: a
-    step computes at most so many tokens of a sequence; None: all that are known. `has_states`: layers keep more of a
-    sequence than its blocks hold, so that none can go on from another's blocks: nothing is shared or found.
+    step computes at most this number of a sequence's tokens; None: all that are known. `has_states`: layers keep more of
+    a sequence than its blocks hold, so that none can go on from another's blocks: nothing is shared or found.
     """
 
     def __init__(

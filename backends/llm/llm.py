@@ -29,7 +29,7 @@ Message = Mapping[str, Any]
 def make_request(
     prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True
 ) -> GenerationRequest:
-    """Raises InvalidArgumentError for what is no prompt, and for text without a tokenizer."""
+    """Raises InvalidArgumentError for a prompt of another type, and for text without a tokenizer."""
     cache_salt = ""
     given: Any = prompt
     if isinstance(prompt, Mapping):

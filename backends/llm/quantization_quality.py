@@ -23,7 +23,7 @@ class QuantizationQuality:
     """`agreement`: the share of positions at which the likeliest token is the same.
 
     `divergence`: the mean KL divergence in nats, over the tokens that are among the likeliest of both, with all others
-    as one. That of the whole distributions is no less.
+    as one. That of the whole distributions is at least as large.
     """
 
     num_tokens: int

@@ -91,7 +91,7 @@ class _Recorder(WalkingScheme):
 def _rounded_tensors(path: Path, modules: set[str], method: str) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - it is no mapping
+        for name in file.keys():  # noqa: SIM118 - it is not a mapping
             tensor: torch.Tensor = file.get_tensor(name)
             module, _, suffix = name.rpartition(".")
             if suffix == "weight" and module in modules:

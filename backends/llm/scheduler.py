@@ -35,7 +35,7 @@ class Scheduler:
     """Only the engine's thread calls it: `add`, then `plan` and `update` in turn; `finish` at any time.
 
     With `is_by_priority` a lower `priority` goes first and is preempted last; equal ones, and all without it, go in the
-    order of `arrival`. A sequence that `can_fit` is finished some day whatever the others do: when nobody runs, the
+    order of `arrival`. A sequence that `can_fit` is finished some day whatever the others do: when none runs, the
     first that waits is admitted, and the first that runs takes the blocks of all others before it has to wait.
     """
 

@@ -30,7 +30,7 @@ _pool_sizes: tuple[int, int] | None = None
 
 
 def session_options(context: BackendContext) -> Any:
-    """Options of the model's session. Raises ConfigError for a parameter that is no number where one is due."""
+    """Options of the model's session. Raises ConfigError for a parameter that must be a number and is not."""
     options = bare_options(context)
     _set_threads(options, context)
     options.enable_cpu_mem_arena = context.bool_parameter("enable_mem_arena", True)

@@ -170,7 +170,7 @@ def _may_retry(context: BackendContext) -> bool:
     """Whether requests of a batch that ended its process are executed once more, by themselves.
 
     Not those of sequences, whose model may have seen the first half of one, and not where the config says that to
-    execute a request twice does harm. Raises ConfigError for a `RETRY_AFTER_CRASH` that is no truth value.
+    execute a request twice does harm. Raises ConfigError for a `RETRY_AFTER_CRASH` that is not a boolean.
     """
     return context.bool_parameter("RETRY_AFTER_CRASH", True) and context.config.sequence_batching is None
 

@@ -104,7 +104,7 @@ def _knows_pb_utils(names: dict[str, object]) -> bool:
 
 
 def _mentions_senders(path: Path) -> bool:
-    """Whether the file does; one that is no readable source may."""
+    """Whether the file does; one without readable source may."""
     try:
         return path.suffix != ".py" or _NAME in path.read_bytes()
     except OSError:

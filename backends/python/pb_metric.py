@@ -32,7 +32,7 @@ class MetricFamily:
     HISTOGRAM = MetricKind.HISTOGRAM
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
-        """Raises TritonModelException if the name is taken by another kind, or is no name of a metric."""
+        """Raises TritonModelException if the name is taken by another kind, or is not a valid metric name."""
         if not isinstance(kind, MetricKind):
             raise TypeError(f"kind must be one of MetricFamily's, got {kind!r}")
         self.kind = kind

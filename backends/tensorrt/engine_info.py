@@ -168,7 +168,7 @@ def to_json(info: EngineInfo) -> dict[str, Any]:
 
 
 def from_json(document: Any, source: object) -> EngineInfo:
-    """Raises InvalidArgumentError for what is no sidecar; `source` names it."""
+    """Raises InvalidArgumentError for a document that is not a sidecar; `source` names it."""
     try:
         if document["format"] != SIDECAR_FORMAT:
             raise ValueError(f"expected format {SIDECAR_FORMAT}, got {document['format']}")

@@ -63,8 +63,11 @@ class OnnxFile:
 
 
 def read_onnx(path: Path) -> OnnxFile:
-    """Raises NotFoundError without a file; InvalidArgumentError for one that is no model, has no inputs or outputs, or
-    takes its weights from outside its own directory."""
+    """The model in a file.
+
+    Raises NotFoundError without a file; InvalidArgumentError for one that is not a model, has no inputs or outputs, or
+    takes its weights from outside its own directory.
+    """
     try:
         with path.open("rb") as file:
             # Not closed here: a view in a traceback would forbid it. It is, when the last of them is gone.

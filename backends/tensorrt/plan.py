@@ -59,7 +59,7 @@ class PlanHeader:
 def read_header(path: Path) -> PlanHeader:
     """The header of an engine file.
 
-    Raises NotFoundError without a file, InvalidArgumentError for a file that is no engine, or not a whole one.
+    Raises NotFoundError without a file, InvalidArgumentError for a file that is not an engine, or not a whole one.
     """
     try:
         with path.open("rb") as file:

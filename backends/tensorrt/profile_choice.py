@@ -12,7 +12,7 @@ from .engine_info import EngineInfo, Shape
 def listed_profiles(texts: Sequence[str], num_profiles: int, where: str) -> tuple[int, ...]:
     """The profiles of an instance group, by `profile` in its config; the first one where it names none.
 
-    Raises ConfigError for what is no index of a profile; repetitions count once.
+    Raises ConfigError for anything but the index of a profile; repetitions count once.
     """
     found: list[int] = []
     for text in texts or ("0",):

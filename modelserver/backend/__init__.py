@@ -140,7 +140,7 @@ class Backend(abc.ABC):
     # Keys of `--backend-config` that this backend reads; a warning says so of any other. None: it does not tell.
     # default-max-batch-size and allow-pickle are everybody's.
     option_names: ClassVar[frozenset[str] | None] = None
-    # `complete_config` reads small files only: it may be asked what a model would be that nobody has loaded yet.
+    # `complete_config` reads small files only: it may be called for models that are not loaded yet.
     completes_quickly: ClassVar[bool] = False
     # The file in a version directory by which a model without `backend:` is recognised.
     model_filenames: ClassVar[tuple[str, ...]] = ()

@@ -83,7 +83,7 @@ class BackendContext:
     its repository with `--model-namespacing`, else empty. `batch_strategy` is the model's own code
     that forms batches. `server` is None where there is none around, as in `modelserver check`. `is_uploaded`: the
     files came with the request that loads them, so that nothing in them, nor in the config, is the operator's word.
-    `gpu_ids` are CUDA's numbers of the GPUs that models may be placed on, for whoever looks at the config.
+    `gpu_ids` are CUDA's numbers of the GPUs that models may be placed on, for readers of the config.
     `is_wanted` is asked by a load that takes minutes, from any thread: once it says False (the model is to be
     unloaded, the server stops), the load ends by UnavailableError as soon as it can.
     """

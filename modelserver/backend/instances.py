@@ -35,7 +35,7 @@ class Instance:
     def on_sequence_end(self, correlation_id: int | str, reason: str) -> None:
         """The instance sees no more of a sequence of which it has seen a request: it may free what it kept of it.
 
-        Only of models with `sequence_batching`; called between batches, by whoever calls `execute`. `reason` is
+        Only of models with `sequence_batching`; called between batches, by the caller of `execute`. `reason` is
         "end" (its last request was executed), "idle" (no request came for `max_sequence_idle_microseconds`),
         "cancelled" (a client gave up one of its requests), "restarted" (a START came before an END) or "unloaded".
         """
@@ -126,7 +126,7 @@ class StepInstance(Instance, abc.ABC):
 
     @abc.abstractmethod
     def abort(self, request: InferRequest) -> None:
-        """Forget a request, and free what is kept for it: its client has left, or was told of an error.
+        """Forget a request, and free what is kept for it: its client has left, or got an error.
 
         Called at most once for a request that was taken on, before the next step, also when it has just been
         finished: then there is nothing to do. The server answers it.

@@ -41,7 +41,7 @@ class DemandLoads:
         self._load = load
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._num_waiting: Counter[str] = Counter()
-        self._nobody_waits = asyncio.Event()  # for one of the models
+        self._none_waits = asyncio.Event()  # for one of the models
 
     @property
     def num_loading(self) -> int:
@@ -66,13 +66,13 @@ class DemandLoads:
             self._num_waiting[key] -= 1
             if not self._num_waiting[key]:
                 del self._num_waiting[key]
-                self._nobody_waits.set()
+                self._none_waits.set()
 
     async def until_served(self, key: str) -> None:
         """Return when no request waits for the model, and each has had a turn of the loop to submit."""
         while self.is_awaited(key):
-            self._nobody_waits.clear()
-            await self._nobody_waits.wait()
+            self._none_waits.clear()
+            await self._none_waits.wait()
 
     async def stop(self) -> None:
         """Cancel the loads; waiting requests get the error that `load` raises then."""

@@ -24,7 +24,7 @@ class ChunkedInputs:
 
 
 class ChunkedAttention:
-    """An implementation which is told of each chunk as if it were a sequence: no kernel knows of chunks. Its steps are
+    """An implementation that gets each chunk as if it were a sequence: no kernel knows of chunks. Its steps are
     prepared several times, so what it is to know of one must be in its inputs.
 
     What a token sees begins with a block then, so `block_size` must divide chunks: else UnsupportedError.

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
-# tl.dot multiplies tiles of at least so many rows.
+# The fewest rows of a tile that tl.dot multiplies.
 _LEAST_ROWS = 16
 
 
@@ -249,7 +249,7 @@ def decode_attention(
 ) -> torch.Tensor:
     """The last token of each sequence over its `lens` tokens; a length of 0 gives zeros. [sequences, heads * head_dim]
 
-    `num_splits`: into so many parts a sequence is cut, which different processors work on. `sinks` [heads] in float32.
+    `num_splits`: the parts into which a sequence is cut, for different processors. `sinks` [heads] in float32.
     """
     num_rows, num_heads, head_dim = queries.shape
     block_size, num_kv_heads = blocks.shape[1], blocks.shape[3]

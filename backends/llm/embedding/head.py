@@ -109,7 +109,7 @@ class EmbeddingHead:
         self._dense = [_Dense(module, device) for module in dense]
 
     def __call__(self, hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """`hidden` [rows, tokens, hidden_size], of each row so many tokens from the left -> float32 [rows, size]."""
+        """`hidden` [rows, tokens, hidden_size], with the tokens of each row at the left -> float32 [rows, size]."""
         vectors = pool(hidden.float(), lengths, self._ways)
         for dense in self._dense:
             vectors = dense(vectors)

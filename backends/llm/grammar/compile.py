@@ -73,7 +73,7 @@ def _compiler_of(tokenizer: Tokenizer) -> GrammarCompiler:
         compiler = tokenizer.grammar_compiler
         if compiler is None:
             compiler = tokenizer.grammar_compiler = GrammarCompiler(tokenizer)
-    assert isinstance(compiler, GrammarCompiler), f"{compiler} is no compiler of grammars"
+    assert isinstance(compiler, GrammarCompiler), f"{compiler} does not compile grammars"
     return compiler
 
 

@@ -24,7 +24,7 @@ _CONTROL_ESCAPES = {"n": 0x0A, "r": 0x0D, "t": 0x09}
 _MAX_DEPTH = 100
 _MAX_COUNT = 100_000
 _LAST_CHARACTER = 0x10FFFF
-# Of Lark: what is no reference to a token of the vocabulary, and what is; and what a grammar may not set.
+# Of Lark: text that does not refer to a token of the vocabulary, and text that does; and what a grammar may not set.
 _LARK_TOKEN = re.compile(
     r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|(<)|(%llguidance)|(^[ \t]*[?!]?[\w-]+[ \t]*\[)',
     re.MULTILINE,

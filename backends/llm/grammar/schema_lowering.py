@@ -284,7 +284,7 @@ def _with_names(found: dict[str, Any], schema: Schema, additional: Any, path: st
     if names is True or names == {}:
         return {**found, "additionalProperties": additional}
     if found.keys() != {"type"} or not isinstance(names, Mapping):
-        raise wrong(path, "propertyNames beside properties, or that is no object, is not supported")
+        raise wrong(path, "propertyNames beside properties, or of another type than an object, is not supported")
     unknown = names.keys() & CONSTRAINTS - {"type", "enum", "const", "minLength", "maxLength", "pattern", "format"}
     if unknown:
         raise wrong(f"{path}/propertyNames", f"keyword {min(unknown)!r} is not supported here")

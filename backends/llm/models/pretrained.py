@@ -25,7 +25,7 @@ def load_pretrained(loader: Any, checkpoint: Checkpoint, model_type: str, *, unu
     from transformers.utils import logging
 
     directory = checkpoint.transformers_directory
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is no terminal
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is not a terminal
     try:
         with _loading:
             model, found = loader.from_pretrained(

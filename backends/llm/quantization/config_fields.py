@@ -24,7 +24,7 @@ def integer(
     method: str,
     default: int | None = None,
 ) -> int:
-    """InvalidArgumentError for what is no integer, UnsupportedError for one that is not among the `allowed`."""
+    """InvalidArgumentError for anything but an integer, UnsupportedError for one that is not among the `allowed`."""
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidArgumentError(f"quantization_config.{key} of {method} must be an integer, got {value!r:.80}")

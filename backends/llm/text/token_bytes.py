@@ -29,7 +29,7 @@ class TokenBytes:
 
 
 def read_token_bytes(decoder: Mapping[str, Any] | None, vocabulary: Mapping[str, int]) -> TokenBytes | None:
-    """The table of a decoder (the "decoder" of tokenizer.json); None if it is no concatenation of tokens."""
+    """The table of a decoder (the "decoder" of tokenizer.json); None if it does not concatenate tokens."""
     if decoder is None:
         return None
     steps: list[dict[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [dict(decoder)]

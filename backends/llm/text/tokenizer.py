@@ -289,7 +289,7 @@ class Tokenizer:
         return None if token is None else self._vocabulary.get(token)
 
     def _lone_bytes(self) -> tuple[bytes, ...]:
-        """Of a decoder that is no concatenation: each token decoded alone."""
+        """For a decoder that does not concatenate: each token decoded alone."""
         return tuple(self.decode([token_id], skip_special_tokens=False).encode() for token_id in range(self.vocab_size))
 
 

@@ -90,7 +90,7 @@ class Unpacker:
         self._shape = record.shape
         self._offset = record.offset
         self._nbytes = record.nbytes
-        # Whether there are so many elements that they are unpacked in slices.
+        # Whether the elements are unpacked in slices, because they are many.
         self.is_long = self._datatype is Datatype.BYTES and prod(record.shape) > SLICE_ELEMENTS
 
     def placeholder(self) -> Tensor:

@@ -141,7 +141,7 @@ class Tokens:
 
 
 def _piece(piece: bytes) -> Any:
-    """The text of a token, or its bytes where it is no text alone."""
+    """The text of a token, or its bytes if it is not text by itself."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -24,7 +24,7 @@ class Range:
         return (value > self.low if self.is_open else value >= self.low) and value <= self.high
 
     def told(self, value: float = 0) -> str:
-        """The range in words, for someone who gave `value`: a bound that nobody comes near is left out."""
+        """The range in words, for someone who gave `value`: a bound far from any real value is left out."""
         begin = f"{'greater than' if self.is_open else 'at least'} {_exact(self.low)}"
         return begin if value <= self.high >= MAX_INT64 else f"{begin} and at most {_exact(self.high)}"
 

@@ -67,7 +67,7 @@ class Requests:
     async def run(self) -> None:
         """Let the listener hear everything, until every request has ended.
 
-        Raises the first error, after what came before it was heard.
+        Raises the first error, after the requests before it were heard.
         """
         while True:
             if self._unread and self._error is None:

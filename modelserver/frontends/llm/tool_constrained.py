@@ -49,7 +49,7 @@ class _Place(enum.Enum):
 class RequiredToolReader:
     """A `ToolReader` of an array of objects with `name` and then `parameters`.
 
-    Text that is no such array, which the constraint rules out, is told as content.
+    Text that is not such an array, which the constraint rules out, is told as content.
     """
 
     def __init__(self) -> None:

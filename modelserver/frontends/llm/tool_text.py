@@ -25,12 +25,12 @@ from modelserver.frontends.llm.tool_formats import (
 )
 from modelserver.frontends.llm.tools import held_back_len, make_tool_id
 
-# Longer than any name with its marks: what has no arguments by then is no call.
+# Longer than any name with its marks: without arguments by then, it is not a call.
 _MAX_HEAD_LEN = 512
 
 
 class ToolTextReader:
-    """A `ToolReader` of free text. `schemas` are those of the functions that there are."""
+    """A `ToolReader` of free text. `schemas` are those of the request's functions."""
 
     def __init__(
         self, tool_format: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], *, is_parallel: bool = True
@@ -178,7 +178,7 @@ class _Calls:
         return _Found(end, calls)
 
     def _over(self, end: int) -> _Found:
-        """What stands before `end` is no call. The first takes its mark with it, further marks are dropped."""
+        """The text before `end` is not a call. The first takes its mark with it, further marks are dropped."""
         return _Found(end, [], text_from=self._position if self._num_found else 0)
 
     def _skip(self, text: str) -> bool:

@@ -45,7 +45,7 @@ def read_completion(fields: Fields, limits: OpenAiLimits) -> CompletionRequest:
     max_tokens = fields.integer("max_tokens", Range(0 if is_echoed else 1, MAX_INT64))
     if max_tokens is None:
         max_tokens = _DEFAULT_MAX_TOKENS
-    # Models generate at least one token; it is left out where nobody wants it.
+    # Models generate at least one token; it is left out where it is not wanted.
     sampling["max_tokens"] = max(1, max_tokens)
     _read_logprobs(fields, sampling, limits, is_echoed=is_echoed, is_streamed=is_streamed)
     structure = read_structure(fields)

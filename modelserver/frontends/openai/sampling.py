@@ -88,7 +88,7 @@ _FLAGS_WITHOUT_EFFECT = ("store", "spaces_between_special_tokens")
 
 
 def refuse_unsupported(fields: Fields, *, offered: Collection[str] = ()) -> None:
-    """Raise ParameterError for a parameter that would change the answer and that nobody here acts on, but for those
+    """Raise ParameterError for a parameter that would change the answer and that has no effect here, but for those
     that this call has; and for one without effect that is not of its type."""
     for name, neutral in _REFUSED.items():
         value = fields.document.get(name)

@@ -34,7 +34,7 @@ def read_tools(fields: Fields, limits: OpenAiLimits) -> Tools:
     use, chosen = _read_function_call(fields, names) if is_legacy else _read_choice(fields, names)
     is_parallel = fields.flag("parallel_tool_calls", True) and not is_legacy
     if use is ToolUse.NONE:
-        # The model is not told of what it must not call.
+        # Functions that the model must not call are left out of its prompt.
         return Tools()
     if isinstance(chosen, frozenset):
         return Tools(tuple(tool for tool in tools if tool["function"]["name"] in chosen), use, "", is_parallel)

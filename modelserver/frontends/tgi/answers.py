@@ -194,7 +194,7 @@ def _stream_tokens(text: str, said: Said, num_top: int) -> list[Document]:
 
 
 def _is_mark(last: Document, said: Said) -> bool:
-    """Whether the last token is the mark of the end, which is no part of the text."""
+    """Whether the last token is the mark of the end, which is not a part of the text."""
     finish = said.finish
     if finish is None or finish.reason != "stop" or isinstance(finish.stop_reason, str):
         return False

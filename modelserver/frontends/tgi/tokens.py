@@ -48,8 +48,9 @@ async def _tokens(
 
 
 def _placed(text: str, ids: Sequence[int], pieces: Sequence[bytes]) -> list[Document]:
-    """The tokens with their places, in characters. A token that is no part of the text, such as one for its beginning,
-    has an empty place.
+    """The tokens with their places, in characters.
+
+    A token that is not a part of the text, such as one for its beginning, has an empty place.
     """
     data = text.encode("utf-8", "replace")
     found = []
