@@ -17,8 +17,8 @@ class KvManager:
 
     `window`: no layer looks further back than this number of tokens, its own included; None if some layer sees all.
     Blocks that no query will see again are given back, and the null block stands for them in the table. `chunk_len`: a
-    step computes at most this number of a sequence's tokens; None: all that are known. `has_states`: layers keep more of
-    a sequence than its blocks hold, so that none can go on from another's blocks: nothing is shared or found.
+    step computes at most this number of a sequence's tokens; None: all that are known. `has_states`: layers keep more
+    of a sequence than its blocks hold, so that none can go on from another's blocks: nothing is shared or found.
     """
 
     def __init__(

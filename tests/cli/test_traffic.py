@@ -56,7 +56,7 @@ def test_traffic_is_set_shown_and_removed(run) -> None:  # type: ignore[no-untyp
 def test_what_is_wrong_is_said(run) -> None:  # type: ignore[no-untyped-def]
     assert "VERSION=NUMBER" in run("traffic", "m", "--weight=1", status=1)
     assert "--remove" in run("traffic", "m", "--weight=1=1", "--remove", status=1)
-    assert "no model 'none'" in run("traffic", "none", "--weight=1=1", status=1)
+    assert "model 'none' is not in the repository" in run("traffic", "none", "--weight=1=1", status=1)
 
 
 def test_a_model_on_demand_is_kept_and_evicted(run) -> None:  # type: ignore[no-untyped-def]

@@ -55,8 +55,8 @@ def test_wrong_files_are_explained(tmp_path: Path) -> None:
     np.savez(mixed / "b.npz", x=X, n=N, labels=N[:, 0])
     for path, reason in (
         (tmp_path / "absent.npz", "No such file"),
-        (text, "no .npz file"),
-        (objects, "no .npz file of plain arrays"),
+        (text, "not a .npz file"),
+        (objects, "not a .npz file of plain arrays"),
         (empty, "expected x.npy and n.npy"),
         (mixed, "same arrays"),
     ):

@@ -128,7 +128,7 @@ def test_those_that_are_alike_are_joined() -> None:
     assert torch.equal(joined.dequantized(), torch.cat([first.dequantized(), second.dequantized()]))
     for other in KINDS:
         assert first.is_like(made(other)) == (other == "mins 5")
-    with pytest.raises(InvalidArgumentError, match="unlike"):
+    with pytest.raises(InvalidArgumentError, match="different formats"):
         QuantizedWeight.joined([first, made("zeros 4")])
 
 

@@ -134,7 +134,7 @@ def test_truncation_and_padding_of_the_file_do_not_count(tmp_path: Path) -> None
         ({}, "has no tokenizer.json, so text cannot become tokens"),
         ({"tokenizer.model": "x"}, r"only tokenizer.model \(a SentencePiece model\); convert it once"),
         ({"vocab.json": "{}", "merges.txt": ""}, "slow BPE"),
-        ({"tokenizer.json": "{"}, "no tokenizer that `tokenizers` can read"),
+        ({"tokenizer.json": "{"}, "cannot be read by the library tokenizers"),
     ],
 )
 def test_what_is_missing_is_said(tmp_path: Path, files: dict[str, str], message: str) -> None:
