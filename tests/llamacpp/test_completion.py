@@ -23,6 +23,12 @@ def sampling(http: httpx.Client, **more: Any) -> dict[str, Any]:
     return found
 
 
+def test_curl_need_not_say_that_a_body_is_json_and_pages_of_other_origins_must(http: httpx.Client) -> None:
+    body, kind = json.dumps({"prompt": "one"}), {"Content-Type": "application/x-www-form-urlencoded"}
+    assert http.post("/completion", content=body, headers=kind).status_code == 200
+    assert http.post("/completion", content=body, headers=kind | {"Origin": "http://elsewhere"}).status_code == 400
+
+
 def test_an_answer_is_one_document(http: httpx.Client) -> None:
     answer = complete(http, "one two three", n_predict=2, temperature=0.5)
     assert (answer["content"], answer["stop"], answer["stop_type"], answer["model"]) == (

@@ -49,6 +49,15 @@ def test_lines_are_streamed_unless_the_request_says_otherwise(http: httpx.Client
     assert [json.loads(line)["message"]["content"] for line in answer.text.splitlines()] == ["one", " two", ""]
 
 
+def test_curl_need_not_say_that_a_body_is_json_and_pages_of_other_origins_must(http: httpx.Client) -> None:
+    body, kind = (
+        json.dumps({"model": "mock", "messages": ask("one")}),
+        {"Content-Type": "application/x-www-form-urlencoded"},
+    )
+    assert http.post("/api/chat", content=body, headers=kind).status_code == 200
+    assert http.post("/api/chat", content=body, headers=kind | {"Origin": "http://elsewhere"}).status_code == 415
+
+
 def test_a_bound_on_tokens_is_the_reason_of_the_end(client: ollama.Client) -> None:
     answer = client.chat("mock", ask("one two three"), options={"num_predict": 2})
     assert (answer.message.content, answer.done_reason) == ("one two", "length")

@@ -49,7 +49,7 @@ class LlamaCpp:
     def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
         self._dataplane = dataplane
         self._errors = LlamaCppErrors()
-        self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=SSE)
+        self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=SSE, takes_any_type=True)
         self._later = LaterAnswers(self._errors)
         self._tokens = Tokens(dataplane)
 

@@ -147,10 +147,21 @@ def query_value(query: str, name: str) -> str:
 class CallEdge:
     """Turns functions that serve calls into handlers of routes: each call has a Task of its own.
 
-    `errors` and `framing` are the API's: how its errors look, and its streams.
+    `errors` and `framing` are the API's: how its errors look, and its streams. With `takes_any_type` a body need not
+    say that it is JSON: curl does not. Pages of other origins, which a browser names in `Origin`, must say so, because
+    the browser then asks first whether they may.
     """
 
-    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits, *, errors: ApiErrors, framing: Framing) -> None:
+    def __init__(
+        self,
+        dataplane: AnyDataPlane,
+        limits: HttpLimits,
+        *,
+        errors: ApiErrors,
+        framing: Framing,
+        takes_any_type: bool = False,
+    ) -> None:
+        self._takes_any_type = takes_any_type
         self._dataplane = dataplane
         self._limits = limits
         self._errors = errors
@@ -171,7 +182,8 @@ class CallEdge:
     async def _run(self, serve: Serve, exchange: HttpExchange) -> None:
         call: Call | None = None
         try:
-            _check_media_type(exchange)
+            if not self._takes_any_type or "origin" in exchange.head.headers:
+                _check_media_type(exchange)
             body = await _plain_body(exchange, self._limits)
             document = await _document(body, self._limits)
             call = Call(

@@ -32,7 +32,7 @@ class Ollama:
         self._dataplane = dataplane
         self._errors = OllamaErrors()
         self._models = OllamaModels(dataplane, controlplane)
-        self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=NDJSON)
+        self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=NDJSON, takes_any_type=True)
         self._later = LaterAnswers(self._errors)
 
     def api(self) -> Api:
