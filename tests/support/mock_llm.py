@@ -5,7 +5,7 @@ a time. A prompt that begins with `do: ` and a JSON object is a script instead:
 
     text        what to say, cut into tokens of `cut` characters where that is given
     finish      the reason to give at the end, "stop" if none
-    mark        a last token that is no part of the text, as of models that tell the mark of the end
+    mark        a last token that is not a part of the text, such as the mark of the end
     error       how many tokens to say before the request fails
     hang        how many tokens to say before it waits until it is cancelled; `num_cancelled` says how often that was
     endless     the tokens never end, until it is cancelled
