@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2.frame import too_much
@@ -196,3 +198,62 @@ class AbuseLimits:
             self._strikes.forgive()
         if not self._strikes.count(now_s, has_streams=has_streams):
             raise too_much(Violation.TOO_MANY_PINGS)
+
+
+# Streams beyond this number are not waited for.
+_MAX_WAITED_FOR: Final = 100
+
+
+class UnendedStreams:
+    """Asks the client to stop (RFC 9113, 8.1) if it sends more, or has not ended its side within `linger_s`.
+
+    Not at once: most are about to end, and HAProxy discards the buffered part of an answer when the stream is reset
+    after it.
+    """
+
+    __slots__ = ("_ask_to_stop", "_due_s", "_linger_s", "_loop", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, linger_s: float, ask_to_stop: Callable[[int], object]) -> None:
+        self._loop = loop
+        self._linger_s = linger_s
+        self._ask_to_stop = ask_to_stop
+        # Until when each is waited for, the oldest first.
+        self._due_s: dict[int, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, stream_id: int) -> None:
+        """Our side has ended, and the client's has not."""
+        self._due_s[stream_id] = self._loop.time() + self._linger_s
+        if len(self._due_s) > _MAX_WAITED_FOR:
+            self._stop(next(iter(self._due_s)))
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._linger_s, self._look)
+
+    def go_on(self, stream_id: int) -> None:
+        """The client sends more on a stream that was closed."""
+        if stream_id in self._due_s:
+            self._stop(stream_id)
+
+    def end(self, stream_id: int) -> bool:
+        """The client has ended its side, or reset it; returns whether it was waited for."""
+        return self._due_s.pop(stream_id, None) is not None
+
+    def close(self) -> None:
+        """The connection ends."""
+        self._due_s.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        now_s = self._loop.time()
+        self._timer = None
+        for stream_id, due_s in list(self._due_s.items()):
+            if due_s > now_s:
+                self._timer = self._loop.call_at(due_s, self._look)
+                break
+            self._stop(stream_id)
+
+    def _stop(self, stream_id: int) -> None:
+        del self._due_s[stream_id]
+        self._ask_to_stop(stream_id)

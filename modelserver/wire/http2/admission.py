@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from modelserver.core.recognition import Memory
 from modelserver.protocol.grpc_status import Status
@@ -15,16 +15,61 @@ from modelserver.wire.http2.grpc_ending import trailers_only
 from modelserver.wire.http2.head import HeadReader, MalformedError, check_trailers
 from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError
 from modelserver.wire.http2.hpack_tables import Field
-from modelserver.wire.http2.routes import Refusal, Route, find_route
-from modelserver.wire.http2.stream import RefusedStream
-
-if TYPE_CHECKING:
-    from modelserver.wire.http2.connection import Http2Connection
-    from modelserver.wire.http2.stream import Http2Stream
+from modelserver.wire.http2.routes import find_route
+from modelserver.wire.http2.sender import Outgoing
+from modelserver.wire.http2.stream import ANSWERED, STREAM_SLOTS, Connection, Http2Stream, Refusal, Route
 
 # Blocks that are remembered, and their size.
 _MAX_KNOWN: Final = 64
 _MAX_KNOWN_BYTES: Final = 512
+
+
+class RefusedStream(Http2Stream):
+    """Sends a refusal, and ignores the request's body."""
+
+    __slots__ = tuple(slot for slot in STREAM_SLOTS if slot != "route")
+
+    def __init__(self, connection: Connection, stream_id: int) -> None:
+        self.connection = connection
+        self.id = stream_id
+        self.phase = ANSWERED
+        self.is_ended = False
+        self.num_received = 0
+        self.send_window = connection.sender.initial_window
+        self.receive_window = connection.initial_window
+        self.outgoing: Outgoing | None = None
+
+    def answer(self, refusal: Refusal) -> None:
+        """Send it; the stream closes as soon as all of it is sent."""
+        connection = self.connection
+        if refusal.body:
+            connection.sender.send_block(self.id, refusal.block)
+            connection.queue(self, refusal.body, b"")
+        else:
+            connection.sender.send_block(self.id, refusal.block, END_STREAM)
+            connection.finish(self)
+
+    def answer_late(self, refusal: Refusal) -> None:
+        """As `answer`, unless the client has left."""
+        connection = self.connection
+        if connection.streams.get(self.id) is self and not connection.transport.is_closing():
+            self.answer(refusal)
+            connection.schedule_flush()
+
+    def receive(self, data: memoryview) -> None:
+        """Dropped."""
+
+    def end(self) -> None:
+        """Ignored."""
+
+    def give_up(self, text: str) -> None:
+        """It has its answer."""
+
+    def dismiss(self, text: str) -> None:
+        """It has its answer."""
+
+    def check_length(self, *, is_complete: bool) -> None:
+        """Ignored."""
 
 
 class Admission:
@@ -35,7 +80,7 @@ class Admission:
 
     __slots__ = ("_connection", "_decoder", "_heads", "_memory", "known")
 
-    def __init__(self, connection: Http2Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._decoder = Decoder(connection.context.limits.head.max_http2_list_bytes)
         is_on = connection.context.limits.recognizes

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from modelserver.wire.http2.frame import MAX_31_BITS, ErrorCode, goaway, ping, rst_stream
-
-if TYPE_CHECKING:
-    from modelserver.wire.http2.connection import Http2Connection
+from modelserver.wire.http2.frame import MAX_31_BITS, ErrorCode, goaway, ping
+from modelserver.wire.http2.stream import Connection
 
 # The ping whose answer shows that the client has seen the first GOAWAY.
 _MARKER: Final = b"leaving!"
@@ -36,7 +34,7 @@ class Closing:
 
     __slots__ = ("_connection", "_num_discarded", "_step", "_timers")
 
-    def __init__(self, connection: Http2Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._step = _Step.OPEN
         self._timers: list[asyncio.TimerHandle] = []
@@ -65,18 +63,12 @@ class Closing:
         connection.schedule_flush()
         self._later(_MARKER_TIMEOUT_S, self.refuse)
         if grace_s is not None:
-            self._later(grace_s, connection.abort)
+            self._later(grace_s, connection.transport.abort)
 
     def ping_answered(self, payload: bytes) -> None:
         """Our PING was acknowledged."""
         if payload == _MARKER:
             self.refuse()
-
-    def close_if_done(self) -> None:
-        """Hang up if all streams are done and their answers are handed to the transport."""
-        connection = self._connection
-        if self.is_due and not connection.streams and not connection.sender.has_ready:
-            self.hang_up(then=connection.transport.close)
 
     def hang_up(self, *, then: Callable[[], None]) -> None:
         """Send the pending data as the last, read nothing more, and close by `then` unless the client does so soon.
@@ -88,7 +80,6 @@ class Closing:
         self._step = _Step.HUNG_UP
         connection, transport = self._connection, self._connection.transport
         connection.leave_streams()
-        connection.receiver.discard()
         connection.sender.flush()
         connection.sender.shut()
         if transport.is_closing():
@@ -100,7 +91,7 @@ class Closing:
         """Data arrived after our last frame."""
         self._num_discarded += num_bytes
         if self._num_discarded > _MAX_DISCARDED_BYTES:
-            self._connection.abort()
+            self._connection.transport.abort()
 
     def cancel_timers(self) -> None:
         """The connection is lost."""
@@ -121,63 +112,3 @@ class Closing:
 
     def _later(self, delay_s: float, act: Callable[[], None]) -> None:
         self._timers.append(self._connection.context.loop.call_later(delay_s, act))
-
-
-# Streams beyond this number are not waited for.
-_MAX_WAITED_FOR: Final = 100
-
-
-class UnendedStreams:
-    """Asks the client to stop (RFC 9113, 8.1) if it sends more, or has not ended its side within `linger_s`.
-
-    Not at once: most are about to end, and HAProxy discards the buffered part of an answer when the stream is reset
-    after it.
-    """
-
-    __slots__ = ("_connection", "_due_s", "_timer")
-
-    def __init__(self, connection: Http2Connection) -> None:
-        self._connection = connection
-        # Until when each is waited for, the oldest first.
-        self._due_s: dict[int, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, stream_id: int) -> None:
-        """Our side has ended, and the client's has not."""
-        loop, linger_s = self._connection.context.loop, self._connection.context.limits.times.linger_s
-        self._due_s[stream_id] = loop.time() + linger_s
-        if len(self._due_s) > _MAX_WAITED_FOR:
-            self._stop(next(iter(self._due_s)))
-        if self._timer is None:
-            self._timer = loop.call_later(linger_s, self._look)
-
-    def go_on(self, stream_id: int) -> None:
-        """The client sends more on a stream that was closed."""
-        if stream_id in self._due_s:
-            self._stop(stream_id)
-
-    def end(self, stream_id: int) -> bool:
-        """The client has ended its side, or reset it; returns whether it was waited for."""
-        return self._due_s.pop(stream_id, None) is not None
-
-    def close(self) -> None:
-        """The connection ends."""
-        self._due_s.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        loop = self._connection.context.loop
-        now_s = loop.time()
-        self._timer = None
-        for stream_id, due_s in list(self._due_s.items()):
-            if due_s > now_s:
-                self._timer = loop.call_at(due_s, self._look)
-                break
-            self._stop(stream_id)
-
-    def _stop(self, stream_id: int) -> None:
-        del self._due_s[stream_id]
-        self._connection.sender.frames.append(rst_stream(stream_id, ErrorCode.NO_ERROR))
-        self._connection.schedule_flush()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from modelserver.core.tensor import Buffer
 from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2 import settings
+from modelserver.wire.http2.closing import Closing
 from modelserver.wire.http2.frame import (
     ACK,
     CONTINUATION,
@@ -29,10 +30,8 @@ from modelserver.wire.http2.frame import (
     too_much,
     unpack_u32,
 )
+from modelserver.wire.http2.stream import Connection
 from modelserver.wire.limits import HeadLimits
-
-if TYPE_CHECKING:
-    from modelserver.wire.http2.connection import Http2Connection
 
 # WINDOW_UPDATEs that are free: this many at first, for each stream, for each turn of sending, and one per this many
 # bytes sent (HAProxy returns credit for each piece that it reads, to stream and connection).
@@ -49,12 +48,11 @@ class ControlFrames:
     peer.
     """
 
-    __slots__ = ("_connection", "_num_window_updates", "num_unacknowledged")
+    __slots__ = ("_closing", "_connection", "_num_window_updates")
 
-    def __init__(self, connection: Http2Connection) -> None:
+    def __init__(self, connection: Connection, closing: Closing) -> None:
         self._connection = connection
-        # SETTINGS of ours that the peer has not acknowledged.
-        self.num_unacknowledged = 1
+        self._closing = closing
         self._num_window_updates = 0
 
     def knows(self, kind: int) -> bool:
@@ -120,7 +118,7 @@ class ControlFrames:
         sender = connection.sender
         for identifier, value in settings.read_settings(payload, connection.context.limits.http2.max_settings):
             if identifier == settings.INITIAL_WINDOW_SIZE:
-                sender.set_initial_window(value, connection.streams)
+                sender.set_initial_window(value, connection.streams.values())
             elif identifier == settings.MAX_FRAME_SIZE:
                 sender.set_max_frame(value)
             elif identifier == settings.HEADER_TABLE_SIZE and value < settings.DEFAULT_HEADER_TABLE_BYTES:
@@ -130,9 +128,9 @@ class ControlFrames:
 
     def _take_settings_ack(self, payload: bytes) -> None:
         _check_length("SETTINGS with ACK", payload, 0)
-        if not self.num_unacknowledged:
+        if not self._connection.num_unacknowledged:
             raise protocol_fault("an acknowledgement of SETTINGS that were not sent")
-        self.num_unacknowledged -= 1
+        self._connection.num_unacknowledged -= 1
 
     def _take_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -140,7 +138,7 @@ class ControlFrames:
         _check_length("PING", payload, 8)
         connection = self._connection
         if flags & ACK:
-            connection.closing.ping_answered(payload)
+            self._closing.ping_answered(payload)
             return
         abuse_limits, sender = connection.abuse_limits, connection.sender
         abuse_limits.count_answer()

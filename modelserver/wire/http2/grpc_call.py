@@ -6,7 +6,7 @@ import asyncio
 import struct
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from modelserver.core import accelerator
 from modelserver.core.long_work import long_work
@@ -35,12 +35,10 @@ from modelserver.wire.http2.stream import (
     RECEIVING,
     RUNNING,
     STREAM_SLOTS,
+    Connection,
     Http2Stream,
+    Route,
 )
-
-if TYPE_CHECKING:
-    from modelserver.wire.http2.connection import Http2Connection
-    from modelserver.wire.http2.routes import Route
 
 # The frames of a small answer, but for the ids and the message: they are the same each time.
 _HEADERS_HEAD: Final = len(RESPONSE_HEADERS).to_bytes(3, "big") + bytes((HEADERS, END_HEADERS))
@@ -60,7 +58,7 @@ class GrpcCall(UnaryCall, Http2Stream, Expiring):
 
     __slots__ = (*STREAM_SLOTS, "_assembly")
 
-    def __init__(self, connection: Http2Connection, stream_id: int, route: Route) -> None:
+    def __init__(self, connection: Connection, stream_id: int, route: Route) -> None:
         self.connection = connection
         self.id = stream_id
         self.route = route
@@ -108,7 +106,7 @@ class GrpcCall(UnaryCall, Http2Stream, Expiring):
         if frames is None:
             frames = _join_answer(stream_id, parts, size)
         sender.frames.append(frames)
-        # As `Http2Connection.finish` for a stream that both sides have ended.
+        # As `Connection.finish` for a stream that both sides have ended.
         self.phase = DONE
         self.on_cancel = None
         del connection.streams[stream_id]
@@ -130,11 +128,11 @@ class GrpcCall(UnaryCall, Http2Stream, Expiring):
         """An answer that is large, or must wait for a window."""
         self.phase = ANSWERED
         self.on_cancel = None
-        sender = self.connection.sender
-        sender.send_block(self.id, headers)
+        connection = self.connection
+        connection.sender.send_block(self.id, headers)
         prefix = flag + pack_u32(sum(map(len, parts)))
-        sender.queue(self, (prefix, *parts), OK_TRAILERS)
-        self.connection.schedule_flush()
+        connection.queue(self, (prefix, *parts), OK_TRAILERS)
+        connection.schedule_flush()
 
     def _come_late(self) -> None:
         """The answer to a call that was closed meanwhile."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from modelserver.protocol.call import RpcError
 from modelserver.protocol.grpc_status import PUSHBACK, Status
@@ -12,9 +12,7 @@ from modelserver.wire.http2.frame import END_STREAM
 from modelserver.wire.http2.grpc_compression import ACCEPT_ENCODING
 from modelserver.wire.http2.hpack import literal
 from modelserver.wire.http2.message import BudgetSpentError
-
-if TYPE_CHECKING:
-    from modelserver.wire.http2.stream import Http2Stream
+from modelserver.wire.http2.stream import Http2Stream
 
 _STATUS_OK_FIELD: Final = b"\x88"  # ":status: 200" of the static table
 CONTENT_TYPE: Final = literal(b"content-type", b"application/grpc")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from modelserver.core.long_work import long_work
 from modelserver.protocol.call import Parts, RpcError, StreamCall
@@ -26,11 +26,16 @@ from modelserver.wire.http2.hpack import literal
 from modelserver.wire.http2.inbox import Inbox
 from modelserver.wire.http2.message import BudgetSpentError
 from modelserver.wire.http2.sender import Outgoing
-from modelserver.wire.http2.stream import ABANDONED, ANSWERED, DONE, RUNNING, STREAM_SLOTS, Http2Stream
-
-if TYPE_CHECKING:
-    from modelserver.wire.http2.connection import Http2Connection
-    from modelserver.wire.http2.routes import Route
+from modelserver.wire.http2.stream import (
+    ABANDONED,
+    ANSWERED,
+    DONE,
+    RUNNING,
+    STREAM_SLOTS,
+    Connection,
+    Http2Stream,
+    Route,
+)
 
 # Bytes waiting to be sent beyond which the handler waits.
 _MAX_UNSENT_BYTES: Final = 64 * 1024
@@ -52,7 +57,7 @@ class GrpcStream(Http2Stream, Expiring):
         "deadline_ns",
     )
 
-    def __init__(self, connection: Http2Connection, stream_id: int, route: Route) -> None:
+    def __init__(self, connection: Connection, stream_id: int, route: Route) -> None:
         self.connection = connection
         self.id = stream_id
         self.route = route
@@ -102,7 +107,7 @@ class GrpcStream(Http2Stream, Expiring):
             return
         if not self._has_headers:
             self._send_headers()
-        self.connection.sender.queue(self, (), OK_TRAILERS)
+        self.connection.queue(self, (), OK_TRAILERS)
         self.connection.schedule_flush()
 
     # Messages from the handler.
@@ -138,7 +143,9 @@ class GrpcStream(Http2Stream, Expiring):
     def _send(self, flag: bytes, parts: Parts) -> None:
         if not self._has_headers:
             self._send_headers()
-        self.connection.sender.send_data(self, (flag + pack_u32(sum(map(len, parts))), *parts))
+        message = (flag + pack_u32(sum(map(len, parts))), *parts)
+        if not self.connection.sender.send_data(self, message):
+            self.connection.queue(self, message)
         self.connection.schedule_flush()
 
     def _check_open(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from modelserver.core.long_work import long_work
 from modelserver.core.tensor import Buffer
@@ -14,9 +14,7 @@ from modelserver.protocol.grpc_status import Status
 from modelserver.wire.http2.frame import window_update
 from modelserver.wire.http2.grpc_compression import decompress, decompress_on_loop
 from modelserver.wire.http2.message import PREFIX_BYTES
-
-if TYPE_CHECKING:
-    from modelserver.wire.http2.stream import Http2Stream
+from modelserver.wire.http2.stream import Http2Stream
 
 # The most messages waiting for the handler; bytes beyond them are kept undecoded, within the window.
 _MAX_MESSAGES: Final = 64

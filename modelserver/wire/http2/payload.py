@@ -125,7 +125,7 @@ def _count(stream: Http2Stream, length: int, num_bytes: int) -> None:
         raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"DATA after the end of stream {stream.id}")
     stream.receive_window -= length
     # Until it knows our settings, the client uses the default window, which may be larger.
-    if stream.receive_window < 0 and length and not stream.connection.control.num_unacknowledged:
+    if stream.receive_window < 0 and length and not stream.connection.num_unacknowledged:
         raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"DATA on stream {stream.id} is over its window")
     stream.num_received += num_bytes
     stream.check_length(is_complete=False)

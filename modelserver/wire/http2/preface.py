@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from modelserver.telemetry.wire_counts import Violation
+from modelserver.wire.http2.control import ControlFrames
 from modelserver.wire.http2.frame import (
     ACK,
     HEAD_BYTES,
@@ -18,9 +19,6 @@ from modelserver.wire.http2.frame import (
 )
 from modelserver.wire.http2.settings import check_size
 
-if TYPE_CHECKING:
-    from modelserver.wire.http2.connection import Http2Connection
-
 PREFACE_NAME: Final = "the preface"
 FIRST_SETTINGS: Final = "the first SETTINGS"
 
@@ -28,10 +26,11 @@ FIRST_SETTINGS: Final = "the first SETTINGS"
 class Preface:
     """Reads the beginning, until nothing of it is `awaited`. Raises ConnectionFault for anything else."""
 
-    __slots__ = ("_connection", "awaited")
+    __slots__ = ("_control", "_max_settings", "awaited")
 
-    def __init__(self, connection: Http2Connection) -> None:
-        self._connection = connection
+    def __init__(self, control: ControlFrames, max_settings: int) -> None:
+        self._control = control
+        self._max_settings = max_settings
         self.awaited: str | None = PREFACE_NAME
 
     def read(self, data: Octets, view: memoryview, position: int, end: int) -> int:
@@ -59,11 +58,10 @@ class Preface:
         length, kind, flags, stream_id = read_head(data, position)
         if kind != SETTINGS or flags & ACK:
             raise protocol_fault(f"the first frame must be SETTINGS, got one of type {kind}")
-        connection = self._connection
-        check_size(length, connection.context.limits.http2.max_settings)
+        check_size(length, self._max_settings)
         stop = position + HEAD_BYTES + length
         if stop > end:
             return position
-        connection.control.take(kind, flags, stream_id, view[stop - length : stop].tobytes())
+        self._control.take(kind, flags, stream_id, view[stop - length : stop].tobytes())
         self.awaited = None
         return stop

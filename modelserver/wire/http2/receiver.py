@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.http2.abuse_limits import Closed
 from modelserver.wire.http2.admission import Admission
-from modelserver.wire.http2.control import OpenBlock, part_of_block
+from modelserver.wire.http2.control import ControlFrames, OpenBlock, part_of_block
 from modelserver.wire.http2.frame import (
     DATA,
     DEFAULT_WINDOW_BYTES,
@@ -31,10 +31,7 @@ from modelserver.wire.http2.grpc_call import GrpcCall
 from modelserver.wire.http2.message import MIN_BUFFER_BYTES, PREFIX_BYTES
 from modelserver.wire.http2.payload import Payload
 from modelserver.wire.http2.preface import Preface
-from modelserver.wire.http2.stream import FRESH, RUNNING, Http2Stream
-
-if TYPE_CHECKING:
-    from modelserver.wire.http2.connection import Http2Connection
+from modelserver.wire.http2.stream import FRESH, RUNNING, Connection, Http2Stream
 
 # Reads from data[position:end] and returns the position of the first byte that it could not use yet.
 Stage = Callable[[Octets, memoryview, int, int], int]
@@ -61,6 +58,7 @@ class Receiver:
         "_carry",
         "_connection",
         "_connection_window",
+        "_control",
         "_is_direct",
         "_max_frame",
         "_max_inline",
@@ -74,9 +72,10 @@ class Receiver:
         "has_backlog",
     )
 
-    def __init__(self, connection: Http2Connection) -> None:
+    def __init__(self, connection: Connection, control: ControlFrames) -> None:
         limits = connection.context.limits
         self._connection = connection
+        self._control = control
         self._admission = Admission(connection)
         self._arena = connection.context.arena
         self._max_frame = limits.http2.max_frame_bytes
@@ -88,7 +87,7 @@ class Receiver:
             PREFIX_BYTES
             + min(limits.http2.initial_window_bytes - PREFIX_BYTES, limits.max_message_bytes, MIN_BUFFER_BYTES),
         )
-        self._preface = Preface(connection)
+        self._preface = Preface(control, limits.http2.max_settings)
         self._stage: Stage = self._read_beginning
         # The beginning of an incomplete element.
         self._carry = b""
@@ -243,7 +242,7 @@ class Receiver:
                         return position
                     continue
                 else:
-                    connection.control.take_window_update(stream_id, payload)
+                    self._control.take_window_update(stream_id, payload)
                     position = stop
                     continue
             if end - position < HEAD_BYTES:
@@ -331,7 +330,7 @@ class Receiver:
             return position
         if kind == HEADERS:
             raise too_much(Violation.HEAD_TOO_LARGE)
-        if kind != GOAWAY and self._connection.control.knows(kind):
+        if kind != GOAWAY and self._control.knows(kind):
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {length} bytes")
         self._connection.abuse_limits.count_glitches(1)
         self._payload.skip(length)
@@ -339,7 +338,7 @@ class Receiver:
         return position + HEAD_BYTES
 
     def _take_other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        control = self._connection.control
+        control = self._control
         if control.knows(kind):
             control.take(kind, flags, stream_id, payload)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError
@@ -19,11 +19,17 @@ from modelserver.wire.http1.head import BODYLESS, field_value, json_length
 from modelserver.wire.http2.frame import END_STREAM, ErrorCode, window_update
 from modelserver.wire.http2.hpack import literal
 from modelserver.wire.http2.sender import Outgoing
-from modelserver.wire.http2.stream import ABANDONED, ANSWERED, DONE, RECEIVING, RUNNING, STREAM_SLOTS, Http2Stream
-
-if TYPE_CHECKING:
-    from modelserver.wire.http2.connection import Http2Connection
-    from modelserver.wire.http2.routes import Route
+from modelserver.wire.http2.stream import (
+    ABANDONED,
+    ANSWERED,
+    DONE,
+    RECEIVING,
+    RUNNING,
+    STREAM_SLOTS,
+    Connection,
+    Http2Stream,
+    Route,
+)
 
 # Statuses of the static table (RFC 7541, appendix A).
 _STATUS_FIELDS: Final = {
@@ -69,7 +75,7 @@ class RestExchange(HttpExchange, Http2Stream):
 
     __slots__ = (*STREAM_SLOTS, "_collector", "_credit", "_is_started")
 
-    def __init__(self, connection: Http2Connection, stream_id: int, route: Route) -> None:
+    def __init__(self, connection: Connection, stream_id: int, route: Route) -> None:
         self.connection = connection
         self.id = stream_id
         self.route = route
@@ -199,7 +205,7 @@ class RestExchange(HttpExchange, Http2Stream):
             body = ()
         self._begin(block, ends=not any(body))
         if any(body):
-            self.connection.sender.queue(self, body, b"")
+            self.connection.queue(self, body, b"")
 
     def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
         if self.phase == RUNNING:
@@ -219,7 +225,7 @@ class RestExchange(HttpExchange, Http2Stream):
             return True
         self._check_open()
         if data:
-            self.connection.sender.queue(self, (data,))
+            self.connection.queue(self, (data,))
             self.connection.schedule_flush()
         outgoing = self.outgoing
         return outgoing is None or outgoing.num_bytes <= _MAX_UNSENT_BYTES
@@ -242,7 +248,7 @@ class RestExchange(HttpExchange, Http2Stream):
         if self.phase == RUNNING:
             self.phase = ANSWERED
             self.on_disconnect = None
-            self.connection.sender.queue(self, (), b"")
+            self.connection.queue(self, (), b"")
             self.connection.schedule_flush()
 
     def _check_open(self) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from modelserver.auth.access import EVERYBODY, Admitted
-from modelserver.core.tensor import Buffer
-from modelserver.protocol.call import CheckHead, RpcError
+from modelserver.auth.access import EVERYBODY
+from modelserver.protocol.call import RpcError
 from modelserver.protocol.grpc_status import Status
 from modelserver.protocol.response import PLAIN_ERRORS, ErrorWriter, HttpResponse
 from modelserver.telemetry.wire_counts import Protocol, Violation
@@ -18,55 +16,7 @@ from modelserver.wire.http2.grpc_ending import DEADLINE_TEXT, trailers_only
 from modelserver.wire.http2.grpc_stream import GrpcStream
 from modelserver.wire.http2.head import RequestHead
 from modelserver.wire.http2.rest_exchange import RestExchange, answer_block, length_field
-
-if TYPE_CHECKING:
-    from modelserver.wire.http2.connection import Http2Connection
-    from modelserver.wire.http2.stream import Http2Stream
-
-
-class Refusal:
-    """An answer that needs no handler: a header block, and a body for clients of HTTP.
-
-    `is_of_caller`: the frontend does not admit this caller.
-    """
-
-    __slots__ = ("block", "body", "is_of_caller")
-
-    def __init__(self, block: bytes, body: Sequence[Buffer] = (), *, is_of_caller: bool = False) -> None:
-        self.block = block
-        self.body = body
-        self.is_of_caller = is_of_caller
-
-
-class Route:
-    """The data derived from a head, for all requests with that head. Never changed.
-
-    `open` makes the stream, and `handle` is the handler, which gets the stream or its call. A head that leads to no
-    handler has a `Refusal` instead. `encoding` compresses answers, unless it is None. `admitted` is the frontend's
-    decision on the head; `check_head` says for a gRPC call whether it still holds.
-    """
-
-    __slots__ = ("admitted", "check_head", "content_length", "encoding", "handle", "head", "open", "timeout_ns")
-
-    def __init__(
-        self,
-        head: RequestHead,
-        open_stream: Callable[[Http2Connection, int, Route], Http2Stream],
-        handle: Callable[[Any], Any],
-        encoding: bytes | None = None,
-        admitted: Admitted = EVERYBODY,
-        check_head: CheckHead | None = None,
-    ) -> None:
-        self.head = head
-        self.open = open_stream
-        self.handle = handle
-        self.encoding = encoding
-        self.admitted = admitted
-        self.check_head = check_head
-        # Copied: these are read for each request.
-        self.content_length = head.content_length
-        self.timeout_ns = head.timeout_ns
-
+from modelserver.wire.http2.stream import Refusal, Route
 
 _GRPC_LIKE: Final = b"application/grpc"
 _NO_GRPC: Final = "this port serves HTTP only; gRPC is served on another one (--grpc-port)"

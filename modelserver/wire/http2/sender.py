@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from modelserver.core.tensor import Buffer
+from modelserver.wire.context import WireContext
 from modelserver.wire.http2.frame import (
     CONTINUATION,
     DATA,
@@ -24,10 +25,6 @@ from modelserver.wire.http2.frame import (
 )
 from modelserver.wire.http2.hpack import TABLE_SIZE_UPDATE
 from modelserver.wire.sockets.transport import gathers
-
-if TYPE_CHECKING:
-    from modelserver.wire.http2.connection import Http2Connection
-    from modelserver.wire.http2.stream import Http2Stream
 
 
 class Outgoing:
@@ -100,6 +97,17 @@ class Outgoing:
                 length = 0
 
 
+class SendingStream:
+    """A stream as the sender sees it: how many bytes the peer lets it send, and its unsent data."""
+
+    if not TYPE_CHECKING:  # mypy would take these for the only slots
+        __slots__ = ()
+
+    id: int
+    send_window: int
+    outgoing: Outgoing | None
+
+
 # Bytes that one stream may send before it is the next one's turn.
 _TURN_BYTES: Final = 256 * 1024
 # An answer up to this size is copied into one piece with its frames' heads; a larger one is sent without copying.
@@ -113,19 +121,20 @@ class Sender:
 
     `frames` are the next bytes to write, in this order: an acknowledgement of SETTINGS must not overtake frames that
     were made before them. `window` is the connection's. `inline_bytes` is the size up to which a stream may put an
-    answer into `frames` by itself, and 0 while answers must queue.
+    answer into `frames` by itself, and 0 while answers must queue. `finished` are the ids of the streams whose answers
+    were framed to their end; the connection takes them after each flush.
     """
 
     __slots__ = (
         "_block_prefix",
-        "_connection",
+        "_context",
         "_is_shut",
         "_joins_all",
         "_max_frame",
         "_max_pumped_bytes",
-        "_max_queued_bytes",
         "_ready",
         "_transport",
+        "finished",
         "frames",
         "initial_window",
         "inline_bytes",
@@ -137,19 +146,18 @@ class Sender:
         "window",
     )
 
-    def __init__(self, connection: Http2Connection, transport: asyncio.Transport) -> None:
-        limits = connection.context.limits
-        self._connection = connection
+    def __init__(self, context: WireContext, transport: asyncio.Transport) -> None:
+        self._context = context
         self._transport = transport
         self._joins_all = not gathers(transport)
         # At most this much is turned into frames at once: the transport says only afterwards that it is full.
-        self._max_pumped_bytes = 2 * limits.write_buffer_bytes
-        self._max_queued_bytes = limits.max_queued_bytes
+        self._max_pumped_bytes = 2 * context.limits.write_buffer_bytes
         self._is_shut = False
         self._block_prefix = b""
         self._max_frame = DEFAULT_FRAME_BYTES
-        self._ready: deque[Http2Stream] = deque()
+        self._ready: deque[SendingStream] = deque()
         self.frames: list[Buffer] = []
+        self.finished: list[int] = []
         self.initial_window = DEFAULT_WINDOW_BYTES
         self.window = DEFAULT_WINDOW_BYTES
         self.inline_bytes = INLINE_BYTES
@@ -178,37 +186,35 @@ class Sender:
             last = END_HEADERS if start + size >= len(block) else 0
             self.frames.append(frame(CONTINUATION, last, stream_id, block[start : start + size]))
 
-    def queue(self, stream: Http2Stream, parts: Sequence[Buffer], ending: bytes | None = None) -> None:
+    def queue(self, stream: SendingStream, parts: Sequence[Buffer], ending: bytes | None = None) -> None:
         """Send the parts as the windows allow, and then `ending`, which may be given once."""
         outgoing = stream.outgoing
         if outgoing is None:
             outgoing = stream.outgoing = Outgoing()
         self.num_queued_bytes += outgoing.add(parts)
         outgoing.ending = ending
-        if self.num_queued_bytes > self._max_queued_bytes:
-            self._connection.update_max_open()
         self._make_ready(stream, outgoing)
         self._update_inline()
 
-    def send_data(self, stream: Http2Stream, parts: Sequence[Buffer]) -> None:
-        """Send a small message at once if nothing prevents it; queue any other."""
+    def send_data(self, stream: SendingStream, parts: Sequence[Buffer]) -> bool:
+        """Send a small message at once; False, and nothing sent, if it must be queued."""
         size = sum(map(len, parts))
         if size > self.inline_bytes or size > self.window or size > stream.send_window or stream.outgoing is not None:
-            self.queue(stream, parts)
-            return
+            return False
         self.num_turns += 1
         self.window -= size
         stream.send_window -= size
         self.frames.append(b"".join((pack_head(size >> 8, size & 0xFF, DATA, 0, stream.id), *parts)))
+        return True
 
-    def drop(self, stream: Http2Stream) -> None:
+    def drop(self, stream: SendingStream) -> None:
         """Forget the waiting data of a stream that is gone."""
         outgoing = stream.outgoing
         if outgoing is None:
             return
         stream.outgoing = None
         self.num_queued_bytes -= outgoing.num_bytes
-        self._connection.context.num_given_up_bytes += outgoing.num_bytes
+        self._context.num_given_up_bytes += outgoing.num_bytes
         if outgoing.is_ready:
             self._ready.remove(stream)
         self._update_inline()
@@ -216,11 +222,11 @@ class Sender:
 
     # The peer's flow control.
 
-    def set_initial_window(self, num_bytes: int, streams: dict[int, Http2Stream]) -> None:
+    def set_initial_window(self, num_bytes: int, streams: Iterable[SendingStream]) -> None:
         """The peer's setting, which moves the window of every open stream. Raises ConnectionFault on overflow."""
         change = num_bytes - self.initial_window
         self.initial_window = num_bytes
-        for stream in streams.values():
+        for stream in streams:
             stream.send_window += change
             if stream.send_window > MAX_31_BITS:
                 raise ConnectionFault(
@@ -244,7 +250,7 @@ class Sender:
         if self.window > MAX_31_BITS:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is over 2^31-1 bytes")
 
-    def add_window(self, stream: Http2Stream) -> None:
+    def add_window(self, stream: SendingStream) -> None:
         """The stream's window has grown."""
         if stream.outgoing is not None:
             self._make_ready(stream, stream.outgoing)
@@ -291,7 +297,7 @@ class Sender:
                 self._transport.writelines(pieces)
         return num_bytes >= self._max_pumped_bytes and bool(self._ready)
 
-    def _make_ready(self, stream: Http2Stream, outgoing: Outgoing) -> None:
+    def _make_ready(self, stream: SendingStream, outgoing: Outgoing) -> None:
         has_something = outgoing.num_bytes or outgoing.ending is not None
         can_move = stream.send_window > 0 or not outgoing.num_bytes
         if has_something and can_move and not outgoing.is_ready:
@@ -323,7 +329,7 @@ class Sender:
         self._update_inline()
         return pumped
 
-    def _go_on(self, stream: Http2Stream, outgoing: Outgoing) -> None:
+    def _go_on(self, stream: SendingStream, outgoing: Outgoing) -> None:
         """After a turn of the stream: the next one, a pause, or its end."""
         if outgoing.room is not None and outgoing.num_bytes < INLINE_BYTES:
             outgoing.wake()
@@ -331,13 +337,13 @@ class Sender:
             if outgoing.ending:
                 self.send_block(stream.id, outgoing.ending, END_STREAM)
             stream.outgoing = None
-            self._connection.finish(stream)
+            self.finished.append(stream.id)
         elif outgoing.num_bytes and stream.send_window > 0:
             self._ready.append(stream)
         else:
             outgoing.is_ready = False
 
-    def _frame_data(self, stream: Http2Stream, outgoing: Outgoing, size: int) -> None:
+    def _frame_data(self, stream: SendingStream, outgoing: Outgoing, size: int) -> None:
         """DATA frames for the next `size` bytes of the stream."""
         self.num_turns += 1
         self.window -= size

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.context import cut
 from modelserver.wire.http2.abuse_limits import Keepalive, Pulse
+from modelserver.wire.http2.closing import Closing
 from modelserver.wire.http2.frame import MAX_31_BITS, ConnectionFault, ErrorCode, ping, too_much
 from modelserver.wire.http2.preface import FIRST_SETTINGS
-from modelserver.wire.http2.stream import Http2Stream
-
-if TYPE_CHECKING:
-    from modelserver.wire.http2.connection import Http2Connection
+from modelserver.wire.http2.receiver import Receiver
+from modelserver.wire.http2.stream import Connection, Http2Stream
 
 _PING: Final = b"alive?\0\0"
 # Ages vary by this much, so that clients of a restarted server do not all return at once.
@@ -42,6 +41,7 @@ class Timeouts:
         "_awaited_since_s",
         "_begun_s",
         "_bodies",
+        "_closing",
         "_connection",
         "_full_since_s",
         "_idle_since_s",
@@ -50,13 +50,16 @@ class Timeouts:
         "_num_opened",
         "_num_unsent",
         "_progress",
+        "_receiver",
     )
 
-    def __init__(self, connection: Http2Connection, now_s: float) -> None:
+    def __init__(self, connection: Connection, receiver: Receiver, closing: Closing, now_s: float) -> None:
         keepalive = connection.context.limits.keepalive
         self._connection = connection
+        self._receiver = receiver
+        self._closing = closing
         self._begun_s = now_s
-        self._awaited = connection.receiver.awaited
+        self._awaited = receiver.awaited
         self._awaited_since_s = now_s
         self._keepalive = Keepalive(keepalive, now_s)
         self._progress = connection.sender.progress
@@ -72,19 +75,15 @@ class Timeouts:
         self._max_age_s = None if age_s is None else age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)  # noqa: S311
 
     def sweep(self, now_s: float) -> None:
-        """Close the connection, or end its streams, if their time is up."""
+        """Close the connection, or end its streams, if their time is up. Raises ConnectionFault to have it ended."""
         connection = self._connection
         if now_s < self._asleep_until_s and not connection.has_heard:
             return
-        if connection.closing.has_hung_up:
+        if self._closing.has_hung_up:
             self._check_transport(now_s)
             return
-        try:
-            self._check_head(now_s)
-            self._check_pulse(now_s)
-        except ConnectionFault as fault:
-            connection.fail(fault)
-            return
+        self._check_head(now_s)
+        self._check_pulse(now_s)
         self._check_transport(now_s)
         if connection.streams:
             self._check_bodies(now_s)
@@ -95,7 +94,7 @@ class Timeouts:
     def _check_head(self, now_s: float) -> None:
         """The preface, the first SETTINGS, and header blocks in several frames must be complete soon."""
         times = self._connection.context.limits.times
-        awaited = self._connection.receiver.awaited
+        awaited = self._receiver.awaited
         if awaited != self._awaited:
             self._awaited, self._awaited_since_s = awaited, now_s
         limit_s = times.first_settings_s if awaited == FIRST_SETTINGS else times.head_s
@@ -136,7 +135,7 @@ class Timeouts:
         for stream in connection.streams.values():
             if not stream.awaits_body:
                 continue
-            num_bytes = stream.num_received - connection.receiver.num_missing(stream)
+            num_bytes = stream.num_received - self._receiver.num_missing(stream)
             progress = bodies[stream.id] = self._bodies.get(stream.id) or _Progress(num_bytes, now_s)
             if num_bytes != progress.num_bytes:
                 progress.num_bytes, progress.since_s = num_bytes, now_s
@@ -177,14 +176,14 @@ class Timeouts:
         idle_s = limits.times.http2_idle_s
         is_idle = idle_s > 0 and now_s - self._idle_since_s > idle_s
         if is_old or is_idle or connection.last_stream_id > _MAX_STREAM_ID:
-            connection.closing.announce(limits.keepalive.max_age_grace_s)
+            self._closing.announce(limits.keepalive.max_age_grace_s)
 
     def _fall_asleep(self) -> None:
         """If the connection is idle, wait for the earlier limit: idle time or age."""
         connection, limits = self._connection, self._connection.context.limits
         self._asleep_until_s = 0.0
         is_quiet = not connection.streams and self._awaited is None and not self._num_unsent
-        if is_quiet and not connection.closing.has_begun and not limits.keepalive.ping_without_calls:
+        if is_quiet and not self._closing.has_begun and not limits.keepalive.ping_without_calls:
             self._bodies.clear()
             idle_s, age_s = limits.times.http2_idle_s, self._max_age_s
             self._asleep_until_s = min(
