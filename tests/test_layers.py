@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.config",
         "modelserver.options",
         "modelserver.platform",
+        "modelserver.store",
         "modelserver.telemetry",
     ),
     ("modelserver.backend", "modelserver.repoagent", "modelserver.scheduling"),

@@ -1,0 +1,234 @@
+"""A model in the making: files and texts become layers, and layers a manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from modelserver.core.documents import parse_json
+from modelserver.errors import InvalidArgumentError, NotFoundError
+from modelserver.store.blobs import Blobs
+from modelserver.store.manifest import (
+    ADAPTER,
+    CONFIG_TYPE,
+    FILE,
+    LICENSE,
+    MESSAGES,
+    MODEL,
+    PARAMETERS,
+    SYSTEM,
+    TEMPLATE,
+    Layer,
+    Manifest,
+    check_digest,
+    check_title,
+    make_manifest,
+)
+from modelserver.store.task import StoreTask
+
+_MAX_TEXT_BYTES = 8 << 20
+_GGUF, _GGUF_MAGIC = ".gguf", b"GGUF"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How to make a model, as a Modelfile or a request for one says.
+
+    It is made from `base`, the name of a model, which is pulled if it is absent; or from `path`, a file or a directory
+    of this machine; or from `files`, digests of blobs by the name of the file that each is. A text that is None is the
+    base's; `parameters` go over the base's own; messages and licenses replace the base's if there are any.
+    """
+
+    base: str = ""
+    path: Path | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    adapter_paths: Sequence[Path] = ()
+    template: str | None = None
+    system: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] = ()
+    licenses: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """The texts of a model. `config` has the entries of its config blob, which are Ollama's."""
+
+    template: str | None = None
+    system: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] = ()
+    licenses: Sequence[str] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def describe(manifest: Manifest, blobs: Blobs) -> Description:
+    """Read the texts of a model. Raises NotFoundError for a missing blob, InvalidArgumentError for a damaged one."""
+
+    def texts(media_type: str) -> list[str]:
+        layers = manifest.of_type(media_type)
+        return [blobs.read(each.digest, _MAX_TEXT_BYTES).decode(errors="replace") for each in layers]
+
+    parameters, messages = texts(PARAMETERS), texts(MESSAGES)
+    config = manifest.config
+    return Description(
+        template=next(iter(texts(TEMPLATE)), None),
+        system=next(iter(texts(SYSTEM)), None),
+        parameters=_document(parameters[0], dict) if parameters else {},
+        messages=_document(messages[0], list) if messages else (),
+        licenses=texts(LICENSE),
+        config=_document(blobs.read(config.digest, _MAX_TEXT_BYTES), dict) if config is not None else {},
+    )
+
+
+def _document(text: str | bytes, kind: type[Any]) -> Any:
+    try:
+        document = parse_json(text, "a layer")
+    except ValueError:
+        document = None
+    if not isinstance(document, kind):
+        raise InvalidArgumentError(f"a layer of the manifest is not the JSON that its type says: {text[:80]!r}")
+    return document
+
+
+class Draft:
+    """Layers, collected one by one. A context manager: within it the blobs of the layers cannot be removed."""
+
+    def __init__(self, blobs: Blobs, task: StoreTask) -> None:
+        self.config: dict[str, Any] = {}
+        self._blobs = blobs
+        self._task = task
+        self._layers: list[Layer] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Draft:
+        self.claim = self._stack.enter_context(self._blobs.claim())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def begin_from(self, manifest: Manifest) -> None:
+        """Take over all that another model has."""
+        self.claim.add(layer.digest for layer in manifest.blobs)
+        self._layers = list(manifest.layers)
+        self.config = dict(describe(manifest, self._blobs).config)
+
+    def add_path(self, path: Path) -> None:
+        """A file of this machine, or all visible files of a directory. Raises NotFoundError, StorageFullError."""
+        if path.is_dir():
+            found = _model_files(path)
+        elif path.is_file():
+            found = {path.name: path}
+        else:
+            raise NotFoundError(f"there is no file and no directory '{path}'")
+        self.add_files({title: self._add_file(each) for title, each in found.items()})
+
+    def add_files(self, files: Mapping[str, str]) -> None:
+        """Blobs of the store by the names of the files that they are.
+
+        GGUF files are the model, and another single file is called as its backend expects it. Several others are the
+        model's directory. Raises NotFoundError for a missing blob, InvalidArgumentError for a name that is no path.
+        """
+        self.claim.add(check_digest(digest) for digest in files.values())
+        is_gguf = all(self._is_gguf(title, digest) for title, digest in files.items())
+        has_safetensors = any(title.endswith(".safetensors") for title in files)
+        self.config["model_format"] = "gguf" if is_gguf else "safetensors" if has_safetensors else ""
+        for title, digest in files.items():
+            if is_gguf:
+                name = "" if len(files) == 1 else check_title(title.rpartition("/")[2])
+                self._add(MODEL, digest, name)
+            elif len(files) == 1:
+                self._add(FILE, digest, f"model{Path(check_title(title)).suffix}")
+            else:
+                self._add(FILE, digest, check_title(title))
+
+    def apply(self, recipe: Recipe) -> None:
+        """The adapters and texts of a recipe."""
+        for title, digest in recipe.adapters.items():
+            self._add(ADAPTER, digest, f"adapter/{check_title(title)}" if len(recipe.adapters) > 1 else "")
+        for path in recipe.adapter_paths:
+            if path.is_dir():
+                for title, each in _all_files(path).items():
+                    self._add(ADAPTER, self._add_file(each), f"adapter/{title}")
+            else:
+                self._add(ADAPTER, self._add_file(path), "")
+        if recipe.template is not None:
+            self._replace(TEMPLATE, recipe.template)
+        if recipe.system is not None:
+            self._replace(SYSTEM, recipe.system)
+        if recipe.parameters:
+            before = [each for each in self._layers if each.media_type == PARAMETERS]
+            known = _document(self._blobs.read(before[0].digest, _MAX_TEXT_BYTES), dict) if before else {}
+            self._replace(PARAMETERS, json.dumps({**known, **recipe.parameters}))
+        if recipe.messages:
+            self._replace(MESSAGES, json.dumps(list(recipe.messages)))
+        if recipe.licenses:
+            self._replace(LICENSE, *recipe.licenses)
+
+    def manifest(self) -> Manifest:
+        """The finished manifest; its config blob is written."""
+        digests = [layer.digest for layer in self._layers]
+        about = {"os": "linux", "architecture": "amd64", "rootfs": {"type": "layers", "diff_ids": digests}}
+        digest = self._write(json.dumps({**self.config, **about}))
+        return make_manifest(self._layers, Layer(CONFIG_TYPE, digest, self._size(digest)))
+
+    def _add_file(self, path: Path) -> str:
+        digest = self._blobs.add_file(path, self._task)
+        self.claim.add([digest])
+        return digest
+
+    def _write(self, text: str) -> str:
+        digest = self._blobs.write(None, [text.encode()], self._task)
+        self.claim.add([digest])
+        return digest
+
+    def _add(self, media_type: str, digest: str, title: str) -> None:
+        self._layers.append(Layer(media_type, check_digest(digest), self._size(digest), title))
+
+    def _replace(self, media_type: str, *texts: str) -> None:
+        self._layers = [layer for layer in self._layers if layer.media_type != media_type]
+        for text in texts:
+            self._add(media_type, self._write(text), "")
+
+    def _size(self, digest: str) -> int:
+        size_bytes = self._blobs.size(digest)
+        if size_bytes is None:
+            raise NotFoundError(f"blob {digest} is not in the store: upload it first")
+        return size_bytes
+
+    def _is_gguf(self, title: str, digest: str) -> bool:
+        self._size(digest)
+        if title.lower().endswith(_GGUF):
+            return True
+        with self._blobs.path(digest).open("rb") as file:
+            return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+
+
+def _model_files(directory: Path) -> dict[str, Path]:
+    """The files of a model's directory by their titles: its GGUF files alone, unless a config describes more."""
+    found = _all_files(directory)
+    if not found:
+        raise NotFoundError(f"the directory '{directory}' holds no files")
+    weights = {title: path for title, path in found.items() if title.lower().endswith(_GGUF)}
+    weights = {title: path for title, path in weights.items() if "/" not in title and "mmproj" not in title.lower()}
+    if not weights or "config.json" in found or "config.pbtxt" in found:
+        return found
+    if len(weights) > 1 and not all("-of-" in title for title in weights):
+        raise InvalidArgumentError(f"'{directory}' holds several models: name one of {', '.join(weights)}")
+    return weights
+
+
+def _all_files(directory: Path) -> dict[str, Path]:
+    """The visible files below a directory, by their path relative to it. Links to files are followed."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        parts = path.relative_to(directory).parts
+        if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in parts):
+            found["/".join(parts)] = path
+    return found
