@@ -51,18 +51,15 @@ typedef struct {
     const int64_t *order;
 } Matrix;
 
-/* Rows in 8 bits: codes [rows][width], steps [rows][width / 32], sums of the codes [rows][width / unit], alone and
- * times their steps. */
+/* Rows in 8 bits: codes [rows][width], steps [rows][width / 32], sums of the codes times their steps [rows][width / unit],
+ * and what the integer sums of a unit begin with, so that a constant zero costs nothing. */
 typedef struct {
     int8_t *codes;
     float *steps, *sums;
-    int32_t *code_sums;
+    int32_t *starts;
 } Quantized;
 
-static inline int64_t code_bits(const Matrix *w)
-{
-    return w->form == CODES8 ? 8 : w->form == CODES6 ? 6 : w->form == CODES5 ? 5 : 4;
-}
+#define FORM_BITS(form) ((form) == CODES8 ? 8 : (form) == CODES6 ? 6 : (form) == CODES5 ? 5 : 4)
 
 static inline float half_to_float(uint16_t half)
 {
@@ -150,7 +147,7 @@ typedef struct {
     int isa, lanes, float_rows;
     void (*multiply_codes)(const Matrix *, const Quantized *, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
     void (*multiply_floats)(const Matrix *, const float *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
-    void (*quantize)(const float *, int8_t *, float *, float *, int32_t *, int);
+    void (*quantize)(const Matrix *, const float *, int8_t *, float *, float *, int32_t *);
 } Kernels;
 
 #define KERNELS(name, isa, lanes, float_rows) \
@@ -241,8 +238,8 @@ static void prepare_row(const Work *shared, int64_t row)
             for (int64_t at = 0; at < 32; at++)
                 values[at] = at >= count ? 0.0f : given[w->order == NULL ? first + at : w->order[first + at]];
         const int64_t unit = (row * w->width + first) / w->unit;
-        product->kernels->quantize(read, x->codes + row * w->width + first, x->steps + (row * w->width + first) / 32,
-                                   x->sums + unit, x->code_sums + unit, (int)w->unit);
+        product->kernels->quantize(w, read, x->codes + row * w->width + first, x->steps + (row * w->width + first) / 32,
+                                   x->sums + unit, x->starts + unit);
     }
 }
 
@@ -326,7 +323,7 @@ static int prepare(Product *product)
         .codes = (int8_t *)memory,
         .steps = (float *)(memory + num_rows * w->width),
         .sums = (float *)(memory + num_rows * (w->width + 4 * num_steps)),
-        .code_sums = (int32_t *)(memory + num_rows * (w->width + 4 * num_steps + 4 * num_units)),
+        .starts = (int32_t *)(memory + num_rows * (w->width + 4 * num_steps + 4 * num_units)),
     };
     return 1;
 }
@@ -399,14 +396,22 @@ static float code_at(const Matrix *w, int64_t output, int64_t input)
         const uint8_t small = block[(output / lanes * w->width + input) * lanes + lane];
         return half_to_float((uint16_t)((small & 0x80) << 8 | (small & 0x7F) << 7)) * 256.0f;
     }
-    case CODES5:
+    case CODES5: {
+        const int64_t group = input % 32 / 4, vector = 4 * lanes;
+        block += (output / lanes * w->width + input / 32 * 32) * lanes * 5 / 8 + 4 * lane + input % 4;
+        if (group < 5)
+            return (float)(block[group * vector] & 31);
+        if (group == 7)
+            return (float)(block[4 * vector] >> 5 | (block[vector] >> 2 & 8) | (block[3 * vector] >> 1 & 16));
+        block += 2 * (group - 5) * vector;
+        return (float)(block[0] >> 5 | (block[vector] >> 3 & 24));
+    }
     case CODES6: {
-        /* A vector of high bits, then those of the low halves. */
-        const int64_t num_bits = w->form == CODES6 ? 2 : 1, shared = 32 / num_bits, vector = 4 * lanes;
-        const int64_t at = input % shared, mask = (1 << num_bits) - 1;
-        block += (output / lanes * w->width + input / shared * shared) * lanes * code_bits(w) / 8 + 4 * lane + input % 4;
-        const uint8_t both = block[vector + at / 8 * vector], low = at % 8 < 4 ? both & 15 : both >> 4;
-        return (float)(low | (block[0] >> at / 4 * num_bits & mask) << 4);
+        const int64_t group = input % 16 / 4, vector = 4 * lanes;
+        block += (output / lanes * w->width + input / 16 * 16) * lanes * 6 / 8 + 4 * lane + input % 4;
+        if (group < 3)
+            return (float)(block[group * vector] & 63);
+        return (float)(block[0] >> 6 | (block[vector] >> 4 & 12) | (block[2 * vector] >> 2 & 48));
     }
     default: {
         block += output / lanes * w->width * lanes / 2 + input / 8 * 4 * lanes;

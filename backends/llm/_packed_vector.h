@@ -79,6 +79,8 @@ INLINE fvec NAME(as_floats)(ivec bits)
 #define SIGNED_BY(x, codes) _mm256_sign_epi8(x, codes)
 #define FMA(a, b, c) ((fvec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define FROM_HALVES(h) ((fvec)_mm256_cvtph_ps((__m128i)(h)))
+#define WIDEN_BYTES(values) ((ivec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(values))))
+#define WIDEN_TO_HALVES(values) ((halves)_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(values))))
 #elif ISA == AVX512 || ISA == AVX512VNNI
 #define BYTES(x) ((__m512i)(x))
 #define IS_VNNI (ISA == AVX512VNNI)
@@ -92,10 +94,14 @@ INLINE fvec NAME(as_floats)(ivec bits)
 #define SIGNED_BY(x, codes) _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), x)
 #define FMA(a, b, c) ((fvec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define FROM_HALVES(h) ((fvec)_mm512_cvtph_ps((__m256i)(h)))
+#define WIDEN_BYTES(values) ((ivec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(values))))
+#define WIDEN_TO_HALVES(values) ((halves)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(values))))
 #else
 #define IS_VNNI 0
 #define FMA(a, b, c) ((a) * (b) + (c))
 #define FROM_HALVES(h) NAME(from_halves)(h)
+#define WIDEN_BYTES(values) NAME(widen_bytes)(values)
+#define WIDEN_TO_HALVES(values) __builtin_convertvector(NAME(widen_bytes)(values), halves)
 
 INLINE fvec NAME(from_halves)(halves h)
 {
@@ -103,6 +109,14 @@ INLINE fvec NAME(from_halves)(halves h)
     for (int lane = 0; lane < LANES; lane++)
         values[lane] = half_to_float(h[lane]);
     return values;
+}
+
+INLINE ivec NAME(widen_bytes)(const uint8_t *values)
+{
+    ivec wide;
+    for (int lane = 0; lane < LANES; lane++)
+        wide[lane] = values[lane];
+    return wide;
 }
 #endif
 
@@ -131,12 +145,6 @@ INLINE bytes NAME(look_up)(bytes table, bytes codes)
 INLINE bytes NAME(signed_codes)(bytes codes, int is_looked_up)
 {
     return IS_VNNI && !is_looked_up ? codes ^ 0x80 : codes;
-}
-
-/* What sums begin with: VNNI multiplies codes that are 128 too high. */
-INLINE ivec NAME(begin)(int is_small, int32_t sum)
-{
-    return IS_VNNI && !is_small ? NAME(all_integers)(-128 * sum) : (ivec){0};
 }
 
 /* To each lane, the products of its four codes with four of a row. `is_small`: codes from 0 to 15, 31 or 63; eight, four
@@ -175,16 +183,41 @@ INLINE ivec NAME(widen)(ivec sums)
     return sums;
 }
 
-/* The bits above the lowest four of codes of 5 or 6 bits, in their place. `high` has those of group 0 of four inputs in
- * the lowest bits of its bytes, then those of group 1. What comes from the bytes beside is masked. */
-INLINE bytes NAME(high_bits)(bytes high, const int group, const int form)
+/* Some bits of each byte, moved down. What comes from the byte above is masked. */
+INLINE bytes NAME(moved)(bytes values, const int shift, const int mask)
 {
-    const int shift = 4 - group * (form == CODES6 ? 2 : 1), mask = form == CODES6 ? 0x30303030 : 0x10101010;
     ivec words;
-    memcpy(&words, &high, sizeof words);
-    words = (shift >= 0 ? words << (shift < 0 ? 0 : shift) : words >> (shift < 0 ? -shift : 0)) & mask;
-    memcpy(&high, &words, sizeof high);
-    return high;
+    memcpy(&words, &values, sizeof words);
+    words = (words >> shift) & mask * 0x01010101;
+    memcpy(&values, &words, sizeof values);
+    return values;
+}
+
+/* The codes of four inputs, as `dot` wants them; `group` says which four of a step. Codes of 5 bits fill five vectors
+ * with five groups, and the three bits above these have three more groups; those of 6 bits fill three with three, and
+ * the two bits above have one more. */
+INLINE bytes NAME(codes_of)(const uint8_t *step, const int group, bytes table, const int form)
+{
+    const int vector = 4 * LANES;
+    if (form == CODES8)
+        return NAME(signed_codes)(NAME(load_bytes)(step + group * vector), 0);
+    if (form == CODES5 && group < 5)
+        return NAME(load_bytes)(step + group * vector) & 31;
+    if (form == CODES5 && group < 7) {
+        const uint8_t *pair = step + 2 * (group - 5) * vector;
+        return NAME(moved)(NAME(load_bytes)(pair), 5, 7) | NAME(moved)(NAME(load_bytes)(pair + vector), 3, 24);
+    }
+    if (form == CODES5)
+        return NAME(moved)(NAME(load_bytes)(step + 4 * vector), 5, 7) |
+               NAME(moved)(NAME(load_bytes)(step + vector), 2, 8) |
+               NAME(moved)(NAME(load_bytes)(step + 3 * vector), 1, 16);
+    if (form == CODES6 && group < 3)
+        return NAME(load_bytes)(step + group * vector) & 63;
+    if (form == CODES6)
+        return NAME(moved)(NAME(load_bytes)(step), 6, 3) | NAME(moved)(NAME(load_bytes)(step + vector), 4, 12) |
+               NAME(moved)(NAME(load_bytes)(step + 2 * vector), 2, 48);
+    const bytes both = NAME(load_bytes)(step + group / 2 * vector), codes = group % 2 ? both >> 4 : both & 15;
+    return form == TABLE4 ? NAME(signed_codes)(NAME(look_up)(table, codes), 1) : codes;
 }
 
 /* ---- Numbers that belong to groups --------------------------------------------------------------------------------- */
@@ -199,61 +232,62 @@ INLINE fvec NAME(read)(const void *data, int64_t at, const int64_t kind)
         memcpy(&h, (const uint16_t *)data + at, sizeof h);
         return kind == FLOAT16 ? FROM_HALVES(h) : NAME(as_floats)(__builtin_convertvector(h, ivec) << 16);
     }
-    uint8_t small __attribute__((vector_size(LANES)));
-    memcpy(&small, (const uint8_t *)data + at, sizeof small);
-    ivec wide = __builtin_convertvector(small, ivec);
+    ivec wide = WIDEN_BYTES((const uint8_t *)data + at);
     if (kind == INT8)
         wide = (wide << 24) >> 24;
     return __builtin_convertvector(wide, fvec);
 }
 
-/* The scale and the offset (zero and minimum together) of each unit of a block, from input `first` on. The kinds are
- * those of the matrix; where they are constants, what is read has no branches. */
+INLINE int64_t NAME(kind_bytes)(const int64_t kind)
+{
+    return LANES * (kind == FLOAT32 ? 4 : kind >= UINT8 ? 1 : 2);
+}
+
+/* The scale of each unit of a block, from input `first` on, and its offset (zero and minimum together) unless that is
+ * nothing but a constant zero. The kinds are those of the matrix; where they are constants, what is read has no
+ * branches. */
 INLINE void NAME(read_kinds)(const Matrix *w, int64_t block, int64_t first, int64_t num_units, float *scales,
                              float *offsets, const int64_t scale_kind, const int64_t zero_kind, const int64_t min_kind,
                              const int64_t scale_factor_kind, const int64_t min_factor_kind)
 {
-    int64_t group = w->num_groups == 1 ? 0 : first / w->group, left = w->num_groups == 1 ? w->width : w->group;
-    int64_t scale_at = group / w->scale_each, scale_left = w->scale_each - group % w->scale_each;
-    int64_t min_at = group / w->min_each, min_left = w->min_each - group % w->min_each;
-    left -= w->num_groups == 1 ? 0 : first % w->group;
-    const int64_t block_at = block * w->num_groups;
+    const Matrix m = *w;
+    const int64_t per_group = m.num_groups == 1 ? num_units : m.group / m.unit, group = m.num_groups == 1 ? 0 : first / m.group;
+    int64_t left = m.num_groups == 1 ? num_units : per_group - first % m.group / m.unit;
+    int64_t scale_at = block * m.num_scale_factors + group / m.scale_each, scale_left = m.scale_each - group % m.scale_each;
+    int64_t min_at = block * m.num_min_factors + group / m.min_each, min_left = m.min_each - group % m.min_each;
     fvec scale_factor = {0}, min_factor = {0};
     if (scale_factor_kind != NONE)
-        scale_factor = NAME(read)(w->scale_factors.data, (block * w->num_scale_factors + scale_at) * LANES, scale_factor_kind);
+        scale_factor = NAME(read)(m.scale_factors.data, scale_at * LANES, scale_factor_kind);
     if (min_factor_kind != NONE)
-        min_factor = NAME(read)(w->min_factors.data, (block * w->num_min_factors + min_at) * LANES, min_factor_kind);
-    for (int64_t unit = 0; unit < num_units;) {
-        const int64_t at = (block_at + group) * LANES;
-        READ_AHEAD((const char *)w->scales.data + at * (scale_kind == FLOAT32 ? 4 : scale_kind >= UINT8 ? 1 : 2), 1024);
-        fvec scale = NAME(read)(w->scales.data, at, scale_kind), offset = {0};
+        min_factor = NAME(read)(m.min_factors.data, min_at * LANES, min_factor_kind);
+    for (int64_t unit = 0, at = (block * m.num_groups + group) * LANES;; at += LANES) {
+        READ_AHEAD((const char *)m.scales.data + at / LANES * NAME(kind_bytes)(scale_kind), 1024);
+        fvec scale = NAME(read)(m.scales.data, at, scale_kind), offset = {0};
         if (scale_factor_kind != NONE)
             scale *= scale_factor;
-        if (zero_kind == CONSTANT)
-            offset = scale * (float)(intptr_t)w->zeros.data;
-        else if (zero_kind != NONE)
-            offset = scale * NAME(read)(w->zeros.data, at, zero_kind);
         if (min_kind != NONE) {
-            fvec least = NAME(read)(w->mins.data, at, min_kind);
-            offset += min_factor_kind != NONE ? least * min_factor : least;
+            READ_AHEAD((const char *)m.mins.data + at / LANES * NAME(kind_bytes)(min_kind), 1024);
+            offset = NAME(read)(m.mins.data, at, min_kind);
+            if (min_factor_kind != NONE)
+                offset *= min_factor;
         }
-        for (; left > 0 && unit < num_units; unit++, left -= w->unit) {
+        if (zero_kind != NONE && zero_kind != CONSTANT)
+            offset += scale * NAME(read)(m.zeros.data, at, zero_kind);
+        for (; left > 0 && unit < num_units; left--, unit++) {
             NAME(store)(scales + unit * LANES, scale);
-            NAME(store)(offsets + unit * LANES, offset);
+            if (min_kind != NONE || (zero_kind != NONE && zero_kind != CONSTANT))
+                NAME(store)(offsets + unit * LANES, offset);
         }
         if (unit == num_units)
             return;
-        group++;
-        left = w->group;
+        left = per_group;
         if (scale_factor_kind != NONE && --scale_left == 0) {
-            scale_left = w->scale_each;
-            scale_factor =
-                NAME(read)(w->scale_factors.data, (block * w->num_scale_factors + ++scale_at) * LANES, scale_factor_kind);
+            scale_left = m.scale_each;
+            scale_factor = NAME(read)(m.scale_factors.data, ++scale_at * LANES, scale_factor_kind);
         }
         if (min_factor_kind != NONE && --min_left == 0) {
-            min_left = w->min_each;
-            min_factor =
-                NAME(read)(w->min_factors.data, (block * w->num_min_factors + ++min_at) * LANES, min_factor_kind);
+            min_left = m.min_each;
+            min_factor = NAME(read)(m.min_factors.data, ++min_at * LANES, min_factor_kind);
         }
     }
 }
@@ -285,11 +319,11 @@ static TARGET void NAME(read_groups)(const Matrix *w, int64_t block, int64_t fir
 /* What a tile multiplies: `num_units` of a block's codes, and rows from their first of these on. */
 typedef struct {
     const uint8_t *codes, *table;
-    const float *scales, *offsets;
+    const float *scales, *offsets; /* no offsets: NULL */
     int64_t num_units;
     const int8_t *rows;
     const float *steps, *sums;
-    const int32_t *code_sums;
+    const int32_t *starts;
     int64_t row_bytes, row_steps, row_units;
 } NAME(Tile);
 
@@ -311,51 +345,29 @@ INLINE void NAME(add_offsets)(const NAME(Tile) *t, int64_t unit, fvec *least, co
 INLINE void NAME(multiply_unit)(const NAME(Tile) *t, const uint8_t **codes, const int8_t *row, int64_t at, bytes table,
                                 ivec *sums, const int num_rows, const int form, const int unit)
 {
-    const int is_small = form == CODES4 || form == CODES5 || form == CODES6;
-    const int num_vectors = form == CODES8 ? unit / 4 : unit / 8;
-    /* Vectors of codes whose products are added in 16 bits; groups of four inputs that share a vector of high bits. */
-    const int span = form == CODES6 ? 1 : form == CODES5 ? 2 : num_vectors, shared = form == CODES6 ? 4 : 8;
-    bytes high = {0};
+    const int is_small = form != CODES8 && form != TABLE4, num_bits = FORM_BITS(form), num_groups = unit / 4;
+    /* Groups of four inputs in a step, and those whose products are added in 16 bits. */
+    const int each = form == CODES5 ? 8 : form == CODES6 ? 4 : 2, span = form == CODES6 ? 2 : form == CODES5 ? 4 : 8;
     ivec parts[8];
+    UNROLL for (int at_byte = 0; at_byte < unit * LANES * num_bits / 8; at_byte += 64)
+        READ_AHEAD(*codes + at_byte, 4096);
     UNROLL for (int m = 0; m < num_rows; m++) {
-        sums[m] = NAME(begin)(is_small, t->code_sums[m * t->row_units + at]);
+        sums[m] = NAME(all_integers)(t->starts[m * t->row_units + at]);
         parts[m] = (ivec){0};
     }
-    UNROLL for (int vector = 0; vector < num_vectors; vector++) {
-        if ((form == CODES5 || form == CODES6) && 2 * vector % shared == 0) {
-            high = NAME(load_bytes)(*codes);
-            READ_AHEAD(*codes, 4096);
-            *codes += 4 * LANES;
-        }
-        const bytes both = NAME(load_bytes)(*codes);
-        if (vector * 4 * LANES % 64 == 0)
-            READ_AHEAD(*codes, 4096);
-        *codes += 4 * LANES;
-        if (form == CODES8) {
-            const bytes wanted = NAME(signed_codes)(both, 0);
-            UNROLL for (int m = 0; m < num_rows; m++)
-                sums[m] = NAME(dot)(sums[m], wanted, NAME(four)(row + m * t->row_bytes + 4 * vector), 0);
-            continue;
-        }
-        bytes low = both & 15, above = both >> 4;
-        if (form == TABLE4) {
-            low = NAME(signed_codes)(NAME(look_up)(table, low), 1);
-            above = NAME(signed_codes)(NAME(look_up)(table, above), 1);
-        } else if (form != CODES4) {
-            low |= NAME(high_bits)(high, 2 * vector % shared, form);
-            above |= NAME(high_bits)(high, 2 * vector % shared + 1, form);
-        }
+    UNROLL for (int group = 0; group < num_groups; group++) {
+        const uint8_t *step = *codes + group / each * each * LANES * num_bits / 2;
+        const bytes wanted = NAME(codes_of)(step, group % each, table, form);
         UNROLL for (int m = 0; m < num_rows; m++) {
-            const int8_t *eight = row + m * t->row_bytes + 8 * vector;
             ivec *to = is_small ? &parts[m] : &sums[m];
-            *to = NAME(dot)(*to, low, NAME(four)(eight), is_small);
-            *to = NAME(dot)(*to, above, NAME(four)(eight + 4), is_small);
-            if (is_small && (vector + 1) % span == 0) {
+            *to = NAME(dot)(*to, wanted, NAME(four)(row + m * t->row_bytes + 4 * group), is_small);
+            if (is_small && ((group + 1) % span == 0 || group + 1 == num_groups)) {
                 sums[m] += NAME(widen)(parts[m]);
                 parts[m] = (ivec){0};
             }
         }
     }
+    *codes += unit * LANES * num_bits / 8;
 }
 
 /* Adds to `output` [num_rows][SUMS_PER_ROW]. */
@@ -373,13 +385,13 @@ INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int nu
         const fvec scale = NAME(load)(t->scales + at * LANES);
         UNROLL for (int m = 0; m < num_rows; m++) {
             const fvec scaled = __builtin_convertvector(sums[m], fvec) * scale;
-            products[m] = FMA(scaled, NAME(all)(t->steps[m * t->row_steps + at * unit / 32]), products[m]);
+            products[m] = FMA(scaled, NAME(all)(t->steps[m * t->row_steps + (unit == 32 ? at : at >> 1)]), products[m]);
         }
         /* Beside the products for few rows; for more, registers are short. */
-        if (num_rows < 4)
+        if (num_rows < 4 && t->offsets != NULL)
             NAME(add_offsets)(t, at, least, num_rows);
     }
-    for (int64_t at = 0; num_rows >= 4 && at < t->num_units; at++)
+    for (int64_t at = 0; num_rows >= 4 && t->offsets != NULL && at < t->num_units; at++)
         NAME(add_offsets)(t, at, least, num_rows);
     UNROLL for (int m = 0; m < num_rows; m++)
         NAME(store)(output + m * SUMS_PER_ROW, NAME(load)(output + m * SUMS_PER_ROW) + (products[m] - least[m]));
@@ -390,7 +402,7 @@ INLINE void NAME(advance)(NAME(Tile) *t, int64_t num_rows)
     t->rows += num_rows * t->row_bytes;
     t->steps += num_rows * t->row_steps;
     t->sums += num_rows * t->row_units;
-    t->code_sums += num_rows * t->row_units;
+    t->starts += num_rows * t->row_units;
 }
 
 INLINE void NAME(multiply_tiles)(NAME(Tile) *t, float *output, int64_t num_rows, const int form, const int unit)
@@ -417,15 +429,15 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
     const int64_t num_units = count / w->unit;
     NAME(read_groups)(w, block, first, num_units, scales, offsets);
     NAME(Tile) t = {
-        .codes = w->codes + (block * w->width + first) * LANES * code_bits(w) / 8,
+        .codes = w->codes + (block * w->width + first) * LANES * FORM_BITS(w->form) / 8,
         .table = w->table,
         .scales = scales,
-        .offsets = offsets,
+        .offsets = w->mins.kind == NONE && (w->zeros.kind == NONE || w->zeros.kind == CONSTANT) ? NULL : offsets,
         .num_units = num_units,
         .rows = x->codes + row * w->width + first,
         .steps = x->steps + (row * w->width + first) / 32,
         .sums = x->sums + (row * w->width + first) / w->unit,
-        .code_sums = x->code_sums + (row * w->width + first) / w->unit,
+        .starts = x->starts + (row * w->width + first) / w->unit,
         .row_bytes = w->width,
         .row_steps = w->width / 32,
         .row_units = w->width / w->unit,
@@ -449,8 +461,12 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
 }
 
 /* 32 of a row in steps of 1 / 127 of the largest; what is beyond is as it was, by a step that is no number. */
-static TARGET void NAME(quantize)(const float *row, int8_t *codes, float *step, float *sums, int32_t *code_sums, int unit)
+static TARGET void NAME(quantize)(const Matrix *w, const float *row, int8_t *codes, float *step, float *sums, int32_t *starts)
 {
+    const int unit = (int)w->unit, is_small = w->form != CODES8 && w->form != TABLE4;
+    /* How much higher the codes are than what they mean, and VNNI's more than that. */
+    const int32_t zero = w->zeros.kind == CONSTANT ? (int32_t)(intptr_t)w->zeros.data : 0;
+    const int32_t above = zero + (IS_VNNI && !is_small ? 128 : 0);
     const float round = 12582912.0f; /* 1.5 * 2^23: the sum's last bit is 1 */
     ivec greatest = {0};
     UNROLL for (int at = 0; at < 32; at += LANES) {
@@ -477,7 +493,7 @@ static TARGET void NAME(quantize)(const float *row, int8_t *codes, float *step, 
         int32_t sum = 0;
         for (int at = 0; at < unit; at++)
             sum += values[part * unit + at];
-        code_sums[part] = sum;
+        starts[part] = -above * sum;
         sums[part] = *step * (float)sum;
     }
 }
@@ -498,9 +514,7 @@ INLINE fvec NAME(widen_floats)(const uint8_t *weights, const int is_second, cons
     if (form == F16)
         memcpy(&h, weights + 2 * is_second * LANES, sizeof h);
     else {
-        uint8_t small __attribute__((vector_size(LANES)));
-        memcpy(&small, weights + is_second * LANES, sizeof small);
-        h = __builtin_convertvector(small, halves);
+        h = WIDEN_TO_HALVES(weights + is_second * LANES);
         h = (h & 0x80) << 8 | (h & 0x7F) << 7; /* 2^-8 of its value */
     }
     return FROM_HALVES(h);
@@ -647,3 +661,5 @@ static TARGET void NAME(multiply_floats)(const Matrix *w, const float *x, int64_
 #undef SIGNED_BY
 #undef FMA
 #undef FROM_HALVES
+#undef WIDEN_BYTES
+#undef WIDEN_TO_HALVES

@@ -64,7 +64,7 @@ def quantized(form: str, outputs: int, inputs: int) -> QuantizedWeight:
         case "W6 g16":
             return QuantizedWeight(
                 codes=codes(63),
-                scales=codes(63)[:, : inputs // 16].contiguous(),
+                scales=codes(63)[:, : inputs // 16].to(torch.int8),
                 zeros=torch.full((outputs, inputs // 16), 32, dtype=torch.uint8),
                 scale_factors=grid(256),
                 group=16,

@@ -41,8 +41,20 @@ _FLOAT_STEP = 2
 _CODE_STEP = 32
 # Values of a matrix that are packed at once: what it takes meanwhile does not grow with the matrix.
 _VALUES_AT_ONCE = 1 << 22
-# Bits of a code above the lowest four; in memory, these of four times as many inputs lie together.
-_HIGH_BITS = {Form.CODES5: 1, Form.CODES6: 2}
+# (byte of a step, bits of a code there, place of the lowest of these in the code and in the byte)
+_Place = tuple[int, int, int, int]
+# How many inputs a step has, and where the bits of those groups of four inputs are that have no byte of their own.
+_SHARED_BYTES: dict[Form, tuple[int, Sequence[Sequence[_Place]]]] = {
+    Form.CODES5: (
+        32,
+        (
+            ((0, 3, 0, 5), (1, 2, 3, 6)),
+            ((2, 3, 0, 5), (3, 2, 3, 6)),
+            ((4, 3, 0, 5), (1, 1, 3, 5), (3, 1, 4, 5)),
+        ),
+    ),
+    Form.CODES6: (16, (((0, 2, 0, 6), (1, 2, 2, 6), (2, 2, 4, 6)),)),
+}
 # What kernels take for the address of zeros that are all the same number.
 _CONSTANT = 6
 
@@ -135,7 +147,8 @@ def pack_codes(codes: torch.Tensor, form: Form, lanes: int) -> torch.Tensor:
 
     Each output of a block has four bytes of a step: two inputs of bfloat16, four codes of 8 bits, or eight of 4 bits,
     of which the first four are the low halves. The other floats have all outputs of one input, then of the next.
-    Codes of 5 and 6 bits have a step with the high bits of 32 or 16 inputs, then steps with the low halves of these.
+    Codes of 5 bits have steps of 32 inputs: 20 bytes with 20 codes, and those of the other 12 in the bits above.
+    Codes of 6 bits have steps of 16 inputs: 12 bytes with 12 codes, and the other 4 in the bits above.
     """
     step = max(1, _VALUES_AT_ONCE // max(1, lanes * codes.shape[1])) * lanes
     if codes.shape[0] <= step:
@@ -160,27 +173,23 @@ def _packed_blocks(codes: torch.Tensor, form: Form, lanes: int) -> torch.Tensor:
         ordered = blocked.unflatten(2, (-1, 2)).transpose(1, 2)
     elif form is Form.CODES8:
         ordered = blocked.unflatten(2, (-1, 4)).transpose(1, 2)
+    elif form in _SHARED_BYTES:
+        ordered = _shared_bytes(blocked, *_SHARED_BYTES[form]).transpose(1, 2)
     else:
-        ordered = _low_halves(blocked & 15).transpose(1, 2)
-        if form in _HIGH_BITS:
-            high = _high_bits(blocked >> 4, _HIGH_BITS[form]).transpose(1, 2)
-            ordered = torch.cat((high.unsqueeze(2), ordered.unflatten(1, (high.shape[1], -1))), dim=2)
+        halves = blocked.unflatten(2, (-1, 2, 4))
+        ordered = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).transpose(1, 2)
     return ordered.contiguous().view(torch.uint8)
 
 
-def _low_halves(codes: torch.Tensor) -> torch.Tensor:
-    """[blocks, lanes, inputs] -> [blocks, lanes, inputs / 8, 4]"""
-    halves = codes.unflatten(2, (-1, 2, 4))
-    return halves[:, :, :, 0] | halves[:, :, :, 1] << 4
-
-
-def _high_bits(codes: torch.Tensor, num_bits: int) -> torch.Tensor:
-    """[blocks, lanes, inputs] -> [blocks, lanes, inputs * num_bits / 32, 4]"""
-    groups = codes.unflatten(2, (-1, 8 // num_bits, 4))
-    gathered = groups[:, :, :, 0]
-    for number in range(1, groups.shape[3]):
-        gathered = gathered | groups[:, :, :, number] << number * num_bits
-    return gathered
+def _shared_bytes(codes: torch.Tensor, step: int, groups: Sequence[Sequence[_Place]]) -> torch.Tensor:
+    """[blocks, lanes, inputs] -> [blocks, lanes, bytes / 4, 4]; `groups` says where the last of a step's are."""
+    parts = codes.unflatten(2, (-1, step // 4, 4))
+    num_bytes = step // 4 - len(groups)
+    packed = parts[:, :, :, :num_bytes].clone()
+    for number, places in enumerate(groups, num_bytes):
+        for at, count, lowest, place in places:
+            packed[:, :, :, at] |= (parts[:, :, :, number] >> lowest & (1 << count) - 1) << place
+    return packed.flatten(2, 3)
 
 
 def padded_width(num_inputs: int, form: Form) -> int:

@@ -15,6 +15,8 @@ from .quantized_weight import QuantizedWeight
 _LARGEST_FLOAT_GROUP = 256
 _SMALLEST_CODE_GROUP = 16
 _CODES5_GROUP = 32
+# The kernels multiply a zero of all codes by the sum of 32 codes of a row, in 32 bits.
+_LARGEST_ZERO = 1 << 15
 # Of integers above 127 in 8 bits: the kernels multiply signed ones.
 _MIDDLE = 128
 
@@ -34,7 +36,7 @@ def pack(weight: QuantizedWeight, kernels: ModuleType) -> PackedMatrix | None:
     num_padded = num_groups if num_groups == 1 else -(-width // weight.group)
 
     zeros = weight.zeros
-    has_one_zero = zeros is not None and bool(zeros.min() == zeros.max())
+    has_one_zero = zeros is not None and bool(zeros.min() == zeros.max()) and abs(int(zeros[0, 0])) <= _LARGEST_ZERO
 
     def grouped(values: torch.Tensor | None) -> torch.Tensor | None:
         return None if values is None else _blocked(_narrowed(values), num_padded, lanes)
