@@ -21,6 +21,7 @@ MESSAGES = {
     "modelserver/repository/cloud_store.py": {"cloud": {"fsspec", *CLOUD_LIBRARIES.values()}},
     "modelserver/cache/open_store.py": {"redis": {"redis"}},
     "modelserver/cli/infer.py": {"images": {"pillow"}},
+    "modelserver/store/hub.py": {"hub": {"huggingface_hub"}},
     "backends/onnxruntime/diagnosis.py": {"onnx": {"onnxruntime"}},
     "backends/llm/backend.py": {"llm": set(LLM_LIBRARIES)},
     "backends/llm/grammar/compile.py": {"llm": {"llguidance"}},
