@@ -1,4 +1,4 @@
-"""Chat templates of a checkpoint: their choice and variables, with the same results as in transformers.
+"""Chat templates of a checkpoint: their choice and variables, with the same results as in transformers and Ollama.
 
 A template is only ever read from the model's directory, never from a request; messages are untrusted all the same.
 """
@@ -13,6 +13,7 @@ import orjson
 
 from modelserver.backend import InvalidArgumentError
 
+from .ollama_template import OllamaTemplate
 from .template_sandbox import SandboxedTemplate, TemplateLimits
 
 # Marks where the last message ends in what the template makes of it.
@@ -51,15 +52,37 @@ def special_tokens(config: Mapping[str, Any], special_tokens_map: Mapping[str, A
 
 
 class ChatTemplates:
-    """The templates of one directory by name: "default", perhaps "tool_use"; compiled when first used."""
+    """The templates of one directory by name: "default", perhaps "tool_use"; compiled when first used.
+
+    A template in Go's language, `ollama`, takes the place of all of them. `history` are messages put before every
+    conversation, and `system` the system message of those that begin without one.
+    """
 
     def __init__(
-        self, sources: Mapping[str, str], special_tokens: Mapping[str, str], limits: TemplateLimits | None = None
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        limits: TemplateLimits | None = None,
+        *,
+        ollama: OllamaTemplate | None = None,
+        system: str = "",
+        history: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._sources = dict(sources)
         self._special_tokens = dict(special_tokens)
         self._limits = limits or TemplateLimits()
         self._compiled: dict[str, SandboxedTemplate] = {}
+        self._ollama = ollama
+        self._system = system
+        self._history = tuple(history)
+
+    def with_conversation(
+        self, *, ollama: OllamaTemplate | None, system: str, history: Sequence[Mapping[str, Any]]
+    ) -> ChatTemplates:
+        """The same templates, with what a Modelfile says of conversations."""
+        return ChatTemplates(
+            self._sources, self._special_tokens, self._limits, ollama=ollama, system=system, history=history
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,7 +91,7 @@ class ChatTemplates:
     @property
     def default(self) -> str:
         """The text of the usual template; empty if there is none."""
-        return self._sources.get("default", "")
+        return self._ollama.source if self._ollama is not None else self._sources.get("default", "")
 
     def render(
         self,
@@ -81,7 +104,9 @@ class ChatTemplates:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The text. Raises InvalidArgumentError for wrong messages, or with the template's own error."""
-        template = self._template("tool_use" if tools is not None and "tool_use" in self._sources else "default")
+        template: SandboxedTemplate | None = None
+        if self._ollama is None:
+            template = self._template("tool_use" if tools is not None and "tool_use" in self._sources else "default")
         if continue_final_message and add_generation_prompt:
             raise InvalidArgumentError(
                 "continue_final_message and add_generation_prompt exclude each other: one continues the last message, "
@@ -92,21 +117,36 @@ class ChatTemplates:
         conversation = [_checked_message(message, place) for place, message in enumerate(messages)]
         if not conversation:
             raise InvalidArgumentError("messages must have at least one message")
-        if not template.reads_content_parts:
+        conversation = self._with_history(conversation)
+        if template is None or not template.reads_content_parts:
             conversation = [_joined_content(message, place) for place, message in enumerate(conversation)]
         if continue_final_message:
             _mark_end(conversation[-1])
-        text = template.render(
-            {
-                **self._special_tokens,
-                **_plain(dict(variables or {}), "chat_template_kwargs"),
-                "messages": [_with_reasoning(message) for message in conversation],
-                "tools": None if tools is None else _plain(list(tools), "tools"),
-                "documents": None if documents is None else _plain(list(documents), "documents"),
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
+        conversation = [_with_reasoning(message) for message in conversation]
+        further = _plain(dict(variables or {}), "chat_template_kwargs")
+        plain_tools = None if tools is None else _plain(list(tools), "tools")
+        if template is None:
+            assert self._ollama is not None, "one of both is there"
+            text = self._ollama.render(conversation, plain_tools, further)
+        else:
+            text = template.render(
+                {
+                    **self._special_tokens,
+                    **further,
+                    "messages": conversation,
+                    "tools": plain_tools,
+                    "documents": None if documents is None else _plain(list(documents), "documents"),
+                    "add_generation_prompt": add_generation_prompt,
+                }
+            )
         return _cut_at_mark(text) if continue_final_message else text
+
+    def _with_history(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        begins_with_system = conversation[0]["role"] == "system"
+        conversation = [*(dict(message) for message in self._history), *conversation]
+        if self._system and not begins_with_system:
+            return [{"role": "system", "content": self._system}, *conversation]
+        return conversation
 
     def _template(self, name: str) -> SandboxedTemplate:
         source = self._sources.get(name)

@@ -37,11 +37,11 @@ class TemplateLimits:
     num_characters: int = 16 * 2**20
 
 
-class _LimitError(Exception):
+class LimitError(Exception):
     """A rendering went past a limit."""
 
 
-class _Budget:
+class Budget:
     """The remaining budget of one rendering."""
 
     def __init__(self, limits: TemplateLimits) -> None:
@@ -53,7 +53,7 @@ class _Budget:
     def turn(self) -> None:
         self._num_turns += 1
         if self._num_turns % _TURNS_PER_LOOK == 0 and time.monotonic() > self._deadline:
-            raise _LimitError(f"takes longer than {self._limits.seconds:g} s")
+            raise LimitError(f"takes longer than {self._limits.seconds:g} s")
 
     def give(self, text: str) -> None:
         self._num_characters += len(text)
@@ -61,7 +61,7 @@ class _Budget:
 
     def check_size(self, num_characters: int) -> None:
         if num_characters > self._limits.num_characters:
-            raise _LimitError(f"makes more than {self._limits.num_characters} characters")
+            raise LimitError(f"makes more than {self._limits.num_characters} characters")
 
 
 class _CountedLoops(CodeGenerator):
@@ -129,7 +129,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _check(self, size: int) -> None:
         if size > self._max_characters:
-            raise _LimitError(f"makes a value of {size} characters; {self._max_characters} may be")
+            raise LimitError(f"makes a value of {size} characters; {self._max_characters} may be")
 
 
 @jinja2.pass_context
@@ -203,13 +203,13 @@ class SandboxedTemplate:
 
     def render(self, variables: dict[str, Any]) -> str:
         """The text. Raises InvalidArgumentError with the template's own error, or for a violation of the sandbox."""
-        budget = _Budget(self._limits)
+        budget = Budget(self._limits)
         pieces = []
         try:
             for piece in self._template.generate({**variables, _BUDGET: budget}):
                 budget.give(piece)
                 pieces.append(piece)
-        except _LimitError as error:
+        except LimitError as error:
             raise InvalidArgumentError(f"the model's chat template {error}: send fewer or shorter messages") from error
         except SecurityError as error:
             raise InvalidArgumentError(f"the model's chat template does what is not allowed: {error}") from error
