@@ -1,14 +1,13 @@
 """Writes the parts of pages that follow from the code: `python docs/generate.py`.
 
 Flags come from `modelserver.options.table`, fields from the proto and config_fields.toml, metrics from what the
-server would answer to a scrape, limits from where they are enforced, routes from the frontends and routes.toml, and
+server would answer to a scrape, limits from where they are enforced, routes from their frontends and routes.toml, and
 extras from pyproject.toml and extras.toml. The text outside the markers is written by hand.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from prometheus_client.core import Metric
 
 from modelserver.app.frontends import http_apis
 from modelserver.app.server import Server
+from modelserver.auth.access import Access
 from modelserver.auth.guard import KeyUse
 from modelserver.cache.store import StoreCounts
 from modelserver.config.pbtxt import MAX_CHARACTERS
@@ -27,10 +27,12 @@ from modelserver.config.schema import ModelConfig, ModelRateLimiter, ModelRespon
 from modelserver.frontends.grpc import head
 from modelserver.frontends.http.metrics import Metrics
 from modelserver.frontends.http.sagemaker import MultiModel
+from modelserver.frontends.openapi.document import read_routes
+from modelserver.frontends.openapi.routes import OpenApi
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import markdown
 from modelserver.pb import model_config_pb2
-from modelserver.protocol.api import Route
+from modelserver.protocol.api import Route, spelled_out
 from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, HttpLimits
 from modelserver.repository import namespaces
 from modelserver.scheduling.rate_limit import RateLimiter
@@ -283,18 +285,6 @@ def _wire_limits() -> Iterator[tuple[str, str, str, str]]:
     yield "pings of a client", strikes, "`--grpc-http2-max-ping-strikes`, ...", "GOAWAY too_many_pings"
 
 
-def read_routes() -> dict[str, dict[str, str]]:
-    """Section -> "METHOD pattern" -> what the route does; optional parts of the pattern stand in brackets."""
-    return tomllib.loads((DOCS / "routes.toml").read_text())
-
-
-def spelled_out(key: str) -> list[str]:
-    """The routes that a key of routes.toml stands for: with and without each part in brackets."""
-    parts = re.split(r"\[(.*?)\]", key)
-    choices = [(part,) if index % 2 == 0 else ("", part) for index, part in enumerate(parts)]
-    return ["".join(chosen) for chosen in itertools.product(*choices)]
-
-
 def served_routes() -> dict[str, Route]:
     """Every route of the HTTP port and of SageMaker's models, by "METHOD pattern"."""
     return asyncio.run(_served_routes())
@@ -304,8 +294,9 @@ async def _served_routes() -> dict[str, Route]:
     server = Server(ServerOptions())
     apis = http_apis(server.dataplane, server.controlplane, HttpLimits())
     metrics = Metrics(lambda: iter(())).api()
+    docs = OpenApi(server.dataplane, Access(), has_keys=False).api()
     models = MultiModel(server.controlplane, HttpLimits(), lambda *_: None).routes()
-    routes = [route for api in (*apis, metrics) for route in api.routes]
+    routes = [route for api in (*apis, metrics, docs) for route in api.routes]
     return {f"{route.method} {route.pattern}": route for route in (*routes, *models)}
 
 

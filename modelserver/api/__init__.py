@@ -30,7 +30,7 @@ from modelserver.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from modelserver.protocol.api import Api, Route
+from modelserver.protocol.api import Api, Route, RouteSchema
 from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import PLAIN_ERRORS, STATUS, ErrorWriter, HttpResponse, json_response
@@ -61,6 +61,7 @@ __all__ = [
     "PermissionDeniedError",
     "ResponseWriter",
     "Route",
+    "RouteSchema",
     "Scope",
     "Serve",
     "ServerError",

@@ -37,6 +37,7 @@ from modelserver.frontends.http.metrics import Metrics
 from modelserver.frontends.llamacpp.routes import LlamaCpp
 from modelserver.frontends.ollama.routes import Ollama
 from modelserver.frontends.openai.routes import OpenAi
+from modelserver.frontends.openapi.routes import OpenApi
 from modelserver.frontends.tgi.routes import Tgi
 from modelserver.options.server_options import ServerOptions
 from modelserver.planes.authorized import authorized_planes
@@ -116,12 +117,14 @@ class ServerFrontends:
         options = self._options
         kserve, *optional = http_apis(*self._planes, self._limits)
         choices = options.api_choices
-        chosen = chosen_apis([*optional, *installed_apis(self._context, choices)], choices)
+        docs = OpenApi(self._planes[0], self._limits.access, has_keys=self._keys is not None)
+        chosen = chosen_apis([*optional, *installed_apis(self._context, choices), docs.api()], choices)
         shared = [kserve, *(api for api in chosen if api.port is None)] if options.allow_http else []
         own = [api for api in chosen if api.port is not None]
         page = Metrics(metrics.collect_slices)
         if options.allow_metrics and options.allow_http:
             shared.append(page.api())
+        docs.describe(shared)
         return Frontends(
             dataplane=self._dataplane,
             http=self._shared(shared) if shared else None,

@@ -104,6 +104,8 @@ def test_it_answers(installed: None, models: Path, version: str) -> None:
         assert (answer.status_code, answer.json()) == (200, json.loads(block(DOCUMENT.read_text(), "json")))
         assert answer.http_version == version
         assert client.get("/score").json() == {"models": ["identity"]}
+        operation = client.get("/openapi.json").json()["paths"]["/score/{model}"]["post"]
+        assert (operation["summary"], operation["tags"]) == ("Scores of rows", ["score"])
         # The server's own APIs are as they were.
         assert client.get("/v2/health/ready").status_code == 200
         assert client.get("/v1/models").status_code == 200

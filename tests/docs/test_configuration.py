@@ -66,7 +66,7 @@ def test_the_generated_parts_are_fresh() -> None:
 def test_every_route_is_listed_and_no_other() -> None:
     keys = [key for entries in read_routes().values() for key in entries]
     listed = [name for key in keys for name in spelled_out(key)]
-    assert sorted(listed) == sorted(served_routes()), "mend docs/routes.toml, and run: python docs/generate.py"
+    assert sorted(listed) == sorted(served_routes()), "mend openapi/routes.toml, and run: python docs/generate.py"
 
 
 def test_routes_of_one_entry_need_the_same_key() -> None:

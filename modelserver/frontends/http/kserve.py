@@ -13,6 +13,7 @@ from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, parse_version
 from modelserver.frontends.http.overview import Overview
 from modelserver.frontends.http.regions import Regions
+from modelserver.frontends.http.schemas import SCHEMAS, TYPES
 from modelserver.frontends.http.settings import LogRoutes, TraceRoutes
 from modelserver.protocol.api import Api, Route, RouteCall
 from modelserver.protocol.exchange import HttpExchange
@@ -64,7 +65,7 @@ class KServe:
             *LogRoutes(controlplane, limits).routes(),
             *TraceRoutes(dataplane, limits).routes(),
         )
-        return Api("KServe", routes, beginnings=("/v2",))
+        return Api("KServe", routes, beginnings=("/v2",)).described(SCHEMAS, TYPES)
 
     def _table(self) -> tuple[Route, ...]:
         return (

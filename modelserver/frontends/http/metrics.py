@@ -11,7 +11,7 @@ from modelserver.auth.access import ApiGroup
 from modelserver.core.long_work import Slices, long_work
 from modelserver.errors import ServerError
 from modelserver.frontends.http.body import answer_errors
-from modelserver.protocol.api import Api, Route
+from modelserver.protocol.api import Api, Route, RouteSchema
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.response import STATUS, ErrorWriter, HttpResponse, error_response
 from modelserver.telemetry.exposition import (
@@ -34,7 +34,8 @@ class Metrics:
     def api(self, port: int | None = None) -> Api:
         """The one route. Errors are lines of text, as scrapers show them."""
         route = Route("GET", PATH, self.answer, ApiGroup.STATISTICS)
-        return Api("metrics", (route,), TextErrors(), port=port)
+        schemas = {f"GET {PATH}": RouteSchema(answer="string", media_type="text/plain")}
+        return Api("metrics", (route,), TextErrors(), port=port).described(schemas, {})
 
     def answer(self, exchange: HttpExchange) -> None:
         """All metrics."""

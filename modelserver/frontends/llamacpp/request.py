@@ -27,7 +27,7 @@ _INT32 = Range(-(2**31), 2**31 - 1)
 MixedPrompt = Prompt | list[int | str]
 
 # llama.cpp's name of a sampler's parameter -> the model's, for those whose values mean the same.
-_NUMBERS: dict[str, str] = {
+NUMBERS: dict[str, str] = {
     "temperature": "temperature",
     "dynatemp_range": "dynatemp_range",
     "dynatemp_exponent": "dynatemp_exponent",
@@ -45,7 +45,7 @@ _NUMBERS: dict[str, str] = {
     "mirostat_tau": "mirostat_tau",
     "mirostat_eta": "mirostat_eta",
 }
-_INTEGERS: dict[str, str] = {
+INTEGERS: dict[str, str] = {
     "top_k": "top_k",
     "mirostat": "mirostat",
     "dry_allowed_length": "dry_allowed_length",
@@ -53,7 +53,7 @@ _INTEGERS: dict[str, str] = {
     "seed": "seed",
 }
 # What says how llama.cpp's server runs a request, and nothing about the text; it must be of its type all the same.
-_INTEGERS_WITHOUT_EFFECT = ("n_keep", "n_discard", "id_slot", "repeat_last_n", "n_cache_reuse")
+INTEGERS_WITHOUT_EFFECT = ("n_keep", "n_discard", "id_slot", "repeat_last_n", "n_cache_reuse")
 _FLAGS_WITHOUT_EFFECT = ("cache_prompt", "return_progress")
 # What would change the answer, with the values that ask for nothing, and why it is not served.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -111,7 +111,7 @@ def read_request(fields: Fields, prompts: list[MixedPrompt], *, is_array: bool) 
     structure = _read_structure(fields)
     if structure is not None:
         sampling["structured_outputs"] = structure
-    is_told = _NUMBERS.keys() | _INTEGERS.keys() | {"n_predict", "stop", "n_probs", "grammar", "ignore_eos", "stream"}
+    is_told = NUMBERS.keys() | INTEGERS.keys() | {"n_predict", "stop", "n_probs", "grammar", "ignore_eos", "stream"}
     return CompletionRequest(
         prompts=prompts,
         sampling=sampling,
@@ -129,11 +129,11 @@ def read_request(fields: Fields, prompts: list[MixedPrompt], *, is_array: bool) 
 
 def _read_samplers(fields: Fields) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, ours in _NUMBERS.items():
+    for name, ours in NUMBERS.items():
         value = fields.number(name, _ANY)
         if value is not None:
             found[ours] = value
-    for name, ours in _INTEGERS.items():
+    for name, ours in INTEGERS.items():
         value = fields.integer(name, Range(-(2**63), MAX_INT64))
         if value is not None:
             found[ours] = value
@@ -168,7 +168,7 @@ _OFF: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _refuse(fields: Fields) -> None:
-    for name in _INTEGERS_WITHOUT_EFFECT:
+    for name in INTEGERS_WITHOUT_EFFECT:
         fields.integer(name, _INT32)
     for name in _FLAGS_WITHOUT_EFFECT:
         fields.flag(name)

@@ -15,6 +15,7 @@ from modelserver.frontends.http.framing import SSE
 from modelserver.frontends.llamacpp.answers import CompletionWriter
 from modelserver.frontends.llamacpp.errors import LlamaCppErrors, NotSupportedError
 from modelserver.frontends.llamacpp.request import MixedPrompt, read_bias, read_prompts, read_request
+from modelserver.frontends.llamacpp.schemas import SCHEMAS, TYPES
 from modelserver.frontends.llamacpp.tokens import Tokens
 from modelserver.frontends.llm.answering import answer, prepare, prompt_input
 from modelserver.frontends.llm.call import GenerateCall
@@ -90,7 +91,7 @@ class LlamaCpp:
                 Route("GET", "/health", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
                 *(route for route in refused if route.pattern in own),
             ),
-        )
+        ).described(SCHEMAS, TYPES)
 
     async def complete(self, call: Call) -> None:
         """Continue prompts. Raises ServerError for what goes wrong before the answer begins."""

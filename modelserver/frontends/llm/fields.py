@@ -28,6 +28,15 @@ class Range:
         begin = f"{'greater than' if self.is_open else 'at least'} {_exact(self.low)}"
         return begin if value <= self.high >= MAX_INT64 else f"{begin} and at most {_exact(self.high)}"
 
+    def schema(self, kind: str) -> dict[str, Any]:
+        """The JSON Schema of such a number, "number" or "integer", or null."""
+        found: dict[str, Any] = {"type": [kind, "null"]}
+        if self.low > -MAX_INT64:
+            found["exclusiveMinimum" if self.is_open else "minimum"] = self.low
+        if self.high < MAX_INT64:
+            found["maximum"] = self.high
+        return found
+
 
 def _exact(bound: float) -> str:
     return str(int(bound)) if bound == int(bound) else f"{bound:g}"

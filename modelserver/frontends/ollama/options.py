@@ -49,6 +49,9 @@ _WITHOUT_EFFECT: dict[str, str] = {
 }
 # Samplers that this server does not have, and the value of each that asks for nothing.
 _REFUSED: dict[str, tuple[float, ...]] = {"tfs_z": (0, 1)}
+OPTION_TYPES = (
+    {name: kind for name, (kind, _) in _SAMPLING.items()} | _WITHOUT_EFFECT | dict.fromkeys(_REFUSED, _NUMBER)
+)
 
 _DURATION = re.compile(r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+", re.ASCII)
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)

@@ -12,6 +12,7 @@ from modelserver.frontends.ollama.embed import Embedding
 from modelserver.frontends.ollama.errors import OllamaErrors
 from modelserver.frontends.ollama.generation import Generation
 from modelserver.frontends.ollama.models import OllamaModels
+from modelserver.frontends.ollama.schemas import SCHEMAS, TYPES
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.limits import HttpLimits
@@ -58,7 +59,7 @@ class Ollama:
             self._errors,
             beginnings=("/api",),
             own_routes=(Route("GET", "/", _say_running, ApiGroup.HEALTH, key=KeyUse.UNUSED),),
-        )
+        ).described(SCHEMAS, TYPES)
 
     def _version(self, exchange: HttpExchange) -> None:
         exchange.respond(json_response({"version": _VERSION}))

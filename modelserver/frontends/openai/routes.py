@@ -19,6 +19,7 @@ from modelserver.frontends.openai.embeddings import Embeddings
 from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.responses.routes import Responses
+from modelserver.frontends.openai.schemas import SCHEMAS, TYPES
 from modelserver.frontends.openai.tokens import Tokens
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange
@@ -77,7 +78,7 @@ class OpenAi:
             routes,
             OpenAiErrors(),
             beginnings=("/v1", "/tokenize", "/detokenize", "/health", "/ping", "/version"),
-        )
+        ).described(SCHEMAS, TYPES)
 
     def _models(self, exchange: HttpExchange) -> None:
         self._later.begin(exchange, self._all())

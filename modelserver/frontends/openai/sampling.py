@@ -14,7 +14,7 @@ from modelserver.frontends.openai.limits import OpenAiLimits
 
 TOKEN_ID = Range(0, 2**31 - 1)
 
-_NUMBERS: dict[str, Range] = {
+NUMBERS: dict[str, Range] = {
     "temperature": Range(0, 2),
     "top_p": Range(0, 1, is_open=True),
     "min_p": Range(0, 1),
@@ -33,7 +33,7 @@ _NUMBERS: dict[str, Range] = {
     "mirostat_tau": Range(0, MAX_INT64),
     "mirostat_eta": Range(0, 1),
 }
-_INTEGERS: dict[str, Range] = {
+INTEGERS: dict[str, Range] = {
     "top_k": Range(-1, MAX_INT64),
     "seed": Range(-(2**63), MAX_INT64),
     "min_tokens": Range(0, MAX_INT64),
@@ -44,7 +44,7 @@ _INTEGERS: dict[str, Range] = {
 }
 # The samplers that only some models have, with the values that ask for nothing: those reach no model.
 _NEUTRAL = {"mirostat": 0, "typical_p": 1, "xtc_probability": 0, "dry_multiplier": 0, "dynatemp_range": 0}
-_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 _BIAS = Range(-100, 100)
 
 # What the field's other servers know and this one does not do: refused, unless the value asks for nothing.
@@ -119,11 +119,11 @@ def read_sampling(fields: Fields, limits: OpenAiLimits) -> dict[str, Any]:
     """
     refuse_unsupported(fields)
     found: dict[str, Any] = {}
-    for name, bounds in _NUMBERS.items():
+    for name, bounds in NUMBERS.items():
         found[name] = fields.number(name, bounds)
-    for name, bounds in _INTEGERS.items():
+    for name, bounds in INTEGERS.items():
         found[name] = fields.integer(name, bounds)
-    for name in _FLAGS:
+    for name in FLAGS:
         found[name] = fields.flag(name) if fields.has(name) else None
     for name, neutral in _NEUTRAL.items():
         if found[name] == neutral:

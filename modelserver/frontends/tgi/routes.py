@@ -20,6 +20,7 @@ from modelserver.frontends.llm.prompts import token_pieces_of
 from modelserver.frontends.tgi.answers import Document, TgiDurations, TgiWriter, prefill_documents
 from modelserver.frontends.tgi.errors import TgiErrors
 from modelserver.frontends.tgi.request import MAX_BEST_OF, MAX_STOPS, TgiRequest, read_request
+from modelserver.frontends.tgi.schemas import SCHEMAS, TYPES
 from modelserver.frontends.tgi.tokens import chat_tokenize, tokenize
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
@@ -63,7 +64,7 @@ class Tgi:
                     for path in ("/", "/health", "/ping")
                 ),
             ),
-        )
+        ).described(SCHEMAS, TYPES)
 
     async def generate(self, call: Call, *, is_streamed: bool) -> None:
         """Continue `inputs`. Raises ServerError for what goes wrong before the answer begins."""

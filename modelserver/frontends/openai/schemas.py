@@ -1,0 +1,141 @@
+"""The documents of OpenAI's API, for `/openapi.json`."""
+
+from __future__ import annotations
+
+from modelserver.frontends.openai.sampling import FLAGS, INTEGERS, NUMBERS
+from modelserver.protocol.api import RouteSchema, Schema
+
+# What the chats of several APIs are made of.
+CONVERSATION: dict[str, Schema] = {
+    "Part": "{type: string, text?: string, refusal?: string, *: any}",
+    "Content": "string | [Part]",
+    "Function": "{name: string 1..128, description?: string, parameters?: object, strict?: boolean, *: any}",
+    "Tool": "{type: 'function', function: Function, *: any}",
+    "Called": "{name: string, arguments?: string | object, *: any}",
+    "ToolCall": "{id?: string, type?: 'function', function: Called, *: any}",
+    "Message": """{role: string 1..64, content?: Content, name?: string, tool_call_id?: string, tool_calls?: [ToolCall],
+        function_call?: Called, refusal?: string, reasoning?: string, reasoning_content?: string, *: any}""",
+    "NamedTool": "{type?: string, name?: string, function?: {name: string}, *: any}",
+    "AllowedTools": "{mode: 'auto' | 'required', tools: [NamedTool] 1..}",
+    "ToolChoice": """'none' | 'auto' | 'required' | {type: 'function', function: {name: string}}
+        | {type: 'allowed_tools', allowed_tools?: AllowedTools, mode?: 'auto' | 'required', tools?: [NamedTool]}""",
+    "Conversation": """{model?: string, messages: [Message] 1..4096, tools?: [Tool], tool_choice?: ToolChoice,
+        parallel_tool_calls?: boolean, functions?: [Function],
+        function_call?: 'none' | 'auto' | {name: string}, documents?: [object], add_generation_prompt?: boolean,
+        continue_final_message?: boolean, chat_template_kwargs?: object,
+        reasoning_effort?: 'none' | 'minimal' | 'low' | 'medium' | 'high' | 'xhigh', *: any}""",
+}
+
+TYPES: dict[str, Schema] = {
+    **CONVERSATION,
+    "Error": "{error: {message: string, type: string, param: string | null, code: string | null}}",
+    # What a text is to be, and how it is chosen.
+    "ResponseFormat": """{type: 'text' | 'json_object' | 'json_schema', schema?: object,
+        json_schema?: {name: string 1.., description?: string, strict?: boolean, schema: object | boolean}}""",
+    "StructuredOutputs": """{json?: object | string, json_object?: boolean, regex?: string, choice?: [string],
+        grammar?: string, disable_any_whitespace?: boolean}""",
+    "Numbers": {
+        "type": "object",
+        "properties": {
+            **{name: bounds.schema("number") for name, bounds in NUMBERS.items()},
+            **{name: bounds.schema("integer") for name, bounds in INTEGERS.items()},
+            **{name: {"type": ["boolean", "null"]} for name in FLAGS},
+        },
+    },
+    "Sampling": """Numbers & {stop?: string | [string], stop_token_ids?: [integer], allowed_token_ids?: [integer],
+        bad_words?: [string], logit_bias?: {*: number -100..100}, cache_salt?: string, dry_sequence_breakers?: [string],
+        response_format?: ResponseFormat, structured_outputs?: StructuredOutputs, guided_json?: object | string,
+        guided_regex?: string, guided_choice?: [string], guided_grammar?: string, json_schema?: object | string,
+        regex?: string, ebnf?: string, grammar?: string | object, stream?: boolean,
+        stream_options?: {include_usage?: boolean, continuous_usage_stats?: boolean, include_obfuscation?: boolean},
+        user?: string, metadata?: object, store?: boolean, service_tier?: string, safety_identifier?: string,
+        prompt_cache_key?: string, prompt_cache_retention?: string, verbosity?: string, prediction?: object,
+        spaces_between_special_tokens?: boolean, request_id?: string, *: any}""",
+    "Chat": """Conversation & Sampling & {max_tokens?: integer 1.., max_completion_tokens?: integer 1..,
+        n?: integer 1..128, logprobs?: boolean, top_logprobs?: integer 0..20, prompt_logprobs?: integer 0..20,
+        echo?: boolean, include_reasoning?: boolean, return_token_ids?: boolean, return_tokens_as_token_ids?: boolean,
+        add_special_tokens?: boolean, modalities?: ['text']}""",
+    "Prompt": "string | [string] 1.. | [integer] 1.. | [[integer] 1..] 1..",
+    "Completion": """Sampling & {model?: string, prompt: Prompt, suffix?: string, max_tokens?: integer 0..,
+        n?: integer 1..128, best_of?: integer 0..128, logprobs?: integer 0..20, prompt_logprobs?: integer 0..20,
+        echo?: boolean, return_token_ids?: boolean, return_tokens_as_token_ids?: boolean,
+        add_special_tokens?: boolean}""",
+    # Answers.
+    "Usage": """{prompt_tokens: integer, completion_tokens: integer, total_tokens: integer,
+        prompt_tokens_details?: {cached_tokens: integer}, completion_tokens_details?: {reasoning_tokens: integer}}""",
+    "TokenLogprob": "{token: string, logprob: number | null, bytes: [integer] | null, *: any}",
+    "ChatLogprobs": "{content: [TokenLogprob & {top_logprobs: [TokenLogprob]}] | null, refusal?: string}",
+    "Answer": """{role: 'assistant', content: string | null, refusal?: string, tool_calls?: [ToolCall],
+        function_call?: Called, reasoning?: string, reasoning_content?: string}""",
+    "ChatChoice": """{index: integer, message: Answer, logprobs: ChatLogprobs | null, finish_reason: string | null,
+        stop_reason?: string | integer, token_ids?: [integer]}""",
+    "ChatAnswer": """{id: string, object: 'chat.completion', created: integer, model: string,
+        system_fingerprint?: string, choices: [ChatChoice], usage: Usage | null, prompt_logprobs?: [any],
+        prompt_token_ids?: [integer]}""",
+    "ChatDelta": """{role?: string, content?: string, reasoning?: string, reasoning_content?: string,
+        function_call?: {name?: string, arguments: string},
+        tool_calls?: [{index: integer, id?: string, type?: 'function',
+        function: {name?: string, arguments: string}}]}""",
+    "ChatChunk": """{id: string, object: 'chat.completion.chunk', created: integer, model: string, usage?: Usage,
+        choices: [{index: integer, delta: ChatDelta, logprobs?: ChatLogprobs, finish_reason: string | null, *: any}],
+        *: any}""",
+    "CompletionLogprobs": """{tokens: [string], token_logprobs: [number | null], text_offset: [integer],
+        top_logprobs: [object | null]}""",
+    "CompletionAnswer": """{id: string, object: 'text_completion', created: integer, model: string, usage?: Usage,
+        system_fingerprint?: string, choices: [{index: integer, text: string, logprobs: CompletionLogprobs | null,
+        finish_reason: string | null, stop_reason?: string | integer, token_ids?: [integer],
+        prompt_token_ids?: [integer], prompt_logprobs?: [any]}]}""",
+    "Embed": """{model?: string, input?: Prompt, messages?: [Message] 1.., encoding_format?: 'float' | 'base64',
+        dimensions?: integer 1.., truncate_prompt_tokens?: integer -1.., add_special_tokens?: boolean, user?: string,
+        *: any}""",
+    "EmbedAnswer": """{object: 'list', model: string, usage: {prompt_tokens: integer, total_tokens: integer},
+        data: [{object: 'embedding', index: integer, embedding: [number] | string}]}""",
+    "Tokenize": """{model?: string, prompt?: string, messages?: [Message] 1.., tools?: [Tool],
+        add_special_tokens?: boolean, return_token_strs?: boolean, *: any}""",
+    "TokenizeAnswer": """{count: integer, max_model_len: integer | null, tokens: [integer],
+        token_strs: [string] | null}""",
+    "Model": """{id: string, object: 'model', created: integer, owned_by: string, root: string, parent: string | null,
+        max_model_len: integer | null}""",
+    # Responses.
+    "Item": """{type?: string, role?: 'user' | 'assistant' | 'system' | 'developer', content?: Content | [object],
+        id?: string, call_id?: string, name?: string, arguments?: string, input?: string, output?: string | [object],
+        summary?: [object], *: any}""",
+    "ResponseTool": """{type: string, name?: string, description?: string, parameters?: object, strict?: boolean,
+        tools?: [ResponseTool], format?: {type?: string, syntax?: string, definition?: string, *: any}, *: any}""",
+    "Ask": """{model?: string, input: string | [Item], instructions?: string, previous_response_id?: string,
+        tools?: [ResponseTool], tool_choice?: string | {type: string, name?: string, *: any},
+        parallel_tool_calls?: boolean, max_tool_calls?: integer, truncation?: string,
+        reasoning?: {effort?: 'none' | 'minimal' | 'low' | 'medium' | 'high' | 'xhigh', *: any}, *: any}""",
+    "CreateResponse": """Ask & Sampling & {max_output_tokens?: integer 1.., top_logprobs?: integer 0..20,
+        include?: [string], text?: {format?: {type: 'text' | 'json_object' | 'json_schema', schema?: object, *: any},
+        *: any}, background?: boolean}""",
+    "Response": """{id: string, object: 'response', created_at: number, model: string, status: string, output: [Item],
+        error: object | null, incomplete_details: object | null, usage: object | null, metadata: object, *: any}""",
+    "Event": "{type: string, sequence_number: integer, *: any}",
+}
+
+_RESPONSE = RouteSchema(answer="Response")
+SCHEMAS: dict[str, RouteSchema] = {
+    "GET /v1/models": RouteSchema(answer="{object: 'list', data: [Model]}"),
+    "GET /v1/models/{id}": RouteSchema(answer="Model"),
+    "POST /v1/models/{id}/load": RouteSchema(answer="Model"),
+    "POST /v1/models/{id}/unload": RouteSchema(answer="{status: 'success', model: string}"),
+    "POST /v1/completions": RouteSchema(body="Completion", answer="CompletionAnswer", event="CompletionAnswer"),
+    "POST /v1/chat/completions": RouteSchema(body="Chat", answer="ChatAnswer", event="ChatChunk"),
+    "POST /v1/embeddings": RouteSchema(body="Embed", answer="EmbedAnswer"),
+    "POST /tokenize": RouteSchema(body="Tokenize", answer="TokenizeAnswer"),
+    "POST /detokenize": RouteSchema(
+        body="{model?: string, tokens: [integer 0..2147483647]}", answer="{prompt: string}"
+    ),
+    "POST /v1/responses": RouteSchema(body="CreateResponse", answer="Response", event="Event"),
+    "POST /v1/responses/input_tokens": RouteSchema(
+        body="Ask", answer="{object: 'response.input_tokens', input_tokens: integer}"
+    ),
+    "GET /v1/responses/{response_id}": _RESPONSE,
+    "DELETE /v1/responses/{response_id}": RouteSchema(answer="{id: string, object: 'response', deleted: boolean}"),
+    "POST /v1/responses/{response_id}/cancel": _RESPONSE,
+    "GET /v1/responses/{response_id}/input_items": RouteSchema(
+        answer="{object: 'list', data: [Item], first_id: string | null, last_id: string | null, has_more: boolean}"
+    ),
+    "GET /version": RouteSchema(answer="{version: string}"),
+}
