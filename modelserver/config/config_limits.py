@@ -28,7 +28,7 @@ class ConfigLimits:
     warmup_bytes: int = 1 << 30
     sequence_slots: int = 100_000
     state_bytes: int = 1 << 30
-    priority_levels: int = 1_000
+    priority_levels: int = 2**64 - 1
     preferred_sizes: int = 1_000
     ensemble_steps: int = 256
     histogram_buckets: int = 1_000

@@ -46,6 +46,8 @@ class ModelLifecycle:
         self._reload: Reload | None = None
         # Whether another load would give the same result: the model serves as on disk, or by the stored override.
         self.is_as_stored = True
+        # Whether a config that came with a request, and no files, replaces the one on disk.
+        self._has_own_config = False
         self._operations = OperationQueue(name, self._perform)
 
     def load(self, request: LoadRequest) -> asyncio.Future[None]:
@@ -165,7 +167,10 @@ class ModelLifecycle:
             self._is_wanted = True
             self._states.forget_failures(None)
             self.counts = LoadCounts(self.counts.successes + 1, self.counts.failures, time.monotonic() - started)
-            logger.info("model '%s' serves versions %s on: its files have not changed", self.name, list(self.versions))
+            by = " by its override" if self._has_own_config else ""
+            logger.info(
+                "model '%s' serves versions %s on%s: its files have not changed", self.name, list(self.versions), by
+            )
             return
         self._states.is_loading = True
         source: LoadSource | None = None
@@ -193,18 +198,27 @@ class ModelLifecycle:
                 self._context.close_pool.submit(source.release)
         self._states.forget_failures(request.version)
         self.is_as_stored = request.version is None and (request.is_plain or bool(request.persists))
+        by_config = source.request.config_json is not None and not source.request.files
+        self._has_own_config = request.version is None and by_config
         self.counts = LoadCounts(self.counts.successes + 1, self.counts.failures, time.monotonic() - started)
         if request.version is None:
             self._states.note = await self._context.in_load_pool(self._settle_override, request, source)
 
     async def _is_current(self, request: LoadRequest) -> bool:
-        """Whether everything that a load would bring already serves, as the repository defines it."""
+        """Whether what serves may stay: a load would bring the same, or an override lasts until the files change."""
         loaded = self.loaded
-        if not loaded or request.version is not None or not request.is_plain or not self.is_as_stored:
+        if not loaded or request.version is not None or not request.is_plain:
             return False
         definition = next(iter(loaded.values())).definition
-        is_whole = loaded.keys() == definition.versions.keys() and self._context.overrides is None
+        is_whole = loaded.keys() == definition.versions.keys()
         if not is_whole or any(each.definition is not definition or not each.is_ready for each in loaded.values()):
+            return False
+        if self._has_own_config:
+            keeps = request.persists is None
+            return keeps and await self._context.in_load_pool(
+                self._context.loader.has_same_files, self.name, definition
+            )
+        if not self.is_as_stored or self._context.overrides is not None:
             return False
         return await self._context.in_load_pool(self._context.loader.is_current, self.name, definition)
 

@@ -142,19 +142,22 @@ class ModelLoader:
         Files that were written shortly before they were read are not trusted: the file system's clock may be too coarse
         to distinguish later writes.
         """
-        if not definition.is_of_files_alone:
-            return False
         try:
-            layout = self._find(key)
-            if layout.directory != definition.model_directory or layout.is_incomplete:
-                return False
-            fingerprint = fingerprint_model(layout)
-            if fingerprint != definition.fingerprint:
-                return False
             return (
-                fingerprint.latest_mtime_ns + _CLOCK_STEP_NS < definition.read_ns
+                definition.is_of_files_alone
+                and self.has_same_files(key, definition)
+                and definition.fingerprint.latest_mtime_ns + _CLOCK_STEP_NS < definition.read_ns
                 and self._backend_of(definition) is definition.backend_class
             )
+        except (OSError, ServerError):
+            return False
+
+    def has_same_files(self, key: str, definition: ModelDefinition) -> bool:
+        """Whether the model's directory holds the files that the definition was made beside. Never raises."""
+        try:
+            layout = self._find(key)
+            is_there = layout.directory == definition.model_directory and not layout.is_incomplete
+            return is_there and fingerprint_model(layout) == definition.fingerprint
         except (OSError, ServerError):
             return False
 

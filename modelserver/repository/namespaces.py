@@ -92,7 +92,7 @@ class Namespaces:
 
 # An allow-list for model names, because names become paths, URLs and metric labels.
 # Letters and digits of any script, then a few marks; never a separator, a space or a control character.
-_NAME = re.compile(r"\w[\w.+@:=~-]*")
+_NAME = re.compile(r"\w[\w.,+@:=~-]*")
 _LONGEST_NAME_BYTES = 255
 
 
@@ -105,7 +105,7 @@ def name_problem(name: str) -> str | None:
     if ".." in name:
         return "it contains '..'"
     if not _NAME.fullmatch(name):
-        return "it must start with a letter, a digit or '_' and hold only letters, digits and _ . + @ : = ~ -"
+        return "it must start with a letter, a digit or '_' and hold only letters, digits and _ . , + @ : = ~ -"
     return None
 
 

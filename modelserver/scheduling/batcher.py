@@ -328,7 +328,7 @@ class Batcher(QueueScheduler):
             if isinstance(queue, FairQueue):
                 num_ahead = queue.num_before(entry)
             elif self._levels.num_levels:
-                num_ahead = sum(queue.level_len(level) for level in range(1, entry.level + 1))
+                num_ahead = queue.len_through(entry.level)
             else:
                 num_ahead = len(queue)
         num_executing = max(0, self.inflight - len(queue))

@@ -99,9 +99,12 @@ class _Caller:
         self.num_entries += 1
 
     def remove(self, entry: QueueEntry) -> None:
-        del self.levels[entry.level][entry]
+        entries = self.levels[entry.level]
+        del entries[entry]
         self.rows[entry.level] -= entry.rows
         self.num_entries -= 1
+        if not entries:
+            del self.levels[entry.level], self.rows[entry.level]
 
     def part(self, level: int) -> float:
         """Its rows in the queue at a level, divided by its weight."""

@@ -115,6 +115,10 @@ class EntryOrder:
     def level_len(self, level: int) -> int:
         return sum(len(lane) for rank, lane in self._lanes.items() if rank // 2 == level)
 
+    def len_through(self, level: int) -> int:
+        """The entries of this level and of those that are served before it."""
+        return sum(len(lane) for rank, lane in self._lanes.items() if rank // 2 <= level)
+
     def __iter__(self) -> Iterator[QueueEntry]:
         if len(self._ranks) == 1:
             return iter(self._lanes[self._ranks[0]].values())
@@ -164,6 +168,9 @@ class RequestQueue:
 
     def level_len(self, level: int) -> int:
         return self._all.level_len(level)
+
+    def len_through(self, level: int) -> int:
+        return self._all.len_through(level)
 
     def find(self, request: InFlightRequest) -> QueueEntry | None:
         return self._all.find(request)

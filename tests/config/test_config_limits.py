@@ -68,12 +68,6 @@ CASES = [
     ),
     ("sequence_batching { " + STATE + " }", "sequence_batching.state", "state_bytes", 4 * 10**9),
     (
-        "dynamic_batching { priority_levels: 1000000000 default_priority_level: 1 }",
-        "dynamic_batching.priority_levels",
-        "priority_levels",
-        10**9,
-    ),
-    (
         "dynamic_batching { preferred_batch_size: [ " + ", ".join(["1"] * 2000) + " ] }",
         "dynamic_batching.preferred_batch_size",
         "preferred_sizes",
@@ -113,6 +107,13 @@ def test_what_is_too_much_is_refused_at_once(tmp_path: Path, text: str, field: s
 def test_the_flag_allows_it(tmp_path: Path, text: str, field: str, name: str, count: int) -> None:
     size = 2_000_000 if field == "max_batch_size" else 8
     _read(tmp_path, text, parse_config_limits(f"{name}={count}"), max_batch_size=size)
+
+
+def test_priority_levels_are_bounded_by_the_flag_alone(tmp_path: Path) -> None:
+    text = f"dynamic_batching {{ priority_levels: {2**64 - 1} default_priority_level: {2**32} }}"
+    _read(tmp_path, text, ConfigLimits())
+    with pytest.raises(ConfigError, match="priority_levels: expected at most 9 levels"):
+        _read(tmp_path, text, parse_config_limits("priority_levels=9"))
 
 
 def test_versions_on_disk_are_counted(tmp_path: Path) -> None:

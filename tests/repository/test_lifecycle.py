@@ -428,15 +428,6 @@ def entries(directory: Path) -> list[Path]:
     return list(directory.iterdir())
 
 
-async def test_a_config_override_lasts_until_the_next_plain_load(tmp_path: Path) -> None:
-    write_model(tmp_path, "m")
-    async with open_repository(tmp_path, load_models=("m",)) as repository:
-        await repository.load("m", config_json=as_json(IDENTITY_CONFIG.replace("8", "3")))
-        assert repository.get("m", None).config.max_batch_size == 3
-        await repository.load("m")
-        assert repository.get("m", None).config.max_batch_size == 8
-
-
 async def test_file_overrides_replace_the_directory_and_vanish_with_the_last_version(
     tmp_path: Path, temporary_root: Path
 ) -> None:

@@ -4,7 +4,9 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.repository.namespaces import check_model_name, name_problem
 
 
-@pytest.mark.parametrize("name", ["a", "resnet-50", "m.v2", "_m", "7", "großes_modell", "org:model@1", "x" * 255])
+@pytest.mark.parametrize(
+    "name", ["a", "resnet-50", "m.v2", "_m", "7", "großes_modell", "org:model@1", "nop_INT32_-1,-1", "x" * 255]
+)
 def test_ordinary_names_are_allowed(name: str) -> None:
     check_model_name(name)
 

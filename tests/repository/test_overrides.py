@@ -54,14 +54,44 @@ async def test_the_files_are_kept_too_and_need_no_model_on_disk(tmp_path: Path, 
         assert "m" not in repository._lifecycles, "nothing asks for it"
 
 
-async def test_a_plain_load_takes_what_is_on_disk_until_the_next_start(tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("persists", [None, True])
+async def test_a_plain_load_keeps_the_override_until_the_files_change(
+    tmp_path: Path, options: dict[str, Any], persists: bool | None
+) -> None:
     async with open_repository(tmp_path / "models", **options) as repository:
-        await repository.load("m", config_json=config(3), persists=True)
+        await repository.load("m", config_json=config(3), persists=persists)
+        model, told = repository.get("m", None), reason(repository)
+        await repository.load("m")
+        assert repository.get("m", None) is model
+        assert reason(repository) == told
+        (tmp_path / "models" / "m" / "config.pbtxt").touch()
         await repository.load("m")
         assert repository.get("m", None).config.max_batch_size == 8
-        assert reason(repository) == "a stored override takes effect at the next start"
+        assert reason(repository) == ("a stored override takes effect at the next start" if persists else "")
+        await repository.load("m", config_json=config(3))
+        write_model(tmp_path / "models", "m", versions=(2,))
+        await repository.load("m")
+        assert repository.get("m", None).config.max_batch_size == 8
     async with open_repository(tmp_path / "models", **options) as repository:
-        assert repository.get("m", None).config.max_batch_size == 3
+        assert repository.get("m", None).config.max_batch_size == (3 if persists else 8)
+
+
+async def test_an_unload_ends_an_override(tmp_path: Path, options: dict[str, Any]) -> None:
+    async with open_repository(tmp_path / "models", **options) as repository:
+        await repository.load("m", config_json=config(3))
+        await repository.unload("m")
+        await repository.load("m")
+        assert repository.get("m", None).config.max_batch_size == 8
+
+
+async def test_files_and_single_versions_of_an_override_go_with_a_plain_load(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    async with open_repository(tmp_path / "models", **options) as repository:
+        for replaced in ({"files": {"1/weights": b""}}, {"version": 1}):
+            await repository.load("m", config_json=config(3), **replaced)
+            await repository.load("m")
+            assert repository.get("m", None).config.max_batch_size == 8
 
 
 @pytest.mark.parametrize("override", [None, config(5)])

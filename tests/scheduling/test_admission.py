@@ -21,11 +21,16 @@ MS = 1_000_000
 class Model:
     """A model of 10 ms per request, as its queue sees it."""
 
-    def __init__(self, policy: ModelQueuePolicy, *, is_fair: bool = False, is_adaptive: bool = True) -> None:
+    def __init__(
+        self, policy: ModelQueuePolicy, *, is_fair: bool = False, is_adaptive: bool = True, num_levels: int = 0
+    ) -> None:
         self.clock = ManualClock(1000)
         self.statistics = ModelStatistics()
+        batching = ModelDynamicBatching(
+            priority_levels=num_levels, default_priority_level=num_levels, default_queue_policy=policy
+        )
         self.batcher = Batcher(
-            batching_config(1, dynamic_batching=ModelDynamicBatching(default_queue_policy=policy)),
+            batching_config(1, dynamic_batching=batching),
             loop=ManualLoop(self.clock),
             statistics=self.statistics,
             clock=self.clock,
@@ -34,8 +39,8 @@ class Model:
         )
         self.worker = WaitingThread()
 
-    def submit(self, *, deadline_ms: int | None = None, caller: str = "") -> InFlightRequest:
-        made = request()
+    def submit(self, *, deadline_ms: int | None = None, caller: str = "", priority: int = 0) -> InFlightRequest:
+        made = request(priority=priority)
         made.caller = caller
         if deadline_ms is not None:
             made.deadline_ns = self.clock.now_ns() + deadline_ms * MS
@@ -69,6 +74,15 @@ def test_a_deadline_that_the_queue_outlasts_is_refused() -> None:
     model.submit(deadline_ms=80)
     model.submit()
     assert model.statistics.snapshot().failures[FailureReason.REJECTED] == 1
+
+
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_priority_levels_cost_nothing_by_their_number(is_fair: bool) -> None:
+    model = Model(ModelQueuePolicy(), num_levels=2**64 - 1, is_fair=is_fair)
+    model.warm(5)
+    model.refusal(deadline_ms=40)
+    model.refusal(deadline_ms=40, priority=2**64 - 1)
+    model.submit(deadline_ms=40, priority=2**32)
 
 
 def test_a_timeout_is_about_the_queue_alone() -> None:
