@@ -28,7 +28,7 @@ from modelserver.execution.host_policy import HostCores
 from modelserver.execution.shared_resources import GpuLimits, SharedResources
 from modelserver.frontends.http.kserve import EXTENSIONS
 from modelserver.options.server_options import ServerOptions
-from modelserver.options.table import ineffective, ineffective_metrics_settings
+from modelserver.options.table import deprecated, ineffective, ineffective_metrics_settings
 from modelserver.planes.control import ControlPlane
 from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.planes.quotas import Callers
@@ -338,5 +338,8 @@ def _warn_ineffective(options: ServerOptions) -> None:
     flags += [f"--metrics-config={key}" for key in ineffective_metrics_settings(options)]
     if flags:
         logger.warning("accepted, has no effect yet: %s", ", ".join(flags))
+    for option in deprecated(options):
+        successor = option.flag.help.removeprefix("As ").removesuffix(".")
+        logger.warning("Warning: '%s' has been deprecated! Please use '%s' instead", option.flag_name, successor)
     if options.grpc_server_cert and not options.is_grpc_tls:
         logger.warning("--grpc-server-cert has no effect without --grpc-use-ssl: the gRPC port does not use TLS")

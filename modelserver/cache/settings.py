@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from modelserver.core.numerals import parse_float, parse_int
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import BOOL_EXPECTATION, nearest_hint, parse_bool
+from modelserver.options.flags import BOOL_EXPECTATION, bad_format, nearest_hint, parse_bool
 
 _FLAG = "--cache-config"
 _LOCAL_KEYS = ("size", "ttl")
@@ -59,7 +59,9 @@ def parse_cache_config(texts: Sequence[str], byte_size: int = 0) -> CacheSetting
     Raises InvalidArgumentError that names the flag, the expected form and the value.
     """
     if texts and byte_size:
-        raise InvalidArgumentError(f"--response-cache-byte-size and {_FLAG} are both given; leave out the first")
+        raise InvalidArgumentError(
+            f"Error: Incompatible flags --response-cache-byte-size and {_FLAG} both provided; leave out the first"
+        )
     if not texts:
         return LocalSettings(byte_size) if byte_size else None
     values: dict[str, str] = {}
@@ -81,7 +83,7 @@ def _settings(name: str, text: str) -> dict[str, str]:
     for part in _NEXT_KEY.split(text.partition(",")[2]):
         key, equals, value = part.partition("=")
         if not equals or not key:
-            raise InvalidArgumentError(f"{_FLAG} expects {name},<key>=<value>, got '{text}'")
+            raise bad_format(_FLAG, "<cache name>,<setting>=<value>", text)
         if key not in _KEYS[name]:
             known = ", ".join(_KEYS[name])
             hint = nearest_hint(key, _KEYS[name])

@@ -50,6 +50,8 @@ class Flag:
     metavar: str = ""
     # Not one of Triton's flags.
     is_ours: bool = False
+    # Triton's sentence for a value that it refuses.
+    refusal: str = ""
 
 
 def flag(group: str, text: str, **details: Any) -> Mapping[str, Flag]:
@@ -85,7 +87,7 @@ class Option:
         if self.kind is bool:
             return BOOL_EXPECTATION
         if self.kind is str:
-            return self.flag.metavar or "text"
+            return (self.flag.metavar or "text") + (", not empty" if self.flag.minimum else "")
         noun = "an integer" if self.kind is int else "a number"
         low, high = self.flag.minimum, self.flag.maximum
         if low is not None and high is not None:
@@ -105,6 +107,8 @@ class Option:
                 if not matching:
                     raise self._bad(text, source)
                 return matching[0]
+            if self.flag.minimum and not text:
+                raise self._bad(text, source)
             return text
         if self.flag.takes_switch and not text.isdecimal() and (switch := parse_bool(text)) is not None:
             return int(switch)
@@ -118,7 +122,15 @@ class Option:
         return number
 
     def _bad(self, text: str, source: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"{source} expects {self.expectation}, got '{text}'")
+        message = f"{source} expects {self.expectation}, got '{text}'"
+        # The words before our own are Triton's.
+        first = f'Bad option: "{self.flag_name}". ' if source.startswith("--") else ""
+        return InvalidArgumentError(first + (f"{self.flag.refusal} " if self.flag.refusal else "") + message)
+
+
+def bad_format(flag_name: str, form: str, text: str) -> InvalidArgumentError:
+    """The error for a value of several parts that is not of this form; the first words are Triton's."""
+    return InvalidArgumentError(f"{flag_name} option format is '{form}', got '{text}'")
 
 
 def parse_bool(text: str) -> bool | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from modelserver.core.numerals import parse_float
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import nearest_hint
+from modelserver.options.flags import bad_format, nearest_hint
 
 # `--rate-limit-resource`: the available units of the resources that instances need to execute.
 _RESOURCE_FLAG = "--rate-limit-resource"
@@ -36,7 +36,9 @@ def parse_resource_limits(texts: Sequence[str]) -> tuple[ResourceLimit, ...]:
 def _parse_resource(text: str) -> ResourceLimit:
     name, *numbers = text.split(":")
     if not name or not 1 <= len(numbers) <= 2 or not all(number.isascii() and number.isdigit() for number in numbers):
-        raise InvalidArgumentError(f"{_RESOURCE_FLAG} expects NAME:COUNT[:DEVICE] with whole numbers, got '{text}'")
+        raise bad_format(
+            _RESOURCE_FLAG, "<resource_name>:<count>:<device>' or '<resource_name>:<count>' with whole numbers", text
+        )
     return ResourceLimit(name, *map(int, numbers))
 
 
@@ -88,7 +90,7 @@ def parse_host_policies(texts: Sequence[str]) -> tuple[HostPolicy, ...]:
         name, comma, setting = text.partition(",")
         key, equals, value = setting.partition("=")
         if not name or not comma or not equals:
-            raise InvalidArgumentError(f"{_POLICY_FLAG} expects NAME,KEY=VALUE, got '{text}'")
+            raise bad_format(_POLICY_FLAG, "<policy name>,<setting>=<value>", text)
         if key not in _KEYS:
             raise InvalidArgumentError(
                 f"{_POLICY_FLAG}={name}: expected one of {', '.join(_KEYS)}, got '{key}'{nearest_hint(key, _KEYS)}"

@@ -21,6 +21,7 @@ from modelserver.options.flags import (
     BOOL_EXPECTATION,
     ApiChoice,
     FlagState,
+    bad_format,
     flag,
     nearest_hint,
     parse_api_choices,
@@ -112,7 +113,7 @@ class ServerOptions:
     exit_on_error: bool = field(default=True, metadata=flag(REPOSITORY, "Exit when a model fails to load at start."))
     strict_readiness: bool = field(default=True, metadata=flag(REPOSITORY, "Report readiness only when every model that should be loaded is ready."))
     disable_auto_complete_config: bool = field(default=False, metadata=flag(REPOSITORY, "Use config.pbtxt as it is; do not complete it from the model's files."))
-    model_config_name: str = field(default="", metadata=flag(REPOSITORY, "Use <model>/configs/<name>.pbtxt where it exists.", metavar="NAME"))
+    model_config_name: str = field(default="", metadata=flag(REPOSITORY, "Use <model>/configs/<name>.pbtxt where it exists.", metavar="NAME", minimum=1, refusal="Error: empty argument for --model-config-name."))
     model_load_thread_count: int = field(default=4, metadata=flag(REPOSITORY, "Models loaded at the same time.", minimum=1))
     model_load_retry_count: int = field(default=0, metadata=flag(REPOSITORY, "Retries after a failed load.", minimum=0))
     max_queue_size: int = field(default=100_000, metadata=flag(REPOSITORY, "Requests that may wait in the queue of a model whose config sets no max_queue_size, per priority level; 0: no limit (Triton's behaviour).", minimum=0, is_ours=True))
@@ -136,7 +137,7 @@ class ServerOptions:
     allow_http: bool = field(default=True, metadata=flag(HTTP, "Serve HTTP."))
     http_address: str = field(default="", metadata=flag(HTTP, "Address to listen on; empty: that of --host (Triton: 0.0.0.0).", metavar="ADDRESS"))
     http_port: int = field(default=8000, metadata=flag(HTTP, "Port to listen on; 0 picks a free one.", **_PORT))
-    http_max_input_size: int = field(default=64 << 20, metadata=flag(HTTP, "Largest request body in bytes, as received and when decompressed.", minimum=1))
+    http_max_input_size: int = field(default=64 << 20, metadata=flag(HTTP, "Largest request body in bytes, as received and when decompressed.", minimum=1, refusal="Error: --http-max-input-size must be greater than 0."))
     reuse_http_port: bool = field(default=False, metadata=flag(HTTP, "Share the port, and that of the metrics, with other processes (SO_REUSEPORT)."))
     http_header_forward_pattern: str = field(default="", metadata=flag(HTTP, "Headers to pass to models as request parameters, under their original names. The pattern may match anywhere in a name and ignores case.", metavar="REGEX"))
     http_thread_count: int = field(default=8, metadata=flag(HTTP, "One event loop serves all connections, whatever the value.", state=_NOT_YET, minimum=1))
@@ -162,7 +163,7 @@ class ServerOptions:
     grpc_header_forward_pattern: str = field(default="", metadata=flag(GRPC, "Metadata to pass to models as request parameters. The pattern may match anywhere in a key and ignores case.", metavar="REGEX"))
     grpc_infer_thread_count: int = field(default=2, metadata=flag(GRPC, "One event loop serves all calls, whatever the value.", state=_NOT_YET, minimum=1))
     grpc_infer_allocation_pool_size: int = field(default=8, metadata=flag(GRPC, "Messages kept for reuse; ours are not.", state=_NOT_YET, minimum=0))
-    grpc_max_response_pool_size: int = field(default=_INT_MAX, metadata=flag(GRPC, "Responses of a stream kept for a slow reader; ours wait for it.", state=_NOT_YET, minimum=1))
+    grpc_max_response_pool_size: int = field(default=_INT_MAX, metadata=flag(GRPC, "Responses of a stream kept for a slow reader; ours wait for it.", state=_NOT_YET, minimum=1, refusal="Error: --grpc-max-response-pool-size must be greater than 0."))
     grpc_use_ssl: bool = field(default=False, metadata=flag(GRPC, "Serve TLS on the gRPC port, and serve gRPC on that port only."))
     grpc_use_ssl_mutual: bool = field(default=False, metadata=flag(GRPC, "As --grpc-use-ssl, and clients must present a certificate signed by an authority in --grpc-root-cert."))
     grpc_server_cert: str = field(default="", metadata=flag(GRPC, "Certificate of the server for --grpc-use-ssl. Read again when it changes.", metavar="FILE"))
@@ -204,7 +205,7 @@ class ServerOptions:
     vertex_ai_thread_count: int = field(default=8, metadata=flag(CLOUDS, "One event loop serves them, whatever this says.", state=_NOT_YET, minimum=1))
     vertex_ai_default_model: str = field(default="", metadata=flag(CLOUDS, "Model for Vertex AI's predict route; empty: the only model.", metavar="NAME"))
 
-    strict_model_config: bool = field(default=False, metadata=flag(DEPRECATED, "true is --disable-auto-complete-config.", state=_OLD))
+    strict_model_config: bool = field(default=False, metadata=flag(DEPRECATED, "As --disable-auto-complete-config.", state=_OLD))
     response_cache_byte_size: int = field(default=0, metadata=flag(DEPRECATED, "As --cache-config=local,size=BYTES.", state=_OLD, minimum=0))
     trace_file: str = field(default="", metadata=flag(DEPRECATED, "As --trace-config=triton,file=FILE.", state=_OLD, metavar="FILE"))
     trace_level: tuple[str, ...] = field(default=(), metadata=flag(DEPRECATED, "As --trace-config=level=LEVEL.", state=_OLD, metavar="LEVEL"))
@@ -227,7 +228,8 @@ class ServerOptions:
         _check_gpu_bytes(self)
         if self.load_model and self.model_control_mode != "explicit":
             raise InvalidArgumentError(
-                "--load-model needs --model-control-mode=explicit: in the other modes all models are loaded"
+                "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well: in the other "
+                "modes all models are loaded"
             )
         _check_clouds(self)
         if not (self.allow_http or self.allow_grpc or self.allow_sagemaker or self.allow_vertex_ai):
@@ -461,13 +463,13 @@ def _flag_name(name: str) -> str:
 
 
 def _split_backend_setting(text: str) -> tuple[str, str, str]:
-    """`onnxruntime,threads=2` -> backend, key, value; `threads=2` and `,threads=2` are for all backends."""
+    """`onnxruntime,threads=2` -> backend, key, value; `threads=2` is for all backends."""
     head, equals, value = text.partition("=")
     backend, comma, key = head.partition(",")
     if not comma:
         backend, key = "", head
-    if not equals or not key:
-        raise InvalidArgumentError(f"--backend-config expects [<backend>,]<key>=<value>, got '{text}'")
+    if not equals or not key.strip() or not value or (comma and not backend.strip()):
+        raise bad_format("--backend-config", "<backend name>,<setting>=<value>' or '<setting>=<value>", text)
     return backend.strip(), key.strip(), value
 
 
@@ -475,7 +477,7 @@ def _split_metrics_setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
-        raise InvalidArgumentError(f"--metrics-config expects <key>=<value>, got '{text}'")
+        raise bad_format("--metrics-config", "<setting>=<value>", text)
     known = (*_METRICS_SWITCHES, "summary_quantiles")
     if key not in known:
         raise InvalidArgumentError(

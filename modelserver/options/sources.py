@@ -17,6 +17,7 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import FALSE_WORDS, TRUE_WORDS, Option, OptionValue, nearest_hint
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import option_table
+from modelserver.telemetry.trace_settings import settings_of_environment
 
 PREFIX = "MODELSERVER_"
 # Between the values of a repeated option in one environment variable.
@@ -65,6 +66,9 @@ def resolve_options(arguments: Sequence[str], environment: Mapping[str, str]) ->
             if option.name in source:
                 values[option.name], origins[option.name] = source[option.name], origin
                 break
+    traces = values.get("trace_config")
+    if isinstance(traces, tuple):
+        values["trace_config"] = (*settings_of_environment(traces, environment), *traces)
     return ResolvedOptions(ServerOptions(**values), origins)  # type: ignore[arg-type] # each was parsed as its option's type
 
 

@@ -38,6 +38,15 @@ def ineffective(options: ServerOptions) -> list[Option]:
     ]
 
 
+def deprecated(options: ServerOptions) -> list[Option]:
+    """The given options that act and have a successor, which their help names behind "As"."""
+    return [
+        option
+        for option in option_table()
+        if option.name in _OLD_IN_EFFECT and getattr(options, option.name) != option.default
+    ]
+
+
 def ineffective_metrics_settings(options: ServerOptions) -> list[str]:
     """The given keys of --metrics-config that have no effect: quantiles without summaries."""
     return [key for key in options.metrics_settings if key == "summary_quantiles" and not options.summary_quantiles]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import unquote
 
 from modelserver.core.numerals import parse_int
 from modelserver.errors import InvalidArgumentError, UnsupportedError
-from modelserver.options.flags import nearest_hint
+from modelserver.options.flags import bad_format, nearest_hint
 
 TIMESTAMPS, TENSORS, OFF = "TIMESTAMPS", "TENSORS", "OFF"
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"
@@ -126,6 +127,29 @@ def document(settings: TraceSettings, options: TraceOptions) -> dict[str, str | 
     return rows
 
 
+def settings_of_environment(flags: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The settings of `--trace-config` that OpenTelemetry's variables give and these flags do not.
+
+    Only in the mode opentelemetry. Raises InvalidArgumentError for a bad number.
+    """
+    if f"mode={OPENTELEMETRY}" not in flags:
+        return []
+    given = {text.partition("=")[0] for text in flags}
+    found = []
+    for key in ("bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size"):
+        variable = f"OTEL_{key.upper()}"
+        if environment.get(variable) and f"{OPENTELEMETRY},{key}" not in given:
+            found.append(f"{OPENTELEMETRY},{key}={_flag_number(variable, key, environment[variable])}")
+    url = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if not url and (base := environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")):
+        url = f"{base.rstrip('/')}/v1/traces"
+    if url and f"{OPENTELEMETRY},url" not in given:
+        found.append(f"{OPENTELEMETRY},url={url}")
+    attributes = environment.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
+    # These come before the flags: the last value of an attribute counts.
+    return found + [f"{OPENTELEMETRY},resource={unquote(text.strip())}" for text in attributes if "=" in text]
+
+
 def parse_trace_config(flags: Sequence[str]) -> TraceOptions:
     """The options that `--trace-config [<mode>,]<key>=<value>` flags write. Raises InvalidArgumentError."""
     values: dict[str, Any] = {}
@@ -137,7 +161,9 @@ def parse_trace_config(flags: Sequence[str]) -> TraceOptions:
         mode, comma, key = head.partition(",")
         if not comma:
             mode, key = "", head
-        if not equals or (mode, key) not in _KEYS:
+        if not equals:
+            raise bad_format("--trace-config", "<trace mode>,<setting>=<value>' or '<setting>=<value>", text)
+        if (mode, key) not in _KEYS:
             known = [f"{mode},{key}" if mode else key for mode, key in _KEYS]
             raise InvalidArgumentError(
                 f"--trace-config expects [<mode>,]<key>=<value> with one of {', '.join(known)}, got '{text}'"
@@ -150,13 +176,16 @@ def parse_trace_config(flags: Sequence[str]) -> TraceOptions:
             resource[name] = what
         elif key == "mode":
             if value not in (TRITON, OPENTELEMETRY):
-                raise InvalidArgumentError(f"--trace-config mode expects {TRITON} or {OPENTELEMETRY}, got '{value}'")
+                raise InvalidArgumentError(
+                    f"invalid value for trace mode option: {value}. --trace-config mode expects {TRITON} or "
+                    f"{OPENTELEMETRY}"
+                )
             values["mode"] = value
         elif key in ("file", "url"):
             values[key] = value
         else:
             name = _KEYS[mode, key]
-            number = _flag_number(text, key, value)
+            number = _flag_number(f"--trace-config {head}", key, value)
             (settings if mode != OPENTELEMETRY else values)[name] = number
     if levels:
         settings["levels"] = parse_levels(levels)
@@ -167,14 +196,16 @@ def parse_trace_config(flags: Sequence[str]) -> TraceOptions:
 _LOWEST_FLAGS = {"rate": 0, "count": -1, "log-frequency": 0, "bsp_schedule_delay": 0}
 
 
-def _flag_number(text: str, key: str, value: str) -> int:
+def _flag_number(source: str, key: str, value: str) -> int:
     try:
         number = parse_int(value)
     except ValueError:
         number = None
     lowest = _LOWEST_FLAGS.get(key, 1)
     if number is None or not lowest <= number <= _MAX_UINT32:
-        raise InvalidArgumentError(f"--trace-config {key} expects an integer of at least {lowest}, got '{text}'")
+        raise InvalidArgumentError(
+            f"Bad option: \"{source}\". {key} expects an integer of at least {lowest}, got '{value}'"
+        )
     return number
 
 

@@ -39,8 +39,8 @@ def test_the_deprecated_flag_is_a_local_cache() -> None:
     ("texts", "message"),
     [
         (("locla,size=1",), "expects one of local, redis, got 'locla'; did you mean 'local'?"),
-        (("local",), "expects local,<key>=<value>, got 'local'"),
-        (("local,size",), "expects local,<key>=<value>, got 'local,size'"),
+        (("local",), "option format is '<cache name>,<setting>=<value>', got 'local'"),
+        (("local,size",), "option format is '<cache name>,<setting>=<value>', got 'local,size'"),
         (("local,ttl=1",), "needs size"),
         (("local,size=0",), "expects an integer of at least 1, got '0'"),
         (("local,size=much",), "expects an integer of at least 1, got 'much'"),

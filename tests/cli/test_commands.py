@@ -120,7 +120,7 @@ def test_check_takes_what_the_server_is_allowed(shell: Shell, tmp_path: Path) ->
 
 def test_check_names_a_backend_setting_that_is_none(shell: Shell, tmp_path: Path) -> None:
     write_identity(tmp_path)
-    assert "--backend-config expects" in shell.run("check", str(tmp_path), "--backend-config=x", status=1)[1]
+    assert "--backend-config option format is" in shell.run("check", str(tmp_path), "--backend-config=x", status=1)[1]
 
 
 def test_check_names_the_directory_that_cannot_be_read(

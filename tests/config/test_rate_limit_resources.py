@@ -16,7 +16,7 @@ def test_limits_of_all_devices_and_of_one() -> None:
 
 @pytest.mark.parametrize("text", ["", "R", "R:", "R:x", ":1", "R:-1", "R:1:2:3", "R:1:x"])
 def test_what_is_none_is_named(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="expects NAME:COUNT"):
+    with pytest.raises(InvalidArgumentError, match="option format is"):
         parse_resource_limits((text,))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -14,7 +15,7 @@ from modelserver.auth.access import ApiGroup
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.sources import resolve_options, unknown_variables
-from modelserver.options.table import ineffective, ineffective_metrics_settings, markdown, option_table
+from modelserver.options.table import deprecated, ineffective, ineffective_metrics_settings, markdown, option_table
 from modelserver.telemetry.trace_settings import TraceSettings
 
 
@@ -116,8 +117,8 @@ def test_repeated_flags_collect_in_order_and_the_old_name_counts() -> None:
         (["--http-port", "--allow-http"], ["--http-port", "got nothing"]),
         (["--allow-http=maybe"], ["--allow-http", "true or false", "'maybe'"]),
         (["--model-control-mode=auto"], ["none, poll, explicit", "'auto'"]),
-        (["--backend-config=onnxruntime"], ["--backend-config", "[<backend>,]<key>=<value>", "'onnxruntime'"]),
-        (["--metrics-config=x"], ["--metrics-config", "<key>=<value>"]),
+        (["--backend-config=onnxruntime"], ["--backend-config", "<setting>=<value>", "'onnxruntime'"]),
+        (["--metrics-config=x"], ["--metrics-config", "<setting>=<value>"]),
         (
             ["--metrics-config=counter_latency=1"],
             [
@@ -130,7 +131,7 @@ def test_repeated_flags_collect_in_order_and_the_old_name_counts() -> None:
         (["--metrics-config=counter_latencies=maybe"], ["counter_latencies", "true or false", "'maybe'"]),
         (["--cuda-memory-pool-byte-size=64"], ["--cuda-memory-pool-byte-size", "GPU:BYTES", "'64'"]),
         (["--cuda-virtual-address-size=0:-1"], ["--cuda-virtual-address-size", "GPU:BYTES", "'0:-1'"]),
-        (["--load-model=a"], ["--load-model needs --model-control-mode=explicit"]),
+        (["--load-model=a"], ["'--load-model' requires setting '--model-control-mode=explicit'"]),
         (["a", "b", "--model-name=m"], ["--model-name needs a single --model-repository"]),
         (["--config=/nonexistent/file"], ["/nonexistent/file", "No such file"]),
     ],
@@ -293,6 +294,72 @@ def test_mistakes_in_the_file_name_it(tmp_path: Path, text: str, part: str) -> N
 def test_a_bad_variable_is_named() -> None:
     with pytest.raises(InvalidArgumentError, match="environment variable MODELSERVER_HTTP_PORT expects an integer"):
         options_of(MODELSERVER_HTTP_PORT="x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "clause"),
+    [
+        (("--http-max-input-size=0",), "Error: --http-max-input-size must be greater than 0."),
+        (("--grpc-max-response-pool-size=0",), "Error: --grpc-max-response-pool-size must be greater than 0."),
+        (("--model-config-name=",), "Error: empty argument for --model-config-name"),
+        (("--http-port=x",), 'Bad option: "--http-port".'),
+        (("--load-model=m",), "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well"),
+        (("--backend-config=x",), "--backend-config option format is '<backend name>,<setting>=<value>'"),
+        (("--backend-config=x=",), "--backend-config option format is '<backend name>,<setting>=<value>'"),
+        (("--backend-config=,x=1",), "--backend-config option format is '<backend name>,<setting>=<value>'"),
+        (("--metrics-config=x",), "--metrics-config option format is '<setting>=<value>'"),
+        (("--cache-config=local",), "--cache-config option format is '<cache name>,<setting>=<value>'"),
+        (("--host-policy=x",), "--host-policy option format is '<policy name>,<setting>=<value>'"),
+        (("--rate-limit-resource=x",), "--rate-limit-resource option format is '<resource_name>:<count>:<device>'"),
+        (("--trace-config=x",), "--trace-config option format is '<trace mode>,<setting>=<value>'"),
+        (("--trace-config=mode=x",), "invalid value for trace mode option: x"),
+        (("--trace-config=rate=x",), 'Bad option: "--trace-config rate".'),
+        (
+            ("--trace-config=opentelemetry,bsp_schedule_delay=x",),
+            'Bad option: "--trace-config opentelemetry,bsp_schedule_delay".',
+        ),
+    ],
+)
+def test_refusals_have_the_words_of_triton(arguments: tuple[str, ...], clause: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=re.escape(clause)):
+        options_of(*arguments)
+
+
+_OTEL = ("--trace-config=mode=opentelemetry", "--trace-config=opentelemetry,resource=a=flag")
+
+
+def test_variables_of_opentelemetry_count_where_no_flag_does() -> None:
+    given = {
+        "OTEL_BSP_MAX_QUEUE_SIZE": "7",
+        "OTEL_BSP_SCHEDULE_DELAY": "8",
+        "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "9",
+        "OTEL_RESOURCE_ATTRIBUTES": "a=variable, b=c%2Cd",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/",
+    }
+    traces = options_of(*_OTEL, "--trace-config=opentelemetry,bsp_schedule_delay=1", **given).trace_options
+    assert (traces.bsp_max_queue_size, traces.bsp_schedule_delay_ms, traces.bsp_max_export_batch_size) == (7, 1, 9)
+    assert traces.resource == {"service.name": "triton-inference-server", "a": "flag", "b": "c,d"}
+    assert traces.url == "http://collector:4318/v1/traces"
+    given["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = "http://traces/in"
+    assert options_of(*_OTEL, **given).trace_options.url == "http://traces/in"
+    assert options_of(*_OTEL, "--trace-config=opentelemetry,url=http://f", **given).trace_options.url == "http://f"
+    assert options_of("--trace-config=rate=1", **given).trace_options.bsp_max_queue_size == 2048
+
+
+@pytest.mark.parametrize("name", ["MAX_QUEUE_SIZE", "SCHEDULE_DELAY", "MAX_EXPORT_BATCH_SIZE"])
+def test_a_bad_variable_of_opentelemetry_is_named_as_triton_does(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f'Bad option: "OTEL_BSP_{name}"'):
+        options_of(*_OTEL, **{f"OTEL_BSP_{name}": "bad_value"})
+
+
+def test_deprecated_options_are_known_with_what_to_use() -> None:
+    options = options_of("--trace-file=f", "--trace-rate=2", "--strict-model-config", "--http-port=1")
+    found = {option.flag_name: option.flag.help for option in deprecated(options)}
+    assert found == {
+        "--strict-model-config": "As --disable-auto-complete-config.",
+        "--trace-file": "As --trace-config=triton,file=FILE.",
+        "--trace-rate": "As --trace-config=rate=N.",
+    }
 
 
 def test_options_without_effect_are_known_by_name() -> None:

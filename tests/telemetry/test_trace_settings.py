@@ -28,7 +28,7 @@ def test_flags_of_both_modes() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("rate", "expects"),
+        ("rate", "option format is"),
         ("rates=1", "did you mean 'rate'"),
         ("file=x", "triton,file"),
         ("mode=x", "triton or opentelemetry"),
