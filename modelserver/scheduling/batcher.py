@@ -162,8 +162,7 @@ class Batcher(QueueScheduler):
         """
         self._is_wake_due = False
         with self._lock:
-            if self._queue and self._idle.can_wake:
-                self._idle.wake_one()
+            self._look_again()
 
     def try_take(self, worker: WaitingWorker) -> tuple[Batch | None, int | None]:
         """The next batch; or None, and the clock time at which to look again if the worker is not woken before.
@@ -195,8 +194,7 @@ class Batcher(QueueScheduler):
         with self._lock:
             self._idle.unpark(worker)
             worker.is_left = worker.is_closed
-            if self._queue and self._idle.can_wake:
-                self._idle.wake_one()
+            self._look_again()
 
     def take_more(self, worker: WaitingWorker, limit: int) -> list[Batch]:
         """Batches that could run now, while no other worker sleeps that could run them. Called as `try_take`."""
@@ -228,16 +226,14 @@ class Batcher(QueueScheduler):
         """Stop delaying requests to fill batches. Called from the event loop thread."""
         with self._lock:
             self._rules = replace(self._rules, max_delay_ns=0)
-            if self._queue and self._idle.can_wake:
-                self._idle.wake_one()
+            self._look_again()
 
     def stop(self) -> None:
         """Refuse new requests; those in the queue are finished, without delay. Called from the event loop thread."""
         with self._lock:
             self._is_stopped = True
             self._rules = replace(self._rules, max_delay_ns=0)
-            if self._queue and self._idle.can_wake:
-                self._idle.wake_one()
+            self._look_again()
 
     def abort(self, error: ServerError) -> None:
         """Refuse new requests, and answer those in the queue with `error`. From any thread."""
@@ -272,8 +268,7 @@ class Batcher(QueueScheduler):
             for entry in sorted(waiting, key=lambda entry: entry.enqueue_ns):
                 self._queue.add(entry)
             self._idle.wake_watcher()  # it sleeps until the former delay ends
-            if self._queue and self._idle.can_wake:
-                self._idle.wake_one()
+            self._look_again()
 
     def check_integrity(self) -> None:
         """Assert that queue and workers agree. For tests."""
@@ -359,9 +354,15 @@ class Batcher(QueueScheduler):
             entry = self._queue.find(request)
             if entry is not None:
                 self._queue.remove(entry)
+                self._look_again()
         if entry is not None:
             self._statistics.record_failures(FailureReason.CANCELED, ages_ns([entry], self.now_ns()))
             self._answer([(request, CancelledError(f"request to model '{self._model_name}' was cancelled"))])
+
+    def _look_again(self) -> None:
+        """Let a worker look at what is left: without an entry, others may be a batch of a preferred size. Lock held."""
+        if self._queue and self._idle.can_wake:
+            self._idle.wake_one()
 
     def _remove_expired(self, now_ns: int) -> list[QueueEntry]:
         """Remove expired entries, and move those that may be late to the end. Called with the lock held."""
@@ -401,6 +402,7 @@ class Batcher(QueueScheduler):
         with self._lock:
             expired = self._remove_expired(now_ns)
             next_ns = self._expiry.next_ns()
+            self._look_again()
         if next_ns is not None:
             self._alarm.set(next_ns, now_ns, self._on_alarm)
         if expired:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.batching import batching_config, request
 from support.manual_loop import ManualLoop
 
-from modelserver.config.schema import ModelDynamicBatching
+from modelserver.config.schema import ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import CancelledError, UnavailableError
@@ -20,7 +22,7 @@ from tests.support.manual_clock import ManualClock
 class Scene:
     """A batcher with some parked workers."""
 
-    def __init__(self, num_seats: int = 2, max_batch_size: int = 4, **fields: int) -> None:
+    def __init__(self, num_seats: int = 2, max_batch_size: int = 4, **fields: Any) -> None:
         self.clock = ManualClock(1000)
         self.statistics = ModelStatistics()
         config = batching_config(max_batch_size, dynamic_batching=ModelDynamicBatching(**fields))
@@ -32,8 +34,8 @@ class Scene:
         for worker in self.workers:
             self.take(worker)
 
-    def submit(self, num_requests: int = 1) -> list[InFlightRequest]:
-        requests = [request() for _ in range(num_requests)]
+    def submit(self, num_requests: int = 1, rows: int = 1) -> list[InFlightRequest]:
+        requests = [request(rows) for _ in range(num_requests)]
         for each in requests:
             self.batcher.submit(each)
         return requests
@@ -92,6 +94,30 @@ def test_during_a_queue_delay_one_worker_watches_and_only_a_full_batch_wakes_it(
     scene.submit()
     assert scene.woken == [False, True]
     assert scene.take(scene.workers[1]) == 4
+
+
+@pytest.mark.parametrize("leaves", [*TimeoutAction, "cancelled"])
+def test_a_preferred_size_is_met_when_a_request_leaves_its_place(leaves: TimeoutAction | str) -> None:
+    action = leaves if isinstance(leaves, TimeoutAction) else TimeoutAction.REJECT
+    policy = ModelQueuePolicy(timeout_action=action, default_timeout_microseconds=100)
+    scene = Scene(
+        max_batch_size=16,
+        preferred_batch_size=(4, 16),
+        max_queue_delay_microseconds=1000,
+        default_queue_policy=policy,
+    )
+    (first,) = scene.submit(rows=1)
+    scene.take(scene.workers[1])
+    scene.clock.advance_us(50)
+    scene.submit(2, rows=2)
+    assert scene.take(scene.workers[1]) == 0, "1, 2 and 2 rows are no preferred size"
+    if leaves == "cancelled":
+        first.cancel()
+    scene.clock.advance_us(50)
+    scene.loop.run_timers()
+    assert scene.woken == [False, True]
+    assert scene.take(scene.workers[1]) == 2
+    assert scene.batcher.queue_depth == (1 if leaves is TimeoutAction.DELAY else 0)
 
 
 def test_another_worker_watches_what_the_watcher_leaves() -> None:
