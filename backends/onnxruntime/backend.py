@@ -292,6 +292,7 @@ def _wanted_outputs(config: ModelConfig) -> tuple[str, ...]:
 
 def _signature(context: BackendContext, session: Any) -> FileSignature:
     try:
-        return session_signature(session, _wanted_outputs(context.config))
+        inputs = [spec.name for spec in context.config.input]
+        return session_signature(session, inputs, _wanted_outputs(context.config))
     except UnsupportedError as error:
         raise UnsupportedError(f"model '{context.model_name}' version {context.version}: {error}") from error

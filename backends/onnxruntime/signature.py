@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,11 @@ _ROWS_OF_MAPS = re.compile(r"seq\(map\((?:string|int64),tensor\((float|double|in
 _WAY_OUT = "export the model with plain tensors (scikit-learn: options={'zipmap': False})"
 
 
-def session_signature(session: Any, outputs: tuple[str, ...] = ()) -> FileSignature:
+def session_signature(session: Any, inputs: Collection[str] = (), outputs: tuple[str, ...] = ()) -> FileSignature:
     """The inputs and outputs of `session`; of its outputs only those named, or all that fit a tensor.
 
-    A sequence of maps is such an output: [rows, keys], by ascending keys.
+    A sequence of maps is such an output: [rows, keys], by ascending keys. An initializer that is also an input of the
+    graph is one here if `inputs` names it: requests may replace the stored value.
 
     Raises UnsupportedError for an input, or a named output, that is a sequence, a map or of a type that KServe lacks.
     """
@@ -53,7 +55,8 @@ def session_signature(session: Any, outputs: tuple[str, ...] = ()) -> FileSignat
     if not wanted:
         # Every name is wrong, or nothing is a tensor: the whole list makes the better message.
         wanted = session.get_outputs()
-    return FileSignature(tuple(map(_tensor, session.get_inputs())), tuple(map(_tensor, wanted)))
+    replaceable = [each for each in session.get_overridable_initializers() if each.name in inputs]
+    return FileSignature(tuple(map(_tensor, [*session.get_inputs(), *replaceable])), tuple(map(_tensor, wanted)))
 
 
 def _tensor(argument: Any) -> FileTensor:

@@ -356,4 +356,7 @@ class ProbedPythonInstance(PythonInstance):
     """A model with an `is_ready` of its own."""
 
     def is_ready(self) -> bool:
-        return bool(self._complete(self._model.is_ready()))
+        answer = self._complete(self._model.is_ready())
+        if not isinstance(answer, bool):
+            raise TypeError(f"is_ready() must return a boolean value, got {type(answer).__name__}")
+        return answer

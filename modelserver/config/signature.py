@@ -77,7 +77,14 @@ class ModelSignature:
         }
 
     def check(self, request: InFlightRequest) -> None:
-        """Raise InvalidArgumentError for a request that the model does not accept; set `request.rows`."""
+        """Raise InvalidArgumentError for a request that the model does not accept; set `request.rows`.
+
+        Of several mistakes the error names the one that Triton names: outputs come first.
+        """
+        if request.outputs is not None:
+            self._check_outputs(request.outputs)
+            if len(set(request.outputs)) != len(request.outputs):  # an output requested twice is sent once
+                request.outputs = tuple(dict.fromkeys(request.outputs))
         inputs = request.inputs
         if inputs.keys() != self._required:
             self._check_names(inputs)
@@ -103,10 +110,6 @@ class ModelSignature:
             if item_shape != spec.dims and (len(item_shape) != len(spec.dims) or not self._has_fixed(name, item_shape)):
                 raise self._shape_error(spec, shape)
         request.rows = self._check_rows(rows)
-        if request.outputs is not None:
-            self._check_outputs(request.outputs)
-            if len(set(request.outputs)) != len(request.outputs):  # an output requested twice is sent once
-                request.outputs = tuple(dict.fromkeys(request.outputs))
 
     def _has_fixed(self, name: str, item_shape: Shape) -> bool:
         for position, dim in self._fixed[name]:  # noqa: SIM110  # a generator would cost more than the comparison

@@ -91,6 +91,8 @@ def test_wrong_outputs_are_refused() -> None:
     told = r"unexpected inference output 'Z' for model 'simple', expected one of \['X', 'Y'\]"
     with pytest.raises(InvalidArgumentError, match=told):
         signature().check(request(A=(1, 16), B=(1, 1, 2), outputs=("Z", "Z")))
+    with pytest.raises(InvalidArgumentError, match="unexpected inference output 'Z'"):
+        signature().check(request(C=(1,), outputs=("Z",)))
 
 
 def test_an_output_that_is_asked_for_twice_comes_once() -> None:

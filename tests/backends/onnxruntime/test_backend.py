@@ -105,6 +105,26 @@ def test_every_contradiction_is_reported_at_once(onnx_backend, tmp_path: Path) -
     assert "expected one of the file's outputs y, got 'z'" in lines[3]
 
 
+def test_a_value_stored_in_the_file_may_come_with_a_request(onnx_backend, tmp_path: Path) -> None:
+    model = onnx_model(
+        [value("x", [2]), value("bias", [2])], [value("y", [2])], [helper.make_node("Add", ["x", "bias"], ["y"])]
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "bias"))
+    directory = write_model(tmp_path / "m", model)
+    assert [spec.name for spec in onnx_backend.complete_config(context_of(directory)).input] == ["x"]
+    (directory / "config.pbtxt").write_text(
+        'input [ { name: "x" data_type: TYPE_FP32 dims: [ 2 ] }, '
+        '{ name: "bias" data_type: TYPE_FP32 dims: [ 2 ] optional: true } ]'
+    )
+    context = context_of(directory)
+    config = onnx_backend.complete_config(context)
+    assert [spec.name for spec in config.input] == ["x", "bias"]
+    instance = instance_of("onnxruntime", replace(context, config=config))
+    zeros = np.zeros(2, np.float32)
+    assert instance.run({"x": zeros})["y"].tolist() == [1, 1]
+    assert instance.run({"x": zeros, "bias": zeros})["y"].tolist() == [0, 0]
+
+
 def test_a_misspelt_name_gets_a_suggestion(onnx_backend, model_repository: Path) -> None:
     context = context_of(model_repository / "digits_onnx")
     (image,) = context.config.input
