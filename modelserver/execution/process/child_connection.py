@@ -51,13 +51,13 @@ _READINESS_LIMIT_S = 5.0
 
 
 class ReadinessProbe:
-    """A child's last answer to "are you ready?", and the open question, if any."""
+    """A child's last answer to "are you ready?", and the open question, if any. Before the first answer it is not."""
 
     def __init__(self, *, is_asked: bool = False) -> None:
         self.is_asked = is_asked
         self._number = 0
         self._asked_at_s: float | None = None
-        self._is_ready = True
+        self._is_ready = not is_asked
 
     @property
     def is_ready(self) -> bool:
@@ -70,12 +70,16 @@ class ReadinessProbe:
         """How long the question has been open; 0 if it is answered."""
         return 0.0 if self._asked_at_s is None else time.monotonic() - self._asked_at_s
 
-    def ask(self, connection: ChildConnection) -> None:
-        """Ask, unless a question is open, and wait a moment for the answer. Called from the loop thread."""
+    def send(self, connection: ChildConnection) -> None:
+        """Ask, unless a question is open. Called from the loop thread."""
         if self._asked_at_s is None:
             self._number += 1
             self._asked_at_s = time.monotonic()
             connection.ask_ready(self._number)
+
+    def ask(self, connection: ChildConnection) -> None:
+        """Ask, unless a question is open, and wait a moment for the answer. Called from the loop thread."""
+        self.send(connection)
         until_s = time.monotonic() + _READINESS_WAIT_S
         while self._asked_at_s is not None and (left_s := until_s - time.monotonic()) > 0:
             if not connection.wait(left_s):

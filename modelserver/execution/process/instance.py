@@ -290,6 +290,8 @@ class ProcessInstance(BatchInstance):
             self._connection.child.kill()
             return
         self._readiness = ReadinessProbe(is_asked=began.has_readiness)
+        if began.has_readiness:
+            self._readiness.send(self._connection)
         self.answers_later = self.answers_later or began.answers_later
         self.is_stepped = began.is_stepped
         if not self._supervisor.has_begun():

@@ -411,6 +411,22 @@ def test_a_model_may_say_that_it_is_not_ready(start: Callable[..., ProcessInstan
     assert answers == {True, False}
 
 
+@pytest.mark.parametrize("body", ["return False", "return 'yes'", "raise ValueError", "time.sleep(30)"])
+def test_a_model_is_not_ready_before_it_first_says_so(start: Callable[..., ProcessInstance], body: str) -> None:
+    source = f"""
+        import time
+
+        class TritonPythonModel:
+            def execute(self, requests):
+                return []
+
+            def is_ready(self):
+                time.sleep(0.1)
+                {body}
+    """
+    assert not start(source).is_ready()
+
+
 # ---- what goes wrong
 
 
