@@ -297,7 +297,12 @@ async def _served_routes() -> dict[str, Route]:
     docs = OpenApi(server.dataplane, Access(), has_keys=False).api()
     models = MultiModel(server.controlplane, HttpLimits(), lambda *_: None).routes()
     routes = [route for api in (*apis, metrics, docs) for route in api.routes]
-    return {f"{route.method} {route.pattern}": route for route in (*routes, *models)}
+    return {f"{route.method} {_with_file(route.pattern)}": route for route in (*routes, *models)}
+
+
+def _with_file(pattern: str) -> str:
+    """The console has a route for each of its files, which one line stands for."""
+    return re.sub(r"^/console/.+", "/console/{file}", pattern)
 
 
 def routes() -> str:

@@ -15,7 +15,9 @@ logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "modelserver.apis"
 # The form that a name also has in scopes of keys.
-_OWN_NAMES = frozenset({"kserve", "openai", "anthropic", "ollama", "tgi", "llamacpp", "sagemaker", "metrics", "docs"})
+_OWN_NAMES = frozenset(
+    {"kserve", "openai", "anthropic", "ollama", "tgi", "llamacpp", "console", "sagemaker", "metrics", "docs"}
+)
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}", re.ASCII)
 
 

@@ -19,18 +19,19 @@ from modelserver.app.ports import (
     own_address,
     vertex_ai_port,
 )
-from modelserver.auth.access import Access
+from modelserver.auth.access import Access, is_loopback
 from modelserver.auth.api_keys import KeyRing
 from modelserver.auth.guard import Guard
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.anthropic.routes import Anthropic
+from modelserver.frontends.console.routes import CONSOLE, console_api
 from modelserver.frontends.grpc.frontend import GrpcFrontend
 from modelserver.frontends.grpc.health import Health
 from modelserver.frontends.grpc.kserve import KServe as GrpcKServe
 from modelserver.frontends.grpc.reflection import Reflection
 from modelserver.frontends.http.access_log import with_access_log
 from modelserver.frontends.http.clouds import sagemaker_api, vertex_ai_api
-from modelserver.frontends.http.cors import with_cors
+from modelserver.frontends.http.cors import PageGuard, with_cors
 from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.frontends.http.kserve import KServe
 from modelserver.frontends.http.metrics import Metrics
@@ -39,6 +40,7 @@ from modelserver.frontends.ollama.routes import Ollama
 from modelserver.frontends.openai.routes import OpenAi
 from modelserver.frontends.openapi.routes import OpenApi
 from modelserver.frontends.tgi.routes import Tgi
+from modelserver.options.flags import ApiChoice
 from modelserver.options.server_options import ServerOptions
 from modelserver.planes.authorized import authorized_planes
 from modelserver.planes.control import ControlPlane
@@ -65,6 +67,7 @@ def http_apis(dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: Ht
         Ollama(dataplane, controlplane, limits).api(),
         Tgi(dataplane, limits).api(),
         LlamaCpp(dataplane, limits).api(),
+        console_api(),
     )
 
 
@@ -77,7 +80,7 @@ def http_frontend(
     """The APIs of the HTTP port, and no others, behind their guard."""
     limits = limits or HttpLimits()
     planes = authorized_planes(dataplane, controlplane, keys)
-    return HttpFrontend(http_apis(*planes, limits), Guard(limits.access, keys))
+    return HttpFrontend(http_apis(*planes, limits), Guard(limits.access, keys), PageGuard(limits.cors))
 
 
 def grpc_frontend(
@@ -111,12 +114,15 @@ class ServerFrontends:
         self._planes = authorized_planes(dataplane, controlplane, keys)
         self._limits = http_limits(options)
         self._guard = Guard(self._limits.access, keys)
+        self._pages = PageGuard(self._limits.cors)
 
     def make(self, metrics: ServerMetrics) -> Frontends:
         """The frontends that the options ask for. Raises InvalidArgumentError for an API that cannot be made."""
         options = self._options
         kserve, *optional = http_apis(*self._planes, self._limits)
         choices = options.api_choices
+        if CONSOLE not in choices and not is_loopback(options.http_host):
+            choices[CONSOLE] = ApiChoice(is_served=False)
         docs = OpenApi(self._planes[0], self._limits.access, has_keys=self._keys is not None)
         chosen = chosen_apis([*optional, *installed_apis(self._context, choices), docs.api()], choices)
         shared = [kserve, *(api for api in chosen if api.port is None)] if options.allow_http else []
@@ -133,7 +139,7 @@ class ServerFrontends:
             own={
                 **({METRICS: self._metrics(page)} if options.allow_metrics else {}),
                 **{api.name: self._own(api) for api in self._clouds()},
-                **{api.name: self._own(api, has_cors=True) for api in own},
+                **{api.name: self._own(api, shared, has_cors=True) for api in own},
                 **({OLLAMA: self._ollama()} if options.ollama else {}),
             },
             logs=self._controlplane.logs,
@@ -145,15 +151,18 @@ class ServerFrontends:
 
     def _shared(self, apis: Sequence[Api]) -> HttpHandler:
         """The frontend of the HTTP port, for one process or several: front processes handle CORS themselves."""
-        frontend = with_access_log(HttpFrontend(apis, self._guard), is_logged=self._logs_access)
+        frontend = with_access_log(HttpFrontend(apis, self._guard, self._pages), is_logged=self._logs_access)
         return with_cors(frontend, self._options.http_cors) if self._options.wire_processes == 1 else frontend
 
-    def _own(self, api: Api, *, has_cors: bool = False) -> OwnPort:
-        """An API on a port of its own; web pages do not call those of clouds. Clients of some also speak OpenAI's."""
-        apis = [api]
+    def _own(self, api: Api, shared: Sequence[Api] = (), *, has_cors: bool = False) -> OwnPort:
+        """An API on a port of its own; web pages do not call those of clouds. Clients of some also speak OpenAI's.
+
+        The console calls the APIs of the HTTP port, `shared`, on the port that it comes from.
+        """
+        apis = [*shared, api] if api.name == CONSOLE else [api]
         if api.name in _BESIDE_OPENAI:
             apis.append(OpenAi(*self._planes, self._limits).api().without(api.routes))
-        frontend = with_access_log(HttpFrontend(apis, self._guard), is_logged=self._options.access_log)
+        frontend = with_access_log(HttpFrontend(apis, self._guard, self._pages), is_logged=self._options.access_log)
         if has_cors:
             frontend = with_cors(frontend, self._options.http_cors)
         return OwnPort(frontend, own_address(self._options, api))
@@ -162,7 +171,7 @@ class ServerFrontends:
         """The port where Ollama's clients look for a server; some of them speak OpenAI's API there."""
         options, port = self._options, self._options.ollama_port
         apis = [Ollama(*self._planes, self._limits).api().on_port(port), OpenAi(*self._planes, self._limits).api()]
-        frontend = with_access_log(HttpFrontend(apis, self._guard), is_logged=options.access_log)
+        frontend = with_access_log(HttpFrontend(apis, self._guard, self._pages), is_logged=options.access_log)
         address = Address(options.http_host, port, "--ollama-port", options.reuse_http_port)
         return OwnPort(with_cors(frontend, options.http_cors), address)
 

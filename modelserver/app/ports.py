@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from modelserver.app.logs import own_level
+from modelserver.auth.access import is_loopback
 from modelserver.core.numerals import is_digits
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import option_table
@@ -115,7 +116,7 @@ def http_limits(options: ServerOptions) -> HttpLimits:
         max_body_bytes=options.http_max_input_size,
         recognizes=options.recognize_requests,
         access=options.http_access,
-        cors=options.http_cors,
+        cors=replace(options.http_cors, is_local=is_loopback(options.http_host)),
     )
 
 

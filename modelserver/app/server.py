@@ -14,18 +14,19 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from importlib import metadata
-from ipaddress import ip_address
 
 from modelserver.app.frontends import ServerFrontends
 from modelserver.app.logs import log_settings
 from modelserver.app.ports import GRPC, HTTP, METRICS, Wire, make_ports
 from modelserver.app.server_calls import ServerCallsOfPlanes
 from modelserver.app.shutdown import StopSignals, StopStages, unless
+from modelserver.auth.access import is_loopback
 from modelserver.auth.api_keys import open_keys
 from modelserver.auth.caller_limits import NO_LIMITS
 from modelserver.cache.open_store import open_store
 from modelserver.execution.host_policy import HostCores
 from modelserver.execution.shared_resources import GpuLimits, SharedResources
+from modelserver.frontends.console.routes import CONSOLE
 from modelserver.frontends.http.kserve import EXTENSIONS
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import deprecated, ineffective, ineffective_metrics_settings
@@ -82,6 +83,7 @@ class Server:
         self.controlplane.logs.follow(self.dataplane.follow_logs)
         self._stages = StopStages()
         self._wires: dict[str, Wire] = {}
+        self._has_console = False
         self._started: AsyncExitStack | None = None
 
     @property
@@ -120,6 +122,11 @@ class Server:
             found[name] = f"{start}{authority(host, wire.port)}{path}"
         return dict(sorted(found.items()))
 
+    @property
+    def console_address(self) -> str | None:
+        """The page for browsers; None if the HTTP port has none."""
+        return f"{self.addresses[HTTP]}/{CONSOLE}" if self._has_console else None
+
     async def start(self) -> None:
         """Open the ports, then load the models.
 
@@ -140,7 +147,9 @@ class Server:
             has_control=self.options.model_control_mode == "explicit",
         )
         frontends = ServerFrontends(self.options, self.dataplane, self.controlplane, self.keys)
-        ports = make_ports(self.options, frontends.make(self.metrics()), self._counts)
+        made = frontends.make(self.metrics())
+        self._has_console = any(api.name == CONSOLE for api in made.http_apis)
+        ports = make_ports(self.options, made, self._counts)
         async with AsyncExitStack() as stack:
             await self._open(stack, ports, METRICS)
             stack.callback(self.dataplane.shared_memory.close)
@@ -159,7 +168,7 @@ class Server:
             self._started = stack.pop_all()
         addresses = ", ".join(f"{name} {address}" for name, address in self.addresses.items())
         logger.info("serving: %s", addresses)
-        if all(_is_loopback(host) for host in (self.options.http_host, self.options.grpc_host)):
+        if all(is_loopback(host) for host in (self.options.http_host, self.options.grpc_host)):
             logger.info("only this machine reaches these ports; --host=0.0.0.0 opens them to the network")
 
     async def stop(self) -> None:
@@ -318,14 +327,6 @@ class Server:
         if num_inflight and not self.is_abandoned:
             self._stages.is_abandoned = True
             logger.error("stopping: %d requests were not answered within --exit-timeout-secs", num_inflight)
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether other machines cannot reach that address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
 
 
 def _extensions(options: ServerOptions) -> tuple[str, ...]:

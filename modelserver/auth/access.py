@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hmac import compare_digest
+from ipaddress import ip_address
 
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import nearest_hint
@@ -147,11 +148,13 @@ class Access:
 class Cors:
     """Web pages that may call the server from a browser, by their origins; `*` is every page.
 
-    `allows_credentials`: with the browser's cookies and certificates. API keys do not need it.
+    `allows_credentials`: with the browser's cookies and certificates. API keys do not need it. `is_local`: the port
+    listens on loopback, so that browsers reach it by a name of this machine, or through a proxy.
     """
 
     origins: tuple[str, ...] = ()
     allows_credentials: bool = False
+    is_local: bool = False
 
     def allowed(self, origin: str) -> str | None:
         """The value of Access-Control-Allow-Origin for a page of that origin; None if it may not call."""
@@ -250,3 +253,11 @@ def _parse_restriction(flag: str, text: str, prefix: str) -> Restriction:
             )
         groups.append(group)
     return Restriction(tuple(groups), prefix + key.strip().lower(), secret)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether other machines cannot reach that address or name."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"

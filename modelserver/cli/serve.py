@@ -118,6 +118,8 @@ def _announce(server: Server) -> None:
         print_table(("model", "version", "backend", "state", "reason"), rows)
         for name, address in server.addresses.items():
             print_line(f"{name:<8} {address}")
+        if server.console_address is not None:
+            print_line(f"console  {server.console_address}")
         sys.stdout.flush()
     except OSError as error:
         logger.warning("cannot print what is served: %s; the server runs anyway", error.strerror)

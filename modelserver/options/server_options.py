@@ -144,7 +144,7 @@ class ServerOptions:
     http_restricted_api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Groups of endpoints that require the header KEY with this value: health, metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging. Repeat for several.", metavar="API[,API...]:KEY=VALUE"))
     http_cors_origin: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Origin whose web pages may call the server from a browser (CORS), or * for every page. Repeat for several.", metavar="ORIGIN", is_ours=True))
     http_cors_credentials: bool = field(default=False, metadata=flag(HTTP, "Let these pages send cookies and the browser's client certificates; API keys work without this flag.", is_ours=True))
-    api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Where to serve an API (openai, anthropic, ollama, tgi, llamacpp, or one of an installed package: docs/add-an-api.md): on, off, or on a port of its own. All APIs are on by default. Repeat for several.", metavar="NAME=on|off|PORT", is_ours=True))
+    api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Where to serve an API (openai, anthropic, ollama, tgi, llamacpp, console, or one of an installed package: docs/add-an-api.md): on, off, or on a port of its own. All APIs are on by default; the console only if HTTP listens on loopback. Repeat for several.", metavar="NAME=on|off|PORT", is_ours=True))
 
     allow_grpc: bool = field(default=True, metadata=flag(GRPC, "Serve gRPC."))
     grpc_address: str = field(default="", metadata=flag(GRPC, "Address to listen on; empty: that of --host (Triton: 0.0.0.0).", metavar="ADDRESS"))

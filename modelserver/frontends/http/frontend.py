@@ -9,6 +9,7 @@ from modelserver.auth.access import EVERYBODY, Admitted
 from modelserver.auth.api_keys import CALLER
 from modelserver.auth.guard import Guard, Needs, RestrictedError
 from modelserver.errors import LoadOnDemandError, NotFoundError, ServerError, UnauthenticatedError
+from modelserver.frontends.http.cors import PageGuard
 from modelserver.frontends.http.router import Match, Router, allowed_methods, route_for
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead
@@ -64,10 +65,14 @@ class HttpFrontend(HttpHandler):
     probed.
     """
 
-    def __init__(self, apis: Sequence[Api], guard: Guard) -> None:
-        """Raises InvalidArgumentError when two of the APIs have the same route."""
+    def __init__(self, apis: Sequence[Api], guard: Guard, pages: PageGuard | None = None) -> None:
+        """Without `pages`, browsers may call for every page.
+
+        Raises InvalidArgumentError when two of the APIs have the same route.
+        """
         self._router = Router(apis)
         self._guard = guard
+        self._pages = pages
         self._is_open = guard.is_idle
         self._waiting = WaitingExchanges()
 
@@ -92,6 +97,8 @@ class HttpFrontend(HttpHandler):
                 else:
                     self._call(exchange, memo.needs, memo.recall, memo)
                 return
+            if self._pages is not None:  # heads with a memo have passed
+                self._pages.check(head)
             found = self._router.find(head.path)
             route = None if found is None else route_for(found.routes, head.method)
             if found is None or route is None:

@@ -22,7 +22,7 @@ from modelserver.frontends.grpc.access_log import with_access_log as with_grpc_l
 from modelserver.frontends.grpc.frontend import GrpcFrontend, guarded
 from modelserver.frontends.grpc.inference import Inference as GrpcInference
 from modelserver.frontends.http.access_log import with_access_log as with_http_log
-from modelserver.frontends.http.cors import with_cors
+from modelserver.frontends.http.cors import PageGuard, with_cors
 from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.frontends.http.inference import Inference
 from modelserver.planes.authorized import AuthorizedInferPlane
@@ -141,7 +141,7 @@ class Core:
     def _make_http(self, plane: InferPlane, limits: HttpLimits, calls: FrontCalls, keys: KeyRing | None) -> HttpHandler:
         guard = Guard(limits.access, keys)
         inference = Api(_KSERVE, Inference(plane, limits).routes())
-        infer = HttpFrontend([inference], guard)
+        infer = HttpFrontend([inference], guard, PageGuard(limits.cors))
         writers = {api.name: api.error_writer() for api in calls.apis}
         known = [self._forwarded(api, writers[api.name] or PLAIN_ERRORS) for api in calls.apis]
         forwarder = HttpForwarder(
