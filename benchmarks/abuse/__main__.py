@@ -2,7 +2,8 @@
 
 Clients with a key send small requests over HTTP and gRPC, bodies of 2 MiB, and ask for the server's health, each at a
 steady rate; a latency counts from when its request was due, so that a stop of the server is seen by all that it delays.
-First they are alone, then beside each attack of attacks.py in turn. The table has one row per attack: the 99th
+First they are alone, then beside each attack of attacks.py in turn. The last one, "a busy processor", sends nothing:
+on few processors it tells how much of a ratio is the machine's. The table has one row per attack: the 99th
 percentiles, their ratio to those without an attack, the requests that failed, and the server's resident memory at its
 peak. The last line is the server's memory before the attacks, at the peak, and 5, 30 and 60 seconds after the attacks.
 """

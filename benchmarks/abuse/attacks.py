@@ -56,6 +56,7 @@ class Attack:
     body: Callable[[], bytes] = bytes
     headers: tuple[str, ...] = ()
     pause_s: float = 0.0
+    niceness: int = 19  # with few processors, what is measured is the server and not a race with the attacker for one
 
 
 def _head(attack: Attack, target: Target, length: int) -> bytes:
@@ -203,6 +204,16 @@ def _shrink(target: Target, attack: Attack, seen: Counter[str]) -> None:
         region.unlink()
 
 
+def _compute(target: Target, attack: Attack, seen: Counter[str]) -> None:
+    """Keep a processor busy and send nothing, to show what any other work costs the clients on this machine."""
+    del attack
+    number = 1
+    while not target.is_over:
+        for _ in range(100_000):
+            number = number * 1_103_515_245 + 12_345 & 0xFFFFFFFF
+    seen["nothing sent"] += 1
+
+
 def _control(target: Target, attack: Attack, seen: Counter[str]) -> None:
     """Load and unload a model; `body` is the load's."""
     load = attack.body()
@@ -313,6 +324,8 @@ ATTACKS: dict[str, Attack] = {
     "a model that hangs": Attack("admin", _control, f"{REPOSITORY}/hangs", pause_s=0.1),
     "a model that prints": Attack("admin", _control, f"{REPOSITORY}/prints", pause_s=0.1),
     "shared memory that shrinks": Attack("admin", _shrink, pause_s=0.005),
+    # No attacks: what a busy processor alone does to the clients, at the priority at which the server reads long texts.
+    "a busy processor": Attack(None, _compute, niceness=5),
 }
 
 
@@ -323,9 +336,9 @@ def main() -> None:
     parser.add_argument("seconds", type=float)
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(1, 15)  # ends with the process that started it (PR_SET_PDEATHSIG)
-    os.nice(19)  # with few processors, what is measured is the server and not a race with the attacker for one
     document = json.loads(options.target.read_text())
     attack, seen = ATTACKS[options.attack], Counter[str]()
+    os.nice(attack.niceness)
     attack.run(Target(**document, until_s=time.time() + options.seconds), attack, seen)
     print(json.dumps(seen))
 
