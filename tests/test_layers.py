@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.app",
         "modelserver.bench",
         "modelserver.cli",
+        "modelserver.embed",
         "modelserver.toolkit",
         # Processes of their own, with logs that the app sets up.
         "modelserver.wire.processes",

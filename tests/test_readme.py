@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from support.processes import ANY_PORTS, ServerProcess
 from support.serving import RunningServer
+
+import modelserver
 
 ROOT = Path(__file__).resolve().parent.parent
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -43,8 +46,18 @@ def test_every_kind_of_snippet_is_run() -> None:
 @pytest.mark.parametrize(("index", "answer"), [(0, "this is a seven"), (1, "this is a 3")])
 def test_the_python_examples_read_their_digits(server: RunningServer, index: int, answer: str) -> None:
     codes = _snippets("python")
-    assert len(codes) == 2
+    assert len(codes) == 3
     assert _run([sys.executable, "-c"], codes[index], server).strip() == answer
+
+
+def test_the_function_is_a_model(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(_snippets("python")[2])
+    made = runpy.run_path(str(tmp_path / "app.py"))
+    program = modelserver.Server(ports=False)
+    program.add("double", made["double"], max_batch_size=64)
+    assert 'name: "double"' in made["server"].model_config("double")
+    with program:
+        assert program.infer("double", x=[[1, 2, 3]])["y"].tolist() == [[2, 4, 6]]
 
 
 def test_the_shell_examples_answer(server: RunningServer) -> None:

@@ -95,9 +95,11 @@ class _Bundled:
     filenames: tuple[str, ...] = ()
     library: str | None = None
     extra: str | None = None
+    module: str = ""  # where it is, if not among the bundled packages
 
 
 _BUNDLED = {
+    "function": _Bundled(module="modelserver.embed.backend"),
     "identity": _Bundled(),
     "repeat": _Bundled(),
     "sequence": _Bundled(),
@@ -165,7 +167,7 @@ def find_backend(
         if model.is_file():
             return _python_based(model.resolve())
     if name in _BUNDLED:
-        module_name = f"{_BUNDLED_PACKAGE}.{name}"
+        module_name = _BUNDLED[name].module or f"{_BUNDLED_PACKAGE}.{name}"
         return _checked(name, module_name, _import_module(name, module_name))
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
         return _checked(name, f"entry point {entry_point.value}", _load_entry_point(name, entry_point))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from modelserver.options.table import markdown, option_table
 
 if TYPE_CHECKING:
     from modelserver.app.server import Server
+    from modelserver.embed.server import Server as ProgramServer
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ USAGE = "Usage: modelserver serve [PATH ...] [--FLAG=VALUE ...]"
 # The parser is ours: Triton's forms of booleans and repeated flags are not those of other command lines.
 # Options whose values have a secret after the first =.
 _SECRET = frozenset({"http_restricted_api", "grpc_restricted_protocol"})
+# A server that a Python program makes, as FILE.py:NAME.
+_PROGRAM = re.compile(r"[^-].*\.py:[A-Za-z_]\w*")
 _RAW = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -48,20 +52,36 @@ def serve(context: typer.Context) -> None:
         print_line(markdown().rstrip())
         return
     only_print = "--print-config" in words
+    places = [word for word in words if _PROGRAM.fullmatch(word)]
     try:
-        resolved = resolve_options([word for word in words if word != "--print-config"], os.environ)
-        if not only_print and not resolved.options.model_repository:
+        program = _import_program(places)
+        given = [word for word in words if word != "--print-config" and word not in places]
+        resolved = resolve_options(given, os.environ, program.options if program is not None else None)
+        if not only_print and program is None and not resolved.options.model_repository:
             raise InvalidArgumentError("--model-repository is missing: say which directory of models to serve")
     except InvalidArgumentError as error:
         print_error(error.message)
         raise typer.Exit(2) from None
     if only_print:
         _print_config(resolved)
-        return
-    raise typer.Exit(_run(resolved.options))
+    elif program is None:
+        raise typer.Exit(run(resolved.options))
+    else:
+        program.run(resolved.options)
 
 
-def _run(options: ServerOptions) -> int:
+def _import_program(places: Sequence[str]) -> ProgramServer | None:
+    """The server of the Python program that the command line names as FILE.py:NAME. Raises InvalidArgumentError."""
+    if not places:
+        return None
+    if len(places) > 1:
+        raise InvalidArgumentError(f"expected one program, got {', '.join(places)}")
+    from modelserver.embed.server import import_server
+
+    return import_server(places[0])
+
+
+def run(options: ServerOptions) -> int:
     """Serve until stopped. A forced stop ends the process as it is: a thread may hang in a backend."""
     logs = start_logs(options)
     for sentence in unknown_variables(os.environ):

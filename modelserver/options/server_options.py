@@ -232,8 +232,6 @@ class ServerOptions:
                 "modes all models are loaded"
             )
         _check_clouds(self)
-        if not (self.allow_http or self.allow_grpc or self.allow_sagemaker or self.allow_vertex_ai):
-            raise InvalidArgumentError("--allow-http=false with --allow-grpc=false leaves nothing to serve; allow one")
         _check_ports(self)
         _check_tls(self)
         self.http_access, self.http_cors, self.grpc_access, self.trace_options, self.default_caller_limits  # noqa: B018 - raise for no rule

@@ -36,14 +36,16 @@ Values = dict[str, OptionValue]
 
 @dataclass(frozen=True, slots=True)
 class ResolvedOptions:
-    """The options, and for each the source of its value: a flag, a variable, a file or `default`."""
+    """The options, and for each the source of its value: a flag, a variable, a file, a program or `default`."""
 
     options: ServerOptions
     origins: Mapping[str, str]
 
 
-def resolve_options(arguments: Sequence[str], environment: Mapping[str, str]) -> ResolvedOptions:
-    """The server's options from its command line and environment.
+def resolve_options(
+    arguments: Sequence[str], environment: Mapping[str, str], program: Mapping[str, OptionValue] | None = None
+) -> ResolvedOptions:
+    """The server's options from its command line and environment; those of a Python `program` come last.
 
     Raises InvalidArgumentError for an unknown flag or key (with the nearest known one) and for a bad value.
     """
@@ -60,6 +62,7 @@ def resolve_options(arguments: Sequence[str], environment: Mapping[str, str]) ->
             (from_environment, f"environment {option.variable}"),
             (from_file, f"file {path}"),
             (from_vertex_ai, "environment of Vertex AI"),
+            (program or {}, "program"),
         )
         origins[option.name] = "default"
         for source, origin in sources:
@@ -69,7 +72,10 @@ def resolve_options(arguments: Sequence[str], environment: Mapping[str, str]) ->
     traces = values.get("trace_config")
     if isinstance(traces, tuple):
         values["trace_config"] = (*settings_of_environment(traces, environment), *traces)
-    return ResolvedOptions(ServerOptions(**values), origins)  # type: ignore[arg-type] # each was parsed as its option's type
+    options = ServerOptions(**values)  # type: ignore[arg-type] # each was parsed as its option's type
+    if not (options.allow_http or options.allow_grpc or options.allow_sagemaker or options.allow_vertex_ai):
+        raise InvalidArgumentError("--allow-http=false with --allow-grpc=false leaves nothing to serve; allow one")
+    return ResolvedOptions(options, origins)
 
 
 def _vertex_ai_values(environment: Mapping[str, str]) -> Values:

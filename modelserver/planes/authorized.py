@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from modelserver.auth.api_keys import CALLER, ApiKey, KeyRing
 from modelserver.errors import PermissionDeniedError, ServerError, UnauthenticatedError
@@ -231,8 +231,8 @@ class AuthorizedControlPlane:
 
 if TYPE_CHECKING:
     # Frontends have the planes, or those that check API keys before them.
-    AnyDataPlane = DataPlane | AuthorizedDataPlane
-    AnyControlPlane = ControlPlane | AuthorizedControlPlane
+    AnyDataPlane: TypeAlias = DataPlane | AuthorizedDataPlane
+    AnyControlPlane: TypeAlias = ControlPlane | AuthorizedControlPlane
 
 
 def _caller() -> ApiKey:

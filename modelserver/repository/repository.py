@@ -308,6 +308,16 @@ class ModelRepository:
                 self.on_demand.keep(key, keep_alive_s)
             await all_of(asyncio.shield(self._parts.models.of(key).load(request)) for key in keys)
 
+    async def reload(self, name: str) -> None:
+        """Load a model that the program around the server has changed or added, whatever the control mode.
+
+        Returns when it serves. Raises NotFoundError for a model that no root holds, and ServerError, the old versions
+        still serving, for a load that fails.
+        """
+        await self._pools.in_scan(self._catalog.refresh)
+        await self._parts.models.check_exists(name, None)
+        await asyncio.shield(self._parts.models.of(name).load(LoadRequest()))
+
     async def unload(
         self,
         name: str,

@@ -392,7 +392,6 @@ ONE_PORT = {"http_port": 7000, "grpc_port": 7000}
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"allow_http": False, "allow_grpc": False}, "leaves nothing to serve"),
         ({"tls_cert": "c"}, "--tls-cert needs --tls-key: say which file it is"),
         ({"tls_key": "k"}, "--tls-key needs --tls-cert"),
         ({"tls_client_ca": "a"}, "--tls-client-ca needs --tls-cert"),
@@ -411,6 +410,11 @@ ONE_PORT = {"http_port": 7000, "grpc_port": 7000}
 def test_options_that_cannot_work_together_are_refused(fields: dict[str, object], told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         ServerOptions(model_repository=(".",), **fields)
+
+
+def test_a_server_without_clients_is_refused_on_the_command_line() -> None:
+    with pytest.raises(InvalidArgumentError, match="leaves nothing to serve"):
+        resolve_options(["models", "--allow-http=false", "--allow-grpc=false"], {})
 
 
 @pytest.mark.parametrize(
