@@ -39,6 +39,7 @@ _OTHER_PARAMETERS = frozenset(
         "pinned",
         "resident_bytes",
         "reload_mode",
+        "stored_name",
         "REPORT_CUSTOM_METRICS",
         "ENABLE_VLLM_HEALTH_CHECK",
         "FORCE_CPU_ONLY_INPUT_TENSORS",

@@ -195,7 +195,9 @@ class Server:
             keep_for_good()
             announce(self)
             if not self.repository.index():
-                logger.warning("no models in %s", ", ".join(self.options.model_repository))
+                logger.warning(
+                    "no models in %s", ", ".join((*self.options.model_repository, self.options.store)).strip(", ")
+                )
             await signals.stop.wait()
             if not await unless(signals.force, self.stop()):
                 self._stages.is_abandoned = True

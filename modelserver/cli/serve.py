@@ -9,6 +9,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -22,6 +23,7 @@ from modelserver.options.flags import Option
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.sources import ResolvedOptions, resolve_options, unknown_variables
 from modelserver.options.table import markdown, option_table
+from modelserver.store.store import Store, default_directory
 
 if TYPE_CHECKING:
     from modelserver.app.server import Server
@@ -57,8 +59,8 @@ def serve(context: typer.Context) -> None:
         program = _import_program(places)
         given = [word for word in words if word != "--print-config" and word not in places]
         resolved = resolve_options(given, os.environ, program.options if program is not None else None)
-        if not only_print and program is None and not resolved.options.model_repository:
-            raise InvalidArgumentError("--model-repository is missing: say which directory of models to serve")
+        if not only_print and program is None:
+            resolved = _with_models(resolved)
     except InvalidArgumentError as error:
         print_error(error.message)
         raise typer.Exit(2) from None
@@ -79,6 +81,20 @@ def _import_program(places: Sequence[str]) -> ProgramServer | None:
     from modelserver.embed.server import import_server
 
     return import_server(places[0])
+
+
+def _with_models(resolved: ResolvedOptions) -> ResolvedOptions:
+    """Without any place of models, those of the store. Raises InvalidArgumentError if there are none."""
+    options = resolved.options
+    if options.model_repository or options.store:
+        return resolved
+    directory = default_directory()
+    if not Store(directory).names():
+        raise InvalidArgumentError(
+            "--model-repository is missing: say which directory of models to serve, or get a model by "
+            f"'modelserver pull NAME', since the model store {directory} is empty"
+        )
+    return replace(resolved, options=replace(options, store=str(directory)))
 
 
 def run(options: ServerOptions) -> int:

@@ -106,6 +106,7 @@ class ServerOptions:
     log_file: str = field(default="", metadata=flag(LOGGING, "Append the log to this file instead of writing it to standard error.", metavar="FILE"))
 
     model_repository: tuple[str, ...] = field(default=(), metadata=flag(REPOSITORY, "Directory of models, directory or file of a single model, or the address of a directory in an object store: s3://, gs://, as://, abfs://. Repeat for several.", aliases=("model_store",), metavar="DIRECTORY"))
+    store: str = field(default="", metadata=flag(REPOSITORY, "Model store, which `modelserver pull` fills: each of its models is one of the repository, loaded on demand (docs/store.md).", metavar="DIRECTORY", is_ours=True))
     model_name: str = field(default="", metadata=flag(REPOSITORY, "Name for the model when --model-repository is one model's directory.", metavar="NAME", is_ours=True))
     model_control_mode: str = field(default="none", metadata=flag(REPOSITORY, "none: load all at start. poll: also follow changes on disk. explicit: only --load-model and the load and unload requests.", choices=_MODES))
     repository_poll_secs: int = field(default=15, metadata=flag(REPOSITORY, "Seconds between scans of the repository in mode poll.", minimum=1))

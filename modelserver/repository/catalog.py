@@ -12,6 +12,7 @@ from modelserver.repository.cloud_store import CloudUnavailableError
 from modelserver.repository.fingerprint import ModelFingerprint
 from modelserver.repository.layout import IgnoredPath, fingerprint_model
 from modelserver.repository.roots import RepositoryRoot, RepositoryScan, scan_roots
+from modelserver.repository.store_root import StoreChanges
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Catalog:
 
     def __init__(self, roots: Sequence[RepositoryRoot], config_name: str) -> None:
         self.roots = tuple(roots)
+        self._stores = [root.store for root in self.roots if root.store is not None]
         self._clouds = [root.cloud for root in self.roots if root.cloud is not None]
         self.scan = RepositoryScan()
         self.listing: Future[None] | None = None
@@ -39,6 +41,7 @@ class Catalog:
     def survey(self) -> Survey:
         """Scan everything, files included. Raises OSError when a root cannot be read."""
         self.list_clouds()
+        self._sync_stores()
         scan = self._scan()
         fingerprints: dict[str, ModelFingerprint | None] = dict.fromkeys((*scan.unreadable, *scan.duplicates))
         for name, layout in scan.models.items():
@@ -70,16 +73,32 @@ class Catalog:
             logger.warning("%s", error)
 
     def refresh(self) -> None:
-        """Update the list of models: one `stat` per root if no model was added or removed. Lists no object stores.
+        """Update the list of models: one `stat` per root, or model of a store, if none was added or removed.
 
-        A root that cannot be read leaves the list as it is.
+        Lists no object stores. A root that cannot be read leaves the list as it is.
         """
         try:
+            self._sync_stores()
             if self._mtimes == self._read_mtimes() and not self.scan.ignored:
                 return
             self._scan()
         except OSError as error:
             logger.warning("the model repository cannot be read: %s", error)
+
+    def take_store_changes(self) -> StoreChanges:
+        """The models of stores, by key, that have changed since this was called last."""
+        found = StoreChanges()
+        for root in self.roots:
+            if root.store is not None:
+                changes = root.store.take_changes()
+                found.changed |= {root.key_of(name) for name in changes.changed}
+                found.removed |= {root.key_of(name) for name in changes.removed}
+                found.added |= {root.key_of(name) for name in changes.added}
+        return found
+
+    def _sync_stores(self) -> None:
+        for store in self._stores:
+            store.sync()
 
     def _scan(self) -> RepositoryScan:
         mtimes = self._read_mtimes()

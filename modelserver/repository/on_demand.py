@@ -153,7 +153,7 @@ class RepositoryAccess:
 class OnDemandModels:
     """Models on demand: `lru` says which are in memory and may be evicted, and `loads` loads them for requests.
 
-    `on_active` is called when the first such model appears.
+    `on_active` is called when the first such model appears. With `finds_new` unknown names are looked for on the disk.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class OnDemandModels:
         measure: Callable[[], int] = own_memory_bytes,
     ) -> None:
         self.options = options
-        self.is_active = options.is_on
+        self.is_active = self.finds_new = options.is_on
         self.on_active: Callable[[], None] = lambda: None
         self._table = table
         self._access = access
@@ -335,15 +335,18 @@ class OnDemandModels:
 
     def _unknown(self, name: str) -> ServerError | None:
         """An unknown name may belong to a model that has just been added."""
-        if not self.options.is_on or self._clock() < self._looked_s + _LOOK_FOR_NAMES_S:
+        if not self.finds_new or self._clock() < self._looked_s + _LOOK_FOR_NAMES_S:
             return None
         return LoadOnDemandError(f"Request for unknown model: '{name}' is not found", lambda: self._look_for(name))
 
     async def _look_for(self, name: str) -> None:
         self._looked_s = self._clock()
         await self._access.refresh()
-        keys = self._table.namespaces.keys(name, self._access.scan().models)
-        if len(keys) != 1:
+        models = self._access.scan().models
+        keys = self._table.namespaces.keys(name, models)
+        if len(keys) == 1:
+            await self.survey((models[keys[0]],))
+        if len(keys) != 1 or not (self.options.is_on or self.lru.is_on_demand(keys[0])):
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")
         await self.loads.load(keys[0])
 

@@ -84,7 +84,7 @@ class RepositoryOptions:
     `unload_grace_s` is `--unload-grace-secs` (0: no limit).
     Overrides are kept in `override_directory`, if any. Models of object stores are copied to `cloud_cache_directory`
     (None: the user's cache), which is held to about `cloud_cache_bytes` (0: no limit). `demand` are the options
-    of load on demand.
+    of load on demand. `store` is the directory of a model store, whose models are further ones, on demand.
     """
 
     roots: tuple[Path | CloudUri, ...]
@@ -101,6 +101,7 @@ class RepositoryOptions:
     has_namespaces: bool = False
     cloud_cache_directory: Path | None = None
     cloud_cache_bytes: int = 0
+    store: Path | None = None
     definition: DefinitionOptions = field(default_factory=DefinitionOptions)
     demand: DemandOptions = field(default_factory=DemandOptions)
 
@@ -124,6 +125,7 @@ def repository_options(options: ServerOptions) -> RepositoryOptions:
         cloud_cache_directory=Path(options.cloud_cache_directory) if options.cloud_cache_directory else None,
         cloud_cache_bytes=options.cloud_cache_byte_size,
         has_namespaces=options.model_namespacing,
+        store=Path(options.store).expanduser() if options.store else None,
         demand=DemandOptions(
             is_on=options.load_on_demand,
             keep_alive_s=inf if options.model_keep_alive_secs < 0 else float(options.model_keep_alive_secs),

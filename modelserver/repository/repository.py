@@ -40,12 +40,15 @@ from modelserver.repository.state import IndexEntry, named_failure
 from modelserver.repository.table import ModelTable
 from modelserver.repository.traffic import Traffic, TrafficTable
 from modelserver.repository.traffic_control import TrafficControl
+from modelserver.store.names import DEFAULT_TAG, parse_name
 from modelserver.telemetry.counts import LoadCounts
 
 logger = logging.getLogger(__name__)
 
 # Time for closing after the drain timeout, before models are left to the end of the process.
 _CLOSE_GRACE_S = 1.5
+# Between looks at the manifests of a model store, on which other processes work.
+_STORE_POLL_S = 2.0
 
 
 class _Phase(enum.Enum):
@@ -94,6 +97,8 @@ class ModelRepository:
         self._phase = _Phase.STARTING
         self._opened: _Parts | None = None
         self._poller: Poller | None = None  # of the polling mode
+        self._follower: asyncio.Task[None] | None = None  # of a model store
+        self._unloads: set[asyncio.Task[None]] = set()  # of models that the store has no more
         self.on_demand = OnDemandModels(
             options.demand,
             self._table,
@@ -119,16 +124,18 @@ class ModelRepository:
         try:
             return self._ready[name][version]
         except KeyError:
+            if (canonical := self._canonical(name)) != name:
+                return self.get(canonical, version)
             unloaded = self.on_demand.unloaded_error(name, version)
             raise unloaded or self._table.missing(name, version, self._catalog.scan) from None
 
     def sequence_holder(self, name: str, version: int | None, sequence_id: int | str) -> Model | None:
         """The model on which a sequence is under way, if any: the sequence continues there after a reload."""
-        return self._table.sequence_holder(name, version, sequence_id)
+        return self._table.sequence_holder(self._canonical(name), version, sequence_id)
 
     def ready_versions(self, name: str) -> tuple[int, ...]:
         """The ready versions, ascending; empty for a model that is not ready or not known."""
-        return self._table.ready_versions(name)
+        return self._table.ready_versions(self._canonical(name))
 
     def models(self) -> tuple[Model, ...]:
         """Every ready version of every model, by name and version: the same tuple until one of them changes."""
@@ -151,6 +158,8 @@ class ModelRepository:
         """The configs of unloaded models on demand, as far as they are known without a load."""
         if not self.on_demand.is_active:
             return []
+        if self._options.store is not None:
+            await self._follow_store()
         layouts = [each for each in self._catalog.scan.models.values() if self.on_demand.can_load(each.name, None)]
         return await self._pools.in_scan(read_unloaded, layouts, self._options.definition) if layouts else []
 
@@ -188,7 +197,7 @@ class ModelRepository:
         `is_exit_on_error`, StartupError for models that could not be loaded. Call `stop` in any case.
         """
         options = self._options
-        if not options.roots:
+        if not options.roots and options.store is None:
             raise InvalidArgumentError("no model repository: give one by --model-repository")
         parts = self._opened = await self._open(server)
         await parts.traffic.restore()
@@ -207,6 +216,10 @@ class ModelRepository:
                 self._poll_scan, self._load_from_disk, self._unload_gone, interval_s=options.poll_interval_s
             )
             self._poller.start(survey.fingerprints, failures)
+        if options.store is not None:
+            self._catalog.take_store_changes()  # those of the first scan
+            self.on_demand.finds_new = True
+            self._follower = asyncio.create_task(self._keep_following_store(), name="model store")
         return failures
 
     async def _open(self, server: ServerCalls | None) -> _Parts:
@@ -252,6 +265,9 @@ class ModelRepository:
             self._opened.models.is_stopping = True
         if self._poller is not None:
             await self._poller.stop()
+        if self._follower is not None:
+            self._follower.cancel()
+            await asyncio.wait([self._follower, *self._unloads])
         await self.on_demand.stop()
         for lifecycle in self._lifecycles.values():
             lifecycle.stop()
@@ -295,6 +311,7 @@ class ModelRepository:
         still serving, for a load that fails.
         """
         self._check_explicit("load")
+        name = self._canonical(name)
         check_model_name(name)
         with named_failure(name):
             request = LoadRequest(config_json, dict(files) if files else None, version, persists)
@@ -335,6 +352,7 @@ class ModelRepository:
         `unload_dependents` also unloads the models of an ensemble's steps, except models that another ensemble needs.
         Raises UnavailableError unless the control mode is explicit, or only models on demand are evicted.
         """
+        name = self._canonical(name)
         check_model_name(name)
         named = self._table.namespaces.named(name, repository)
         keys = self._table.namespaces.keys(named, self._lifecycles)
@@ -349,6 +367,7 @@ class ModelRepository:
 
         Raises InvalidArgumentError for a model that is not on demand. The control mode does not matter.
         """
+        name = self._canonical(name)
         check_model_name(name)
         for key in self._table.namespaces.keys(self._table.namespaces.named(name, ""), self._lifecycles):
             self.on_demand.keep(key, keep_alive_s)
@@ -435,8 +454,47 @@ class ModelRepository:
 
     async def _refresh(self) -> None:
         """Look for models that were added to the repository."""
-        if self._options.control_mode is ControlMode.EXPLICIT:
+        if self._options.control_mode is ControlMode.EXPLICIT or self._options.store is not None:
             await self._pools.in_scan(self._catalog.refresh)
+
+    # A model store.
+
+    def _canonical(self, name: str) -> str:
+        """The repository's name for a model of the store, which requests may also name as Ollama does."""
+        if self._options.store is None or not ("/" in name or name.endswith(f":{DEFAULT_TAG}")):
+            return name
+        try:
+            return parse_name(name).repository_name
+        except InvalidArgumentError:
+            return name
+
+    async def _keep_following_store(self) -> None:
+        while True:
+            await asyncio.sleep(_STORE_POLL_S)
+            try:
+                await self._follow_store()
+            except Exception:
+                logger.exception("following the model store failed; it is tried again")
+
+    async def _follow_store(self) -> None:
+        """Take models that were added to the store, and unload those that were removed or replaced."""
+        await self._pools.in_scan(self._catalog.refresh)
+        changes = self._catalog.take_store_changes()
+        scan = self._catalog.scan.models
+        await self.on_demand.survey(scan[key] for key in changes.added | changes.changed if key in scan)
+        for key in changes.added | changes.changed:
+            self.on_demand.keep(key, None)  # also if it was removed before, or has failed to load
+        for key in (changes.removed | changes.changed) & self._lifecycles.keys():
+            unload = asyncio.create_task(self._unload_stored(key, evicts=key in changes.changed))
+            self._unloads.add(unload)
+            unload.add_done_callback(self._unloads.discard)
+
+    async def _unload_stored(self, key: str, *, evicts: bool) -> None:
+        logger.info("model '%s' %s in the store: it is unloaded", key, "has changed" if evicts else "is no longer")
+        try:
+            await self._parts.models.unload(key, None, evicts=evicts)
+        except ServerError as error:
+            logger.warning("model '%s' could not be unloaded: %s", key, error.message)
 
     async def _load_from_disk(self, name: str) -> None:
         lifecycle = self._lifecycles.get(name)

@@ -32,6 +32,8 @@ from modelserver.repository.layout import (
 )
 from modelserver.repository.namespaces import SEPARATOR, check_model_name, key_of, name_problem, repository_names
 from modelserver.repository.options import RepositoryOptions
+from modelserver.repository.store_root import StoreRoot
+from modelserver.store.store import Store
 
 # Says which backend, if any, recognises a file in the directory as its model.
 BackendFinder = Callable[[Path], str | None]
@@ -44,7 +46,8 @@ class RepositoryRoot:
     With `file` set the model is that file of the directory, and nothing else in it.
 
     `name` is what clients call it; `is_namespace`: its models are told from others' by it. One with `cloud` lies in
-    an object store, and its `path` is only what it is called. `alias` is a directory and the name of the model in it.
+    an object store, and its `path` is only what it is called. One with `store` shows a model store. `alias` is a
+    directory and the name of the model in it.
     """
 
     path: Path
@@ -53,11 +56,14 @@ class RepositoryRoot:
     name: str = ""
     is_namespace: bool = False
     cloud: CloudRoot | None = None
+    store: StoreRoot | None = None
     alias: tuple[str, str] | None = None
 
     @property
     def place(self) -> str:
         """The root's location, for people and for metrics."""
+        if self.store is not None:
+            return str(self.store.store.directory)
         return self.cloud.text if self.cloud is not None else str(self.path / self.file)
 
     def key_of(self, model_name: str) -> str:
@@ -297,6 +303,9 @@ def open_roots(options: RepositoryOptions) -> tuple[RepositoryRoot, ...]:
     local = [path for path in options.roots if isinstance(path, Path)]
     found = iter(resolve_roots(local, model_name=options.model_name, find_backend=backend_for_model_files))
     roots = [next(found) if isinstance(path, Path) else _open_cloud_root(path, options) for path in options.roots]
+    if options.store is not None:
+        view = StoreRoot(Store(options.store))
+        roots.append(RepositoryRoot(view.path, store=view))
     return name_roots(roots, are_namespaces=options.has_namespaces)
 
 

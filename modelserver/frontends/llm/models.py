@@ -104,6 +104,8 @@ class LanguageModel:
 
     def __init__(self, config: ModelConfig) -> None:
         self.name = config.name
+        # As clients see it in lists; requests may use either. A name of the model store may have slashes.
+        self.shown_name = config.parameters.get("stored_name", config.name)
         self.is_batched = config.max_batch_size > 0
         self.inputs: dict[str, ModelInput] = {spec.name: spec for spec in config.input}
         self.outputs = frozenset(spec.name for spec in config.output)

@@ -110,7 +110,7 @@ class OllamaModels:
         files = await self._files(model)
         call.answer(
             {
-                "modelfile": f"# Made from the model '{model.name}' of the repository\nFROM {model.name}{_TAG}\n",
+                "modelfile": f"# Made from the model '{model.name}' of the repository\nFROM {_tagged(model)}\n",
                 "parameters": "",
                 "template": files.checkpoint.template,
                 "details": _details(files),
@@ -195,10 +195,16 @@ def _all_files(directories: Iterable[Path]) -> Iterable[Path]:
         yield from (path for path in directory.rglob("*") if path.is_file())
 
 
+def _tagged(model: LanguageModel) -> str:
+    """The name of a model with its tag."""
+    name = model.shown_name
+    return name if ":" in name.rpartition("/")[2] else name + _TAG
+
+
 def _summary(model: LanguageModel, files: ModelFiles) -> Document:
     return {
-        "name": model.name + _TAG,
-        "model": model.name + _TAG,
+        "name": _tagged(model),
+        "model": _tagged(model),
         "modified_at": files.modified_at,
         "size": files.num_bytes,
         "digest": files.digest,

@@ -97,7 +97,7 @@ class OpenAi:
             return self._describe(await find_model(self._dataplane, name, "is_served"))
         except LoadOnDemandError as unloaded:
             for model in await unloaded_models(self._dataplane):
-                if model.name == name:
+                if name in (model.name, model.shown_name):
                     return self._describe(model)
             await load_on_demand(self._dataplane, name, unloaded)
         return self._describe(await find_model(self._dataplane, name, "is_served"))
@@ -128,11 +128,11 @@ class OpenAi:
 
     def _describe(self, model: LanguageModel) -> dict[str, Any]:
         return {
-            "id": model.name,
+            "id": model.shown_name,
             "object": "model",
             "created": self._created_s,
             "owned_by": _OWNER,
-            "root": model.name,
+            "root": model.shown_name,
             "parent": None,
             "max_model_len": model.max_model_len,
         }
