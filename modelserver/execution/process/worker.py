@@ -48,7 +48,7 @@ class ProcessWorker(LoopWorker):
         peers: Peers,
     ) -> None:
         super().__init__(source, runner, clock, instance.loop)
-        self._instance = instance
+        self._child = instance.child
         self._loaded = loaded
         self._peers = peers
         self._busy_wait = BusyWait(instance.busy_wait_us)
@@ -100,9 +100,9 @@ class ProcessWorker(LoopWorker):
             except Exception as error:
                 self._end(message, batch, open_responses, runner.executor.failure(batch.requests, error))
             else:
-                self._instance.begin(requests, partial(self._on_done, message, batch, open_responses))
+                self._child.begin(requests, partial(self._on_done, message, batch, open_responses))
         message.sent_ns = self._now_ns()
-        self._instance.flush()
+        self._child.flush()
         if self._num_messages == 1 and self._mean_ns < _SOON_NS and self._busy_wait.begin():
             self._loop.call_soon(self._stay_awake)
 
