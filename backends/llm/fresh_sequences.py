@@ -22,7 +22,10 @@ def compute_fresh(
     *,
     state_groups: tuple[StateGroup, ...] = (),
 ) -> tuple[torch.Tensor, ...]:
-    """The hidden states [tokens, hidden_size] of each list, none of them empty. `network` is a `runner.Network`."""
+    """The hidden states [tokens, hidden_size] of each list, none of them empty.
+
+    `network` is that of a `LoadedNetwork`.
+    """
     lengths = [len(token_ids) for token_ids in token_id_lists]
     input_ids = np.concatenate([np.asarray(token_ids, dtype=np.int64) for token_ids in token_id_lists])
     positions = np.concatenate([np.arange(length) for length in lengths])

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,10 +14,9 @@ import torch
 from modelserver.backend import give_back
 
 from .attention.choose import make_attention
-from .attention.chunked import ChunkedSdpa, make_sdpa
+from .attention.chunked import make_sdpa
 from .attention.kv_blocks import KvBlocks
 from .attention.paged import PagedAttention
-from .attention.sdpa import SdpaAttention
 from .captured_decode import CapturedDecode, CudaCapture, Ending
 from .checkpoint import Checkpoint
 from .compute_thread import ComputeThread, choose_num_threads
@@ -33,7 +32,6 @@ from .step_inputs import StepInputs
 from .tensor_parallel import Followers, Pool, rank_options
 
 if TYPE_CHECKING:
-    from .models.recurrent_states import RecurrentStates
     from .sampler import Sampler
 
 logger = logging.getLogger(__name__)
@@ -42,18 +40,6 @@ logger = logging.getLogger(__name__)
 _PROMPT_ROWS = 256
 # Memory that loading has used and freed, which is returned to the system before the first request.
 _MUCH_LEFT_BYTES = 4 << 20
-
-
-class Network(Protocol):
-    """A causal language model whose attention is ours."""
-
-    def __call__(self, input_ids: torch.Tensor, step: StepContext, /) -> torch.Tensor:
-        """Hidden states [tokens, hidden_size] of a step, normalised."""
-        ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [rows, vocab_size]"""
-        ...
 
 
 class Launched:
@@ -70,47 +56,41 @@ class Launched:
 class Runner:
     """Owns the network and the memory of its KV blocks; called from the engine's thread.
 
-    `num_blocks` counts block 0, which no sequence gets: padding reads it. `window`: no layer looks further back than so
-    many tokens. `states`: what layers without attention keep of sequences.
+    `num_blocks` counts block 0, which no sequence gets: padding reads it. `window`: no layer looks further back than
+    this many tokens. `is_asynchronous`: a step may be launched before the tokens of the one before are read.
     """
 
     def __init__(
         self,
-        network: Network,
+        loaded: LoadedNetwork,
         *,
         sampler: Sampler,
         head: EmbeddingHead,
         blocks: KvBlocks,
         attention: PagedAttention,
-        fresh_attention: SdpaAttention | ChunkedSdpa,
+        is_asynchronous: bool,
         captured: CapturedDecode | None = None,
         followers: Followers | None = None,
         num_threads: int | None = None,
-        vocab_size: int,
-        max_model_len: int,
-        eos_token_ids: frozenset[int],
-        is_asynchronous: bool,
-        window: int | None = None,
-        states: RecurrentStates | None = None,
         close: Callable[[], None] | None = None,
     ) -> None:
         self.num_blocks = blocks.num_blocks
         self.block_size = blocks.block_size
-        self.vocab_size = vocab_size
-        self.max_model_len = max_model_len
-        self.eos_token_ids = eos_token_ids
+        self.vocab_size = loaded.vocab_size
+        self.max_model_len = loaded.max_model_len
+        self.eos_token_ids = loaded.eos_token_ids
         self.is_asynchronous = is_asynchronous
-        self.window = window
-        self.has_states = states is not None
+        self.window = loaded.attention.window
+        self.has_states = loaded.states is not None
         self.head = head
         self._device = blocks.device
-        self._network = network
+        self._network = loaded.network
         self._sampler = sampler
         self._attention = attention
-        self._fresh_attention = fresh_attention
+        self._fresh_attention = make_sdpa(blocks, loaded.attention)
         self._captured = captured
         self._followers = followers
-        self._states = states
+        self._states = loaded.states
         self._thread = ComputeThread(self._device, num_threads)
         self._close = close
         # The step before: its sampled tokens, on the device, and the row of each sequence in them.
@@ -306,22 +286,16 @@ def _load(checkpoint: Checkpoint, options: EngineOptions, sampler: Sampler, foll
         if followers is not None:
             followers.open_pool(Pool(memory.blocks.num_blocks, memory.blocks.block_size))
         return Runner(
-            loaded.network,
+            loaded,
             sampler=sampler,
             head=load_head(checkpoint, options, default="last", device=loaded.device),
             blocks=memory.blocks,
             attention=attention,
-            fresh_attention=make_sdpa(memory.blocks, loaded.attention),
             captured=_make_captured(loaded, attention, options, memory.blocks.block_size),
             followers=followers,
             num_threads=choose_num_threads(checkpoint, loaded.device, options),
-            vocab_size=loaded.vocab_size,
-            max_model_len=loaded.max_model_len,
-            eos_token_ids=loaded.eos_token_ids,
             # The other ranks get their steps from the host, tokens and all.
             is_asynchronous=loaded.device.type == "cuda" and followers is None,
-            window=loaded.attention.window,
-            states=loaded.states,
             close=held.pop_all().close,
         )
 

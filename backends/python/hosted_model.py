@@ -32,8 +32,6 @@ from . import triton_python_backend_utils as pb_utils
 from .pb_call import Execution, Phase, current_requests
 from .pb_request import InferenceRequest
 
-# Runs what methods of a model return that may be coroutines.
-
 
 class CoroutineRunner:
     """One event loop for all coroutines of a model, in a thread of its own, begun with the first of them.

@@ -62,7 +62,6 @@ def _ask(failure: str, topic: str, **arguments: Any) -> Any:
         raise TritonModelException(f"{failure}possible inside a model only") from error
 
 
-# `pb_utils.Logger`: a model's lines in the server's log.
 class LogLevel(enum.IntEnum):
     """Triton's levels."""
 

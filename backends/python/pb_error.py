@@ -9,8 +9,6 @@ from typing import Any
 
 from modelserver.backend import ErrorCode, ServerError
 
-# Arguments as pybind11 takes them for Triton: text may be bytes, an integer whatever has `__index__` (NumPy's do).
-
 
 def text_of(what: str, value: object) -> str:
     """`value`, a str or UTF-8 bytes, as a plain str. Raises TypeError, naming `what`, for anything else."""

@@ -13,7 +13,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib import metadata
+
+from prometheus_client.core import Metric
 
 from modelserver.app.frontends import ServerFrontends
 from modelserver.app.logs import log_settings
@@ -42,11 +45,11 @@ from modelserver.scheduling.rate_limit import RateLimiter
 from modelserver.telemetry.gpu import GpuGauges
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.log_settings import LogControl
-from modelserver.telemetry.metrics import ServerMetrics
+from modelserver.telemetry.metrics import FamilySource, ServerMetrics
 from modelserver.telemetry.model_families import MetricsOptions
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.tracer import Tracer
-from modelserver.telemetry.wire_counts import FrontGauges, WireCounts
+from modelserver.telemetry.wire_counts import WireCounts, front_families, wire_families
 from modelserver.wire.address import authority
 from modelserver.wire.processes.server import FrontedPort
 
@@ -224,23 +227,31 @@ class Server:
     def metrics(self) -> ServerMetrics:
         """The contents of the metrics page, as the options set them."""
         options = self.options
-        switches = options.metrics_switches
+        switches, interval_s = options.metrics_switches, options.metrics_interval_ms / 1000
+        traffic = self.repository.traffic
+        on_loop: list[FamilySource] = []
+        if self.limiter is not None:
+            on_loop.append(self.limiter.families)
+        if self.callers is not None:
+            on_loop.append(self.callers.counts.families)
+        on_loop.append(self.repository.on_demand.families)
+        on_loop.append(partial(traffic.counts.families, traffic.weights))
+        on_loop.append(self.dataplane.refusals.families)
+        if options.wire == "native":
+            on_loop.append(partial(wire_families, self._counts))
+        on_loop += [self._front_families, self._counts.reloads.families]
+        off_loop: list[FamilySource] = []
+        if options.allow_cpu_metrics:
+            off_loop.append(HostGauges(interval_s).families)
+        if options.allow_gpu_metrics:
+            off_loop.append(GpuGauges(interval_s).families)
         return ServerMetrics(
             self.repository.models,
             self.repository.load_counts,
             server_version=self.version,
-            refusals=self.dataplane.refusals,
-            host=HostGauges(options.metrics_interval_ms / 1000) if options.allow_cpu_metrics else None,
-            gpus=GpuGauges(options.metrics_interval_ms / 1000) if options.allow_gpu_metrics else None,
-            wire=self._counts if options.wire == "native" else None,
+            on_loop=on_loop,
+            off_loop=off_loop,
             answers=self.answers.counts if self.answers is not None else None,
-            limiter=self.limiter,
-            callers=self.callers.counts if self.callers is not None else None,
-            on_demand=self.repository.on_demand,
-            shadows=self.repository.traffic.counts,
-            traffic_weights=self.repository.traffic.weights,
-            fronts=self._fronts,
-            reloads=self._counts.reloads,
             model_metrics=self._model_metrics,
             options=MetricsOptions(
                 has_duration_counters=switches["counter_latencies"],
@@ -248,10 +259,10 @@ class Server:
             ),
         )
 
-    def _fronts(self) -> list[FrontGauges]:
-        """Gauges of the wire's processes, if it has any."""
+    def _front_families(self) -> list[Metric]:
+        """The families of the wire's processes, if it has any."""
         processes = {wire.processes for wire in self._wires.values() if isinstance(wire, FrontedPort)}
-        return [gauges for each in processes for gauges in each.gauges()]
+        return front_families([gauges for each in processes for gauges in each.gauges()])
 
     async def _open(self, stack: AsyncExitStack, ports: Mapping[str, Wire], *names: str) -> None:
         """Listen on those of these ports that exist; they stop together, each with the whole grace period."""

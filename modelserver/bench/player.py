@@ -20,8 +20,6 @@ from modelserver.client.http_lane import HttpLane
 from modelserver.client.lane import Answers, Lane
 from modelserver.errors import UnavailableError
 
-# The lanes of a load process: connections of HTTP/1.1, or calls spread over shared connections of HTTP/2.
-
 # Connections that are opened at the same time: a server's backlog is finite.
 MAX_OPENING = 64
 # For streams to end.
@@ -102,8 +100,6 @@ class LanePool(Answers):
     def responded(self, lane: Lane) -> None:
         """A response after its load has ended."""
 
-
-# When requests of an open loop are due. Pure: seeds in, times out.
 
 NS_PER_S = 1_000_000_000
 

@@ -16,9 +16,6 @@ from modelserver.client.infer_answer import grpc_outputs, http_outputs
 from modelserver.client.lane import Lane
 from modelserver.pb import grpc_service_pb2 as pb
 
-# Checks answers: their outputs are present, and equal the expected data.
-
-
 MAX_SHOWN = 8
 
 

@@ -222,7 +222,6 @@ def write_document(document: dict[str, Any], target: str) -> None:
     write_file(Path(target), text, "--json")
 
 
-# Times of every request, in the form of perf_analyzer's --profile-export-file.
 def export_document(results: Results, wall_offset_ns: int) -> dict[str, Any]:
     """The document; `wall_offset_ns` converts the monotonic clock to the time since 1970."""
     return {

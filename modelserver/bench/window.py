@@ -13,9 +13,6 @@ import numpy.typing as npt
 from modelserver.bench.fleet import Harvest
 from modelserver.bench.server_statistics import ServerCounts
 
-# Summaries of latencies. Pure arithmetic over arrays of nanoseconds.
-
-
 Nanoseconds = npt.NDArray[np.int64]
 
 PERCENTILES = (50, 90, 95, 99)

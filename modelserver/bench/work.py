@@ -114,7 +114,6 @@ class Share:
         return total // self.num_workers + (self.index < total % self.num_workers)
 
 
-# The work of a load process for a language model: the requests, and how their answers stream.
 class EndpointType(StrEnum):
     """The kind of endpoint: OpenAI's two routes, or Triton's."""
 

@@ -30,9 +30,6 @@ from modelserver.repository.cloud_uri import is_cloud_uri
 from modelserver.repository.options import gpu_ids
 from modelserver.telemetry.host import HostGauges
 
-# The checks of `doctor` itself: ports, limits, memory, devices, packages. They are quick and change nothing.
-
-
 OK, WARNING, PROBLEM = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.PROBLEM
 
 # A connection takes a descriptor, and so does each shared-memory buffer of a child process.

@@ -21,9 +21,6 @@ from modelserver.core.tensor import Tensor, tensor_to_bytes
 from modelserver.errors import InvalidArgumentError, ServerError
 from modelserver.options.flags import nearest_hint
 
-# `--input name=value`: text, JSON or a file, as the tensor that the model's metadata asks for.
-
-
 Array = np.ndarray[Any, Any]
 
 PICTURES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"})

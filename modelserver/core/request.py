@@ -17,7 +17,6 @@ from modelserver.core.trace import ComputeNotes
 from modelserver.errors import InternalError, UnavailableError
 
 
-# The parts of a request that do not travel in its message: tensors in shared memory, and outputs as classes.
 @dataclass(frozen=True, slots=True)
 class RegionSlice:
     """Bytes of a region that a client has registered under the name `region`."""
@@ -71,7 +70,6 @@ class SequenceState:
         return tuple(array.shape for array in self.arrays.values())
 
 
-# Which instances wait for the answer to a model's request, to detect requests that would wait for themselves.
 @dataclass(frozen=True, slots=True)
 class CallOrigin:
     """A calling instance, and its model with the number of its instances."""

@@ -187,7 +187,6 @@ def _nothing() -> None:
     """There is nothing to give back."""
 
 
-# Telling clients what kind of overload refused them: --overload-statuses.
 class OverloadStream(RelayStream):
     """Gives queue errors codes that name the kind of overload."""
 

@@ -24,8 +24,6 @@ from modelserver.planes.shared_memory import Region, SharedMemory, too_small
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
 
-# The classification extension: an output's highest elements as `value:index` or `value:index:label`.
-
 # Of one row: more would block the event loop.
 _MAX_ELEMENTS = 1_000_000
 _UNORDERED = (Datatype.BOOL, Datatype.BYTES)

@@ -167,7 +167,6 @@ def is_version(name: str) -> bool:
     return _VERSION.fullmatch(name) is not None
 
 
-# Which of the versions on disk a version policy serves.
 def served_versions(policy: ModelVersionPolicy | None, available: Sequence[int]) -> tuple[int, ...]:
     """The versions of `available` to serve, ascending; no policy means the highest one.
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client.core import Metric
+
 from modelserver.config.on_demand import OnDemandConfig, on_demand_config
 from modelserver.errors import InvalidArgumentError, LoadOnDemandError, NotFoundError, ServerError, UnavailableError
 from modelserver.repository.lru_policy import LruPolicy, MemoryBudget, NoRoomError, Sweeper
@@ -238,6 +240,10 @@ class OnDemandModels:
             num_loading=self.loads.num_loading,
             budget_bytes=self.options.budget_bytes,
         )
+
+    def families(self) -> list[Metric]:
+        """The metric families; empty while no model is on demand."""
+        return self.counts().families() if self.is_active else []
 
     # Loading on demand.
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
+from prometheus_client.core import Metric
+
 from modelserver.config.schema import ModelRateLimiter
 from modelserver.core.request import Delivery
 from modelserver.errors import ConfigError
@@ -20,7 +22,7 @@ from modelserver.options.resources import ResourceLimit
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.parked_workers import WaitingWorker
 from modelserver.scheduling.scheduler import BatchSource
-from modelserver.telemetry.counts import ResourceUse
+from modelserver.telemetry.counts import ResourceUse, limiter_families
 
 # A resource on a device; on none, if it is global.
 Place = tuple[str, int | None]
@@ -131,6 +133,10 @@ class RateLimiter:
     def num_waiting(self) -> int:
         """Instances that wait for resources."""
         return len(self._waiting)
+
+    def families(self) -> list[Metric]:
+        """The metric families of the resources and of the waiting instances. Triton has no such metrics."""
+        return limiter_families(self.uses(), self.num_waiting)
 
     def check_integrity(self) -> None:
         """Assert that resources are counted right, and that no claim waits needlessly. For tests."""

@@ -7,7 +7,6 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from prometheus_client.core import Metric
 
@@ -55,6 +54,18 @@ class RefusalCounts:
     def snapshot(self) -> Mapping[RefusalReason, int]:
         return dict(self._counts)
 
+    def families(self) -> list[Metric]:
+        """The requests that were refused, by reason."""
+        metric = Metric(
+            "modelserver_requests_refused",
+            "Inference requests that no model accepted: UNKNOWN_MODEL, UNAVAILABLE (not ready, stopping), INVALID, "
+            "OTHER",
+            "counter",
+        )
+        for reason, count in self._counts.items():
+            metric.add_sample(f"{metric.name}_total", {"reason": reason.value}, count)
+        return [metric]
+
 
 # How many callers are counted separately; the number of addresses and headers is unbounded.
 _MAX_NAMES = 256
@@ -96,7 +107,6 @@ class CallerCounts:
         return caller
 
 
-# Outcomes of request copies that shadow versions have received, and versions' weights.
 class ShadowResult(enum.Enum):
     """The values are the `result` labels of the metric."""
 
@@ -158,44 +168,31 @@ class DemandCounts:
     num_loading: int
     budget_bytes: int
 
-
-class MeasuredOnDemand(Protocol):
-    """The numbers of a repository's on_demand. Event loop thread."""
-
-    @property
-    def is_active(self) -> bool: ...
-
-    def counts(self) -> DemandCounts: ...
-
-
-def on_demand_families(on_demand: MeasuredOnDemand) -> list[Metric]:
-    """The families; empty while no model is on demand."""
-    if not on_demand.is_active:
-        return []
-    counts = on_demand.counts()
-    resident = Metric(
-        "modelserver_on_demand_resident_bytes",
-        "Bytes that models on demand take, those that are in memory: measured, or as their config says",
-        "gauge",
-    )
-    for key, num_bytes in counts.loaded_bytes.items():
-        resident.add_sample(resident.name, {"model": key}, num_bytes)
-    budget = Metric(
-        "modelserver_on_demand_budget_bytes", "Bytes that models on demand may take together; 0: no limit", "gauge"
-    )
-    budget.add_sample(budget.name, {}, counts.budget_bytes)
-    loads = Metric("modelserver_on_demand_loads", "Loads that requests for a model have caused", "counter")
-    for key, count in sorted(counts.loads.items()):
-        loads.add_sample(f"{loads.name}_total", {"model": key}, count)
-    evictions = Metric(
-        "modelserver_on_demand_evictions", "Models that left memory, because they were idle or for others", "counter"
-    )
-    for (key, reason), count in sorted(counts.evictions.items()):
-        evictions.add_sample(f"{evictions.name}_total", {"model": key, "reason": reason}, count)
-    return [resident, budget, loads, evictions]
+    def families(self) -> list[Metric]:
+        resident = Metric(
+            "modelserver_on_demand_resident_bytes",
+            "Bytes that models on demand take, those that are in memory: measured, or as their config says",
+            "gauge",
+        )
+        for key, num_bytes in self.loaded_bytes.items():
+            resident.add_sample(resident.name, {"model": key}, num_bytes)
+        budget = Metric(
+            "modelserver_on_demand_budget_bytes", "Bytes that models on demand may take together; 0: no limit", "gauge"
+        )
+        budget.add_sample(budget.name, {}, self.budget_bytes)
+        loads = Metric("modelserver_on_demand_loads", "Loads that requests for a model have caused", "counter")
+        for key, count in sorted(self.loads.items()):
+            loads.add_sample(f"{loads.name}_total", {"model": key}, count)
+        evictions = Metric(
+            "modelserver_on_demand_evictions",
+            "Models that left memory, because they were idle or for others",
+            "counter",
+        )
+        for (key, reason), count in sorted(self.evictions.items()):
+            evictions.add_sample(f"{evictions.name}_total", {"model": key, "reason": reason}, count)
+        return [resident, budget, loads, evictions]
 
 
-# The metric families of the rate limiter: its resources, and the waiting instances. Triton has no such metrics.
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
     """A resource at one moment; `device` None is global."""
@@ -206,23 +203,14 @@ class ResourceUse:
     used: int
 
 
-class MeasuredLimiter(Protocol):
-    """The numbers of a rate limiter."""
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    def uses(self) -> Sequence[ResourceUse]: ...
-
-
-def limiter_families(limiter: MeasuredLimiter) -> list[Metric]:
+def limiter_families(uses: Sequence[ResourceUse], num_waiting: int) -> list[Metric]:
     """The families by resource and device; the device of a global resource is empty."""
     capacity = Metric("modelserver_resource_capacity", "Units of a resource that instances may hold", "gauge")
     used = Metric("modelserver_resource_used", "Units of a resource that executing instances hold", "gauge")
-    for use in limiter.uses():
+    for use in uses:
         labels = {"resource": use.name, "device": "" if use.device is None else str(use.device)}
         capacity.add_sample(capacity.name, labels, use.capacity)
         used.add_sample(used.name, labels, use.used)
     waiting = Metric("modelserver_resource_waiting_instances", "Instances that wait for resources", "gauge")
-    waiting.add_sample(waiting.name, {}, limiter.num_waiting)
+    waiting.add_sample(waiting.name, {}, num_waiting)
     return [capacity, used, waiting]

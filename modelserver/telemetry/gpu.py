@@ -140,6 +140,10 @@ class GpuGauges:
             self._due_s = now_s + self._interval_s
         return self._readings
 
+    def families(self) -> list[Metric]:
+        """The families of the newest readings."""
+        return gpu_families(self.read())
+
 
 def _text(value: str | bytes | None) -> str:
     return value.decode() if isinstance(value, bytes) else value or ""

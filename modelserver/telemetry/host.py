@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from prometheus_client import Metric
 
 CGROUP = Path("/sys/fs/cgroup")
 # cgroup v1 writes "no limit" as the largest multiple of a page.
@@ -56,6 +57,24 @@ class HostGauges:
             self._reading = self._take(now)
             self._read_at = now
         return self._reading
+
+    def families(self) -> list[Metric]:
+        """The families of the machine's CPUs and memory, read now."""
+        reading = self.read()
+        values = (
+            ("nv_cpu_utilization", "Share of the CPUs in use, 0.0 to 1.0", reading.cpu_utilization),
+            ("nv_cpu_memory_total_bytes", "Memory that the server may use, in bytes", reading.memory_total_bytes),
+            ("nv_cpu_memory_used_bytes", "Memory in use, in bytes", reading.memory_used_bytes),
+            # Triton's dashboards use them.
+            ("nv_pinned_memory_pool_total_bytes", "Size of the pool of pinned memory: there is none", 0),
+            ("nv_pinned_memory_pool_used_bytes", "Pinned memory in use of the pool, in bytes", 0),
+        )
+        families = []
+        for name, text, value in values:
+            metric = Metric(name, text, "gauge")
+            metric.add_sample(name, {}, value)
+            families.append(metric)
+        return families
 
     def _take(self, now: float) -> HostReading:
         then, busy_then = self._before

@@ -63,7 +63,6 @@ def _add(family: Metric, labels: dict[str, str], measurement: Measurement) -> No
     family.add_sample(f"{name}_sum", labels, measurement.value)
 
 
-# Restarts of instances' processes, and their reasons.
 class RestartReason(enum.Enum):
     """Why the previous process ended; the values are the `reason` labels of the metric."""
 

@@ -14,24 +14,13 @@ from prometheus_client.core import Metric
 from modelserver.cache.store import StoreCounts
 from modelserver.core.long_work import Slices, finish
 from modelserver.telemetry.counts import (
-    CallerCounts,
     LoadCounts,
-    MeasuredLimiter,
-    MeasuredOnDemand,
-    RefusalCounts,
-    ShadowCounts,
-    limiter_families,
-    on_demand_families,
 )
 from modelserver.telemetry.exposition import exposed_name, has_samples
-from modelserver.telemetry.file_reloads import FileReloads
-from modelserver.telemetry.gpu import GpuGauges, gpu_families
-from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import measured_families, with_queue
 from modelserver.telemetry.model_families import MeasuredModel, MetricsOptions, ModelFamilies
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
-from modelserver.telemetry.wire_counts import FrontGauges, WireCounts, front_families, wire_families
 
 
 def cache_families(counts: StoreCounts, models: Iterable[tuple[Mapping[str, str], StatisticsSnapshot]]) -> list[Metric]:
@@ -93,9 +82,17 @@ def _model_families(models: Iterable[tuple[Mapping[str, str], StatisticsSnapshot
     return [hits, hit_us, misses, miss_us]
 
 
+# Makes families from what it counts or reads.
+FamilySource = Callable[[], Iterable[Metric]]
+
+
 class ServerMetrics:
-    """Makes all families on request. `models` is called on the event loop thread, and returns the same tuple
-    until a model is loaded or unloaded; `load_counts` is called from any thread."""
+    """Makes all families on request, in a fixed order.
+
+    `models` is called on the event loop thread, and returns the same tuple until a model is loaded or unloaded;
+    `load_counts` is called from any thread. `on_loop` are the sources that read state of the event loop, `off_loop`
+    those of the machine, which take longer.
+    """
 
     def __init__(
         self,
@@ -103,18 +100,9 @@ class ServerMetrics:
         load_counts: Callable[[], Mapping[str, LoadCounts]],
         *,
         server_version: str,
-        refusals: RefusalCounts | None = None,
-        host: HostGauges | None = None,
-        gpus: GpuGauges | None = None,
-        wire: WireCounts | None = None,
-        fronts: Callable[[], Sequence[FrontGauges]] = list,
-        reloads: FileReloads | None = None,
+        on_loop: Sequence[FamilySource] = (),
+        off_loop: Sequence[FamilySource] = (),
         answers: StoreCounts | None = None,
-        limiter: MeasuredLimiter | None = None,
-        callers: CallerCounts | None = None,
-        on_demand: MeasuredOnDemand | None = None,
-        shadows: ShadowCounts | None = None,
-        traffic_weights: Callable[[], Mapping[str, Mapping[int, float]]] = dict,
         model_metrics: ModelMetricsBoard | None = None,
         options: MetricsOptions | None = None,
     ) -> None:
@@ -125,18 +113,9 @@ class ServerMetrics:
         self._measuring: list[MeasuredModel] = []
         self._load_counts = load_counts
         self._server_version = server_version
-        self._refusals = refusals or RefusalCounts()
-        self._host = host
-        self._gpus = gpus
-        self._wire = wire
-        self._fronts = fronts
-        self._reloads = reloads
+        self._on_loop = on_loop
+        self._off_loop = off_loop
         self._answers = answers
-        self._limiter = limiter
-        self._callers = callers
-        self._on_demand = on_demand
-        self._shadows = shadows
-        self._traffic_weights = traffic_weights
         self._of_models = ModelFamilies(options or MetricsOptions())
         self._process = ProcessCollector(registry=None)
 
@@ -150,7 +129,7 @@ class ServerMetrics:
         if models is not self._known:
             self._known, self._measuring = models, [model for model in models if model.measures]
         measured = {id(model): model.measure() for model in self._measuring}
-        of_server = self._families_of_server()
+        of_server = [family for source in self._on_loop for family in source()]
         yield
         samples, families = yield from self._of_models.slices(models)
         if self._answers is not None:
@@ -158,10 +137,7 @@ class ServerMetrics:
             families += cache_families(self._answers, cached)
         families += of_server
         families += yield from _load_families(self._load_counts())
-        if self._host is not None:
-            families += _host_families(self._host)
-        if self._gpus is not None:
-            families += gpu_families(self._gpus.read())
+        families += [family for source in self._off_loop for family in source()]
         yield
         families += measured_families(
             # vLLM's dashboards use `model_name` and `engine`, Triton's `model` and `version`.
@@ -179,25 +155,6 @@ class ServerMetrics:
         families += [info, *self._process.collect()]
         if self._model_metrics is not None:
             _add_families_of_models(families, self._model_metrics.families())
-        return families
-
-    def _families_of_server(self) -> list[Metric]:
-        """The metrics that are read from state of the event loop."""
-        families: list[Metric] = []
-        if self._limiter is not None:
-            families += limiter_families(self._limiter)
-        if self._callers is not None:
-            families += self._callers.families()
-        if self._on_demand is not None:
-            families += on_demand_families(self._on_demand)
-        if self._shadows is not None:
-            families += self._shadows.families(self._traffic_weights)
-        families.append(_refusal_family(self._refusals))
-        if self._wire is not None:
-            families += wire_families(self._wire)
-        families += front_families(self._fronts())
-        if self._reloads is not None:
-            families += self._reloads.families()
         return families
 
 
@@ -221,32 +178,3 @@ def _load_families(counts: Mapping[str, LoadCounts]) -> Slices[list[Metric]]:
         failures.add_sample(f"{failures.name}_total", {"model": name}, counter.failures)
         yield
     return [loads, failures]
-
-
-def _refusal_family(refusals: RefusalCounts) -> Metric:
-    metric = Metric(
-        "modelserver_requests_refused",
-        "Inference requests that no model accepted: UNKNOWN_MODEL, UNAVAILABLE (not ready, stopping), INVALID, OTHER",
-        "counter",
-    )
-    for reason, count in refusals.snapshot().items():
-        metric.add_sample(f"{metric.name}_total", {"reason": reason.value}, count)
-    return metric
-
-
-def _host_families(host: HostGauges) -> list[Metric]:
-    reading = host.read()
-    values = (
-        ("nv_cpu_utilization", "Share of the CPUs in use, 0.0 to 1.0", reading.cpu_utilization),
-        ("nv_cpu_memory_total_bytes", "Memory that the server may use, in bytes", reading.memory_total_bytes),
-        ("nv_cpu_memory_used_bytes", "Memory in use, in bytes", reading.memory_used_bytes),
-        # Triton's dashboards use them.
-        ("nv_pinned_memory_pool_total_bytes", "Size of the pool of pinned memory: there is none", 0),
-        ("nv_pinned_memory_pool_used_bytes", "Pinned memory in use of the pool, in bytes", 0),
-    )
-    families = []
-    for name, text, value in values:
-        metric = Metric(name, text, "gauge")
-        metric.add_sample(name, {}, value)
-        families.append(metric)
-    return families

@@ -160,8 +160,6 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-# ONNX models in half precision: weights and arithmetic FP16, inputs and outputs as they were. Needs onnxruntime.
-
 # The largest number that FP16 has.
 MAX_FLOAT16 = 65504.0
 _FLOAT, _FLOAT16 = 1, 10

@@ -12,7 +12,6 @@ from modelserver.toolkit import require
 from modelserver.toolkit.torch_module import first_line, load_program, quiet_torch, torch_library
 
 
-# A linear layer with int4 weights, two in a byte, in plain operators that every torch can execute.
 def pack_linear(torch: Any, layer: Any, group_size: int) -> Any:
     """The layer that torchao has given int4 weights in bytes (one scale for each group of a row), packed.
 

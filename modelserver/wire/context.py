@@ -20,8 +20,6 @@ from modelserver.wire.http2.settings import announcement
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.refused_peers import RefusedPeers
 
-# Turns for connections with much to send, so that a thousand of them do not delay those with little.
-
 # Bytes that a connection may be sent before it waits for its next turn.
 TURN_BYTES = 64 * 1024
 # Connections served in one turn of the loop: about a millisecond of making, copying and sending.

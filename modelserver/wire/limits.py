@@ -116,7 +116,6 @@ class WireLimits:
     recognizes: bool = True
 
 
-# How long a connection waits for its peer. Decides from the values it is given; uses no socket and no clock.
 class Progress:
     """Watches a count of bytes that must grow: without a pause of `pause_s`, and at a rate over a window.
 

@@ -138,7 +138,7 @@ def test_refused_requests_are_counted_by_reason() -> None:
     refusals = RefusalCounts()
     refusals.record(ErrorCode.NOT_FOUND)
     refusals.record(ErrorCode.INTERNAL)
-    found = parse_text(metrics(refusals=refusals))
+    found = parse_text(metrics(on_loop=[refusals.families]))
     counts = {
         reason: found["modelserver_requests_refused_total", (("reason", reason.value),)] for reason in RefusalReason
     }
@@ -181,7 +181,7 @@ def test_counters_have_the_type_of_counters_under_tritons_names() -> None:
 
 
 def test_every_family_is_described_once() -> None:
-    families = metrics(worked_model(), host=HostGauges(1.0)).collect()
+    families = metrics(worked_model(), off_loop=[HostGauges(1.0).families]).collect()
     names = [family.name for family in families]
     assert len(set(names)) == len(names)
     assert all(family.documentation for family in families)
@@ -244,7 +244,7 @@ def test_optional_families_can_be_left_out_and_the_counts_stay() -> None:
 
 
 def test_a_server_without_models_has_the_hosts_and_the_process_metrics() -> None:
-    found = {name for name, _ in parse_text(metrics(host=HostGauges(1.0)))}
+    found = {name for name, _ in parse_text(metrics(off_loop=[HostGauges(1.0).families]))}
     assert {"nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"} <= found
     assert {"nv_pinned_memory_pool_total_bytes", "nv_pinned_memory_pool_used_bytes"} <= found
     assert {"modelserver_build_info", "process_resident_memory_bytes", "process_cpu_seconds_total"} <= found

@@ -12,8 +12,6 @@ import numpy as np
 from modelserver.bench.llm.options import LlmOptions, Target
 from modelserver.bench.window import percentile
 
-# Records of a language model's answers.
-
 
 class Call(msgspec.Struct, array_like=True, frozen=True):
     """One answered request. Times are of the monotonic clock, ns; `chunk_times` are of events that brought text.

@@ -1,8 +1,9 @@
 """Instances in child processes: the server's side of each child, and the code inside it.
 
 In the server an `instance.py: ProcessInstance` stands for each child; `supervisor.py` keeps it running, and on the
-event loop `supervised_child.py` hands it batches through `child_connection.py`. In the child, `child.py` builds the instance and executes batches; its end of the
-connection is `server_connection.py`. Each module runs on one side, or on both:
+event loop `supervised_child.py` hands it batches through `child_connection.py`. In the child, `child.py` builds the
+instance and executes batches; its end of the connection is `server_connection.py`. Each module runs on one side, or on
+both:
 
 - server: `hosted_backend`, `worker`, `instance`, `supervised_child`, `in_flight_batch`, `supervisor`, `lifecycle`,
   `child_process`, `child_connection`, `calls_from_child`;

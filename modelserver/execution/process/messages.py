@@ -123,7 +123,7 @@ class Message(msgspec.Struct, array_like=True, tag=True):
     released: list[int] = []
 
 
-# ---- server to child
+# From the server to the child.
 
 
 class Begin(Message, tag=1):
@@ -205,7 +205,7 @@ class Released(Message, tag=4):
     """Only returns leases, if there is no other message to send."""
 
 
-# ---- child to server
+# From the child to the server.
 
 
 class Began(Message, tag=11):

@@ -17,7 +17,6 @@ from modelserver.protocol.response import ErrorWriter, HttpResponse
 from modelserver.telemetry.audit import PEER
 
 
-# Exchanges that wait until a model is loaded on demand, and are then handled as new ones.
 class WaitingExchanges:
     """Keeps the Tasks of waiting exchanges. Event loop thread only."""
 

@@ -43,8 +43,6 @@ class RelayedExchange(HttpExchange):
         return headers
 
 
-# An exchange that is answered as if it had come by another path: clouds' endpoints reach ours this way.
-
 _JSON_LEN = "Inference-Header-Content-Length"
 
 

@@ -21,8 +21,6 @@ from modelserver.toolkit.tuning.session import TuneResult
 from modelserver.toolkit.tuning.space import MIN_GAIN, Candidate, changes
 from modelserver.toolkit.tuning.trial import Trial, TunePoint, ranked
 
-# The model as it was beside its best setting, as rows of tables and as JSON: size, throughput, latency, answers.
-
 
 def before_after_rows(result: TuneResult) -> list[Row]:
     """Rows of (what, before, after, change); none where nothing could be measured."""

@@ -253,7 +253,6 @@ class _Line:
             self._connection.close()
 
 
-# Whether a model with another setting still says the same: the answers of the served model, before and after.
 def reason_not_to_ask(config: ModelConfig) -> str:
     """Why a model's answers cannot be compared; empty if they can."""
     if config.is_decoupled:

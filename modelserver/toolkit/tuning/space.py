@@ -10,8 +10,6 @@ from modelserver.config.schema import InstanceGroupKind, ModelConfig, ModelDynam
 from modelserver.core.numerals import is_digits
 from modelserver.errors import InvalidArgumentError
 
-# A setting of the knobs that are tuned, read from a model config and written into one. Pure.
-
 # The parameter that says how many threads one execution uses.
 THREAD_PARAMETERS = {"onnxruntime": "intra_op_thread_count", "pytorch": "INTRA_OP_THREAD_COUNT"}
 

@@ -105,7 +105,7 @@ class FrontProcess:
         self._thread.join()
         return not done
 
-    # ---- on the supervisor's thread
+    # On the supervisor's thread.
 
     def _supervise(self) -> None:
         try:
@@ -179,7 +179,7 @@ class FrontProcess:
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)
 
-    # ---- on the event loop
+    # On the event loop.
 
     def _finish_start(self) -> None:
         if not self._started.done():

@@ -28,7 +28,7 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
     call: int
 
 
-# ---- front to core
+# From the front to the core.
 
 
 class Infer(Message, tag=1):
@@ -126,7 +126,7 @@ class PortCounts(msgspec.Struct, array_like=True, frozen=True):
     violations: list[tuple[str, str, int]]
 
 
-# ---- both ways
+# Both ways.
 
 
 class Piece(Message, tag=11):
@@ -148,7 +148,7 @@ class Spilled(msgspec.Struct, array_like=True, tag=13, frozen=True):
     nbytes: int
 
 
-# ---- core to front
+# From the core to the front.
 
 
 class Inferred(Message, tag=21):

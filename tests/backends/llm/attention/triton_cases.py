@@ -136,16 +136,12 @@ def captured() -> None:
             reference = SdpaAttention(blocks, loaded.attention)
             kernels = TritonAttention(blocks, loaded.attention, num_processors=4)
             runner = Runner(
-                loaded.network,
+                loaded,
                 sampler=Sampler(),
                 head=load_head(open_checkpoint(directory), options, default="last", device=loaded.device),
                 blocks=blocks,
                 attention=kernels if is_captured else reference,
-                fresh_attention=reference,
                 captured=make_captured(loaded, kernels) if is_captured else None,
-                vocab_size=loaded.vocab_size,
-                max_model_len=64,
-                eos_token_ids=frozenset(),
                 is_asynchronous=is_captured,
             )
             engine = Engine(options=options, runner=runner, tokenizer=None)
