@@ -45,6 +45,10 @@ class ErrorCode(enum.Enum):
     PERMISSION_DENIED = "permission_denied"
 
 
+# The reason of everything that is refused because the server stops.
+SHUTTING_DOWN = "the server is shutting down"
+
+
 class ServerError(Exception):
     """Base of all errors that are answered to a caller; `message` is safe to show.
 

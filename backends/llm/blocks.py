@@ -124,7 +124,7 @@ class BlockPool:
             del self._duplicates[block_hash]
 
     def free_order(self) -> list[int]:
-        """The free blocks, the next to be allocated first. Walks the ring: for tests and `check_integrity`."""
+        """The free blocks, the next to be allocated first. Walks the ring: for tests."""
         order = []
         block = self._next[NULL_BLOCK]
         while block != NULL_BLOCK:
@@ -132,27 +132,6 @@ class BlockPool:
             block = self._next[block]
             assert len(order) <= self.num_blocks, "the ring of free blocks does not close"
         return order
-
-    def check_integrity(self, tables: Iterable[list[int]]) -> None:
-        """Assert that the pool's books agree with each other and with all block tables there are."""
-        order = self.free_order()
-        held = [0] * self.num_blocks
-        for table in tables:
-            for block in table:
-                held[block] += 1
-        assert held[NULL_BLOCK] == 0, "a sequence holds the null block"
-        assert held == self._ref_counts, f"references {self._ref_counts} do not agree with the tables' {held}"
-        assert len(order) == self.num_free, f"{len(order)} blocks are in the ring, {self.num_free} are said to be free"
-        assert set(order) == {block for block in range(1, self.num_blocks) if not held[block]}, "free blocks are held"
-        assert all(self._previous[self._next[block]] == block for block in [NULL_BLOCK, *order]), "the ring is torn"
-        by_hash: dict[bytes, set[int]] = {}
-        for block, block_hash in enumerate(self._hashes):
-            if block_hash is not None:
-                by_hash.setdefault(block_hash, set()).add(block)
-        known = {key: {block, *self._duplicates.get(key, ())} for key, block in self._cached.items()}
-        assert known == by_hash, "the map of contents does not agree with the blocks"
-        assert self._duplicates.keys() <= self._cached.keys(), "duplicates of nothing"
-        assert all(self._duplicates.values()), "an empty list of duplicates is kept"
 
 
 DIGEST_SIZE = 32

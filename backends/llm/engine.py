@@ -247,14 +247,6 @@ class Engine:
         self._observe_gauges()
         return refused + outputs if refused else outputs
 
-    def check_integrity(self) -> None:
-        """Assert that every block is accounted for, and every sequence known to the scheduler."""
-        self._scheduler.check_integrity()
-        assert self._scheduler.num_running + self._scheduler.num_waiting == len(self._deliveries), "a sequence is lost"
-        assert sum(len(each.running) for each in self._by_request.values()) == len(self._deliveries), (
-            "a request has lost a sequence"
-        )
-
     def _take_in(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Tokens to sequences, stops, text. One loop: it runs for every token of every sequence."""
         now_ns = self._clock_ns()

@@ -5,8 +5,6 @@ Knows sequences and the pool, no device: the tensors behind the blocks are the r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from .blocks import NULL_BLOCK, BlockPool, extend_hashes, held_blocks, root_hash
 from .sequence import Sequence
 
@@ -176,21 +174,6 @@ class KvManager:
         sequence.block_ids = []
         sequence.num_computed_tokens = 0
         sequence.num_registered_blocks = 0
-
-    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Assert that the pool agrees with the tables of all sequences there are, and each table with its tokens."""
-        sequences = list(sequences)
-        self.pool.check_integrity(
-            [[block for block in sequence.block_ids if block != NULL_BLOCK] for sequence in sequences]
-        )
-        for sequence in sequences:
-            room = len(sequence.block_ids) * self.block_size
-            assert sequence.num_computed_tokens <= room, f"sequence {sequence.seq_id} has computed more than it holds"
-            seen = sequence.block_ids[self._first_seen(0, sequence.num_computed_tokens) :]
-            assert NULL_BLOCK not in seen, f"sequence {sequence.seq_id} has given back what it still sees"
-            assert sequence.num_registered_blocks * self.block_size <= sequence.num_computed_tokens, (
-                f"sequence {sequence.seq_id} has made blocks findable that are not computed"
-            )
 
     def _extend_hashes(self, sequence: Sequence, num_tokens: int) -> None:
         root = root_hash(sequence.cache_salt) if sequence.cache_salt else self._root

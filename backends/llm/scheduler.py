@@ -235,19 +235,5 @@ class Scheduler:
         self._kv.free(sequence)
         heappush(self._free_slots, sequence.slot)
 
-    def check_integrity(self) -> None:
-        """Assert that running sequences are in order and hold their blocks, and that no others hold any."""
-        keys = [self._key(sequence) for sequence in self._running]
-        assert keys == sorted(keys), f"those who run are out of order: {keys}"
-        assert all(sequence.status is SequenceStatus.RUNNING for sequence in self._running), (
-            "one that does not run runs"
-        )
-        waiting = self._waiting.check_integrity()
-        assert not any(sequence.block_ids for sequence in waiting), "one that waits holds blocks"
-        assert len(self._running) <= self._max_num_seqs, "more run than may"
-        slots = [*self._free_slots, *(sequence.slot for sequence in self._running)]
-        assert sorted(slots) == list(range(self._max_num_seqs)), f"slots are lost or taken twice: {sorted(slots)}"
-        self._kv.check_integrity(self._running)
-
     def _key(self, sequence: Sequence) -> tuple[int, int]:
         return (sequence.priority if self._is_by_priority else 0, sequence.arrival)

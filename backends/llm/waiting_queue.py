@@ -52,12 +52,6 @@ class WaitingQueue:
             heapq.heapify(self._heap)
             self._num_gone = 0
 
-    def check_integrity(self) -> list[Sequence]:
-        """Assert that the books agree; return those who wait."""
-        waiting = [sequence for _, sequence in self._heap if self._waits(sequence)]
-        assert len(waiting) == len(self), f"{len(waiting)} sequences wait, {len(self)} are counted"
-        return waiting
-
     @staticmethod
     def _waits(sequence: Sequence) -> bool:
         return sequence.status is SequenceStatus.WAITING

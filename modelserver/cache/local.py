@@ -92,16 +92,6 @@ class LocalStore:
     async def close(self) -> None:
         """Does nothing."""
 
-    def check_integrity(self) -> None:
-        """Assert that the accounting is consistent. For tests."""
-        counts = self.counts
-        assert counts.num_entries == len(self._entries) == len(self._generation_of), "entries are miscounted"
-        assert counts.num_bytes == sum(entry.num_bytes for entry, _ in self._entries.values()), "bytes are miscounted"
-        assert counts.num_bytes <= self._max_bytes, "more is kept than allowed"
-        grouped = {digest for digests in self._by_generation.values() for digest in digests}
-        assert grouped == set(self._entries), "an entry belongs to no generation"
-        assert all(self._by_generation.values()), "a generation without entries is kept"
-
     def _remove(self, digest: bytes) -> None:
         entry, _ = self._entries.pop(digest)
         generation = self._generation_of.pop(digest)

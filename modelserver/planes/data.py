@@ -16,6 +16,7 @@ from modelserver.core.request import InFlightRequest, RegionInput, Transfer
 from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor, placeholder
 from modelserver.errors import (
+    SHUTTING_DOWN,
     CancelledError,
     InternalError,
     InvalidArgumentError,
@@ -164,7 +165,7 @@ class DataPlane:
                 model = self._repository.sequence_holder(request.model_name, request.version, request.sequence_id)
             if model is None:
                 if self.is_shutting_down and (self._refuses_all or (self._refuses_sequences and request.sequence_id)):
-                    raise UnavailableError("the server is shutting down and accepts no new requests")
+                    raise UnavailableError(f"{SHUTTING_DOWN} and accepts no new requests")
                 version = self._choose(request) if is_split else request.version
                 model = self._repository.get(request.model_name, version)
             request.version = model.version  # replies name the version that answers
@@ -358,7 +359,7 @@ class DataPlane:
     def unready_because(self) -> list[str]:
         """A sentence for each thing for which `is_ready` is false; empty when it is true."""
         if self.is_shutting_down:
-            return ["the server is shutting down"]
+            return [SHUTTING_DOWN]
         return self._repository.unready_because(strict=self._strict_readiness)
 
     def begin_drain(self) -> None:

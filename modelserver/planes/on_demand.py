@@ -10,6 +10,7 @@ from collections.abc import Callable
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.errors import (
+    SHUTTING_DOWN,
     CancelledError,
     InternalError,
     LoadOnDemandError,
@@ -70,7 +71,7 @@ class WaitingRequests:
         del self._tasks[request]
         error: ServerError | None
         if task.cancelled():
-            error = UnavailableError("the server is shutting down and accepts no new requests")
+            error = UnavailableError(f"{SHUTTING_DOWN} and accepts no new requests")
             if request.is_cancelled:
                 error = CancelledError(f"request to model '{request.model_name}' was cancelled")
         elif (fault := task.exception()) is not None:

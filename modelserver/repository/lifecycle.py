@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from modelserver.errors import ServerError, UnavailableError
+from modelserver.errors import SHUTTING_DOWN, ServerError, UnavailableError
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadSource
 from modelserver.repository.operations import OperationQueue, OperationRequest, SupersededError, UnloadRequest
@@ -131,7 +131,7 @@ class ModelLifecycle:
     def stop(self) -> None:
         """Accept no more operations: loaded versions are unloaded; a waiting or running operation will fail."""
         self._is_stopped = True
-        self._operations.supersede("the server is shutting down")
+        self._operations.supersede(SHUTTING_DOWN)
         self._unload()
 
     async def wait_idle(self) -> None:
@@ -150,7 +150,7 @@ class ModelLifecycle:
 
     def _submit(self, request: OperationRequest) -> asyncio.Future[None]:
         if self._is_stopped:
-            raise UnavailableError("the server is shutting down")
+            raise UnavailableError(SHUTTING_DOWN)
         return self._operations.submit(request)
 
     async def _perform(self, request: OperationRequest) -> None:
@@ -261,7 +261,7 @@ class ModelLifecycle:
     def _check_still_wanted(self, version: int | None) -> None:
         """Raise if a newer unload makes the swap pointless."""
         if self._is_stopped:
-            raise UnavailableError("the server is shutting down")
+            raise UnavailableError(SHUTTING_DOWN)
         if not self._is_still_wanted(version):
             raise SupersededError(f"no version is available: superseded by a newer unload of model '{self.name}'")
 

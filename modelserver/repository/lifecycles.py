@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
-from modelserver.errors import ServerError, UnavailableError
+from modelserver.errors import SHUTTING_DOWN, ServerError, UnavailableError
 from modelserver.repository.ensembles import Ensembles
 from modelserver.repository.lifecycle import ModelLifecycle
 from modelserver.repository.load_request import LoadRequest
@@ -64,7 +64,7 @@ class Lifecycles:
         lifecycle = self._table.lifecycles.get(key)
         if lifecycle is None:
             if self.is_stopping:  # the model would never be closed
-                raise UnavailableError("the server is shutting down")
+                raise UnavailableError(SHUTTING_DOWN)
             lifecycle = self._table.lifecycles[key] = ModelLifecycle(key, self._context)
         return lifecycle
 

@@ -18,7 +18,7 @@ from modelserver.backend.discovery import backend_for_model_files, find_backend
 from modelserver.config.ensemble_models import FindConfig
 from modelserver.config.message import config_to_json
 from modelserver.config.schema import ModelConfig
-from modelserver.errors import InternalError, NotFoundError, ServerError, UnavailableError
+from modelserver.errors import SHUTTING_DOWN, InternalError, NotFoundError, ServerError, UnavailableError
 from modelserver.repository.agents import AgentRun
 from modelserver.repository.cloud_cache import CloudTree
 from modelserver.repository.definition import ModelDefinition, check_has_version, read_agents, read_definition
@@ -320,7 +320,7 @@ class ModelLoader:
             resource.acquire()
         try:
             if is_abandoned:
-                raise UnavailableError("the server is shutting down")
+                raise UnavailableError(SHUTTING_DOWN)
             _check_unchanged(definition, version)
         except ServerError:
             self.close(loaded)

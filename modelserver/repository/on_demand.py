@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.core import Metric
 
 from modelserver.config.on_demand import OnDemandConfig, on_demand_config
-from modelserver.errors import InvalidArgumentError, LoadOnDemandError, NotFoundError, ServerError, UnavailableError
+from modelserver.errors import (
+    SHUTTING_DOWN,
+    InvalidArgumentError,
+    LoadOnDemandError,
+    NotFoundError,
+    ServerError,
+    UnavailableError,
+)
 from modelserver.repository.lru_policy import LruPolicy, MemoryBudget, NoRoomError, Sweeper
 from modelserver.repository.namespaces import key_of
 from modelserver.repository.operations import SupersededError
@@ -294,7 +301,7 @@ class OnDemandModels:
                     if key in self._withheld:
                         raise
         except asyncio.CancelledError:
-            raise UnavailableError("the server is shutting down") from None
+            raise UnavailableError(SHUTTING_DOWN) from None
         except (NoRoomError, SupersededError, NotFoundError):
             raise
         except ServerError as error:

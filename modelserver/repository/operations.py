@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from modelserver.errors import InternalError, ServerError, UnavailableError
+from modelserver.errors import SHUTTING_DOWN, InternalError, ServerError, UnavailableError
 from modelserver.repository.load_request import LoadRequest
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class OperationQueue:
             logger.exception("model '%s': an operation failed", self._name)
             operation.settle(InternalError(f"model '{self._name}': {type(error).__name__}: {error}"))
         except asyncio.CancelledError:
-            operation.settle(UnavailableError("the server is shutting down"))
+            operation.settle(UnavailableError(SHUTTING_DOWN))
             raise
         else:
             operation.settle(None)

@@ -15,7 +15,7 @@ from typing import Any
 
 from modelserver.config.on_demand import ReloadMode, reload_mode
 from modelserver.config.schema import ModelConfig
-from modelserver.errors import ConfigError, InvalidArgumentError, ServerError, UnavailableError
+from modelserver.errors import SHUTTING_DOWN, ConfigError, InvalidArgumentError, ServerError, UnavailableError
 from modelserver.repository.loader import LoadSource, ModelLoader
 from modelserver.repository.plan import LoadedVersion, plan_reload
 from modelserver.repository.serving import LifecycleContext, ServingVersions, VersionStates
@@ -156,7 +156,7 @@ class Reload:
         if self.is_stopped():
             for loaded in fresh.values():
                 serving.retirement.retire(loaded)
-            raise UnavailableError("the server is shutting down")
+            raise UnavailableError(SHUTTING_DOWN)
         serving.swap(definition, plan, fresh)
         for number, rolling in rollings.items():
             await serving.retirement.wait(_ROLLING_PATIENCE_S)

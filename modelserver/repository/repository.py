@@ -15,6 +15,7 @@ from pathlib import Path
 
 from modelserver.backend import ModelConfig, ServerCalls
 from modelserver.errors import (
+    SHUTTING_DOWN,
     InvalidArgumentError,
     ServerError,
     UnavailableError,
@@ -56,7 +57,7 @@ class _Phase(enum.Enum):
 
     STARTING = "the server is starting"
     SERVING = ""
-    STOPPING = "the server is shutting down"
+    STOPPING = SHUTTING_DOWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,12 +270,6 @@ class Batcher(QueueScheduler):
             self._idle.wake_watcher()  # it sleeps until the former delay ends
             self._look_again()
 
-    def check_integrity(self) -> None:
-        """Assert that queue and workers agree. For tests."""
-        with self._lock:
-            self._queue.check_integrity()
-            self._idle.check_integrity(has_requests=len(self._queue) > 0)
-
     def _make_queue(self) -> RequestQueue:
         rules = self._rules
         make = FairQueue if self._is_fair else RequestQueue

@@ -174,10 +174,3 @@ class FairQueue(RequestQueue):
         idle = [name for name, each in self._callers.items() if not each.num_entries and each.end <= self._now]
         for name in idle:
             del self._callers[name]
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        entries = [entry for caller in self._callers.values() for level in caller.levels.values() for entry in level]
-        assert len(entries) == len(self), "callers have more or fewer entries than the queue"
-        assert set(entries) == set(self), "callers' entries are not those of the queue"
-        assert sum(sum(caller.rows.values()) for caller in self._callers.values()) == self.rows, "rows of callers"

@@ -116,13 +116,6 @@ class ParkedWorkers:
         self._num_woken += 1
         worker.wake()
 
-    def check_integrity(self, *, has_requests: bool) -> None:
-        """Assert that no request waits unseen. For tests."""
-        assert all(worker.is_parked and not worker.is_woken for worker in self._parked), "a woken worker is parked"
-        assert self._watcher is None or self._watcher in self._parked, "the watcher does not sleep"
-        if has_requests and self.can_wake:
-            assert self._watcher is not None, "requests wait and workers sleep without a watcher"
-
     def _remove(self, worker: WaitingWorker) -> None:
         self._parked.remove(worker)
         worker.is_parked = False

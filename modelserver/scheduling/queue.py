@@ -272,24 +272,6 @@ class RequestQueue:
         self._buckets.clear()
         self._ripe.clear()
 
-    def check_integrity(self) -> None:
-        """Assert that orders, buckets and counts agree. For tests; takes time in the number of entries."""
-        entries = list(self._all)
-        assert all(entry.is_queued for entry in entries), "an entry was dropped but not removed"
-        assert len(entries) == self._all.num_entries, "the number of entries is wrong"
-        assert sum(entry.rows for entry in entries) == self._all.rows, "the number of rows is wrong"
-        ranks = [entry.rank for entry in entries]
-        assert ranks == sorted(ranks), "a lane holds an entry of another rank"
-        bucketed = [entry for entry in entries if entry.key is not None and not self._keep_order]
-        assert {entry.key for entry in bucketed} == self._buckets.keys(), "a bucket is missing or empty"
-        for key, bucket in self._buckets.items():
-            members = [entry for entry in bucketed if entry.key == key]
-            assert list(bucket) == members, f"bucket {key} is out of step with the queue"
-            assert bucket.num_entries == len(members), f"bucket {key} has a wrong number of entries"
-            assert bucket.rows == sum(entry.rows for entry in members), f"bucket {key} has a wrong number of rows"
-            assert (bucket.rows >= self._ripe_rows) == (key in self._ripe), f"bucket {key} is ripe and not, at once"
-        assert self._ripe.keys() <= self._buckets.keys(), "a ripe bucket is gone"
-
 
 BucketKey = Callable[[InFlightRequest], Hashable]
 

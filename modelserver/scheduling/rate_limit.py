@@ -138,21 +138,6 @@ class RateLimiter:
         """The metric families of the resources and of the waiting instances. Triton has no such metrics."""
         return limiter_families(self.uses(), self.num_waiting)
 
-    def check_integrity(self) -> None:
-        """Assert that resources are counted right, and that no claim waits needlessly. For tests."""
-        with self._lock:
-            used: dict[Place, int] = {}
-            for claim in self._claims:
-                assert not (claim.is_granted and claim.is_waiting), f"{claim.name} waits for what it has"
-                for place, count in claim.demands.items() if claim.is_granted else ():
-                    used[place] = used.get(place, 0) + count
-            assert used == {place: count for place, count in self._used.items() if count}, "resources are miscounted"
-            # Without limits, the size shrinks as soon as the largest claim has left.
-            assert not self._limits or all(count <= self._capacity(place) for place, count in used.items()), "overuse"
-            before = len(self._waiting)
-            self._allot()
-            assert len(self._waiting) == before, "a claim waited although it could be granted"
-
     def _allot(self) -> None:
         """Grant what can be granted, in order. Called with the lock held."""
         blocked: set[Place] = set()

@@ -202,11 +202,6 @@ class SequenceBatcher(QueueScheduler):
             error = UnavailableError(f"model '{self._model_name}': the instance of the sequence was removed")
             self.post(self._answer, [(entry.request, error) for entry in dropped])
 
-    def check_integrity(self) -> None:
-        """Assert that sequences, slots and workers agree. For tests."""
-        with self.lock:
-            self.table.check_integrity(list(self.instances))
-
     def wake_touched(self) -> None:
         """Wake the workers that have something new to do. Called with the lock held."""
         touched = self.table.touched

@@ -191,11 +191,6 @@ class SequencePlaces:
         _bind(sequence, slot)
         return sequence
 
-    def check_integrity(self) -> None:
-        """Assert that no sequence waits while a slot is free. For tests."""
-        has_free = any(not owner_of(slot).is_closed and slot.sequence is None for _, _, slot in self._free)
-        assert not (has_free and self.backlog), "sequences wait beside free slots"
-
 
 def owner_of(slot: SequenceSlot) -> InstanceSlots:
     """The instance that has the slot."""

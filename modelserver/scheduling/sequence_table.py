@@ -363,22 +363,3 @@ class SequenceTable:
             sequence.entries.remove(entry)
             del self._entries[entry.request]
             self.num_waiting -= 1
-
-    def check_integrity(self, instances: Iterable[InstanceSlots]) -> None:
-        """Assert that sequences, slots and queues agree. For tests."""
-        owners = list(instances)
-        bound = [sequence for sequence in self._live.values() if sequence.slot is not None]
-        for sequence in self._live.values():
-            assert (sequence.slot is None) == (sequence in self._backlog), "a sequence has a slot or waits for one"
-            assert sequence.slot is None or sequence.slot.sequence is sequence, "two sequences in a slot"
-            assert (sequence in self._idle) == (sequence.is_idle and sequence.slot is not None), "idle or not"
-        waiting = sum(len(sequence.entries) for sequence in self._live.values())
-        assert waiting == self.num_waiting, "the number of waiting requests is wrong"
-        assert len(self._entries) == waiting + sum(len(owner.taken) for owner in owners), "a request is lost"
-        assert sum(owner.num_sequences for owner in owners) == len(bound), "a count of sequences is wrong"
-        for owner in owners:
-            if owner.queue is not None:
-                owner.queue.check_integrity()
-                heads = {slot.sequence.head for slot in owner.slots if slot.sequence is not None} - {None}
-                assert set(owner.queue) == heads, "the queue does not hold the first of each sequence"
-        self.places.check_integrity()

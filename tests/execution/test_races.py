@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.batching import batching_config, load_model, request
 from support.instances import Choosy, backend_of
+from support.integrity import check_integrity
 from support.leaks import no_leaks
 
 from modelserver.config.schema import ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
@@ -123,7 +124,7 @@ async def _change_instances(model: Model, config: Any, stop: asyncio.Event, seed
 
 def _check_integrity(model: Model) -> None:
     if isinstance(model._engine.scheduler, Batcher):  # the other kind has nothing to hold
-        model._engine.scheduler.check_integrity()
+        check_integrity(model._engine.scheduler)
 
 
 @pytest.mark.stress

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.batching import batching_config, request
+from support.integrity import check_integrity
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
@@ -51,7 +52,7 @@ class Model:
         for _ in range(number):
             batch, _ = self.batcher.try_take(self.worker)
             assert batch is not None
-            self.batcher.check_integrity()
+            check_integrity(self.batcher)
             self.clock.advance_us(10_000)
             self.batcher.inflight -= 1
 

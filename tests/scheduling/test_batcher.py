@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.batching import batching_config, request
+from support.integrity import check_integrity
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
@@ -43,12 +44,12 @@ class Scene:
     def take(self, worker: WaitingThread) -> int:
         """Requests in the batch that the worker gets."""
         batch, _ = self.batcher.try_take(worker)
-        self.batcher.check_integrity()
+        check_integrity(self.batcher)
         return len(batch.requests) if batch is not None else 0
 
     @property
     def woken(self) -> list[bool]:
-        self.batcher.check_integrity()
+        check_integrity(self.batcher)
         return [worker.is_woken for worker in self.workers]
 
 

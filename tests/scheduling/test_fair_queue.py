@@ -4,6 +4,7 @@ import random
 from collections import Counter
 
 import pytest
+from support.integrity import check_integrity
 
 from modelserver.core.request import InFlightRequest
 from modelserver.scheduling.fair_queue import FairQueue
@@ -21,7 +22,7 @@ def drain(queue: FairQueue, number: int) -> list[str]:
         first = queue.first()
         assert first is not None
         queue.remove(first)
-        queue.check_integrity()
+        check_integrity(queue)
         served.append(first.request.caller)
     return served
 
@@ -117,5 +118,5 @@ def test_random_lives_keep_the_books() -> None:
             name = chance.choice("abcd")
             alive.append(entry(name, share=ord(name) - 96, rows=chance.randint(1, 4), key=chance.choice([None, 1, 2])))
             queue.add(alive[-1])
-        queue.check_integrity()
+        check_integrity(queue)
     assert set(queue) == set(alive)

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from support.batching import request
+from support.integrity import check_integrity
 
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
 
@@ -19,7 +20,7 @@ def filled(*entries: QueueEntry, **fields: Any) -> RequestQueue:
     queue = RequestQueue(**{"max_rows": 8, "ripe_rows": 4, **fields})
     for each in entries:
         queue.add(each)
-    queue.check_integrity()
+    check_integrity(queue)
     return queue
 
 
@@ -27,7 +28,7 @@ def test_order_is_level_then_delay_then_arrival() -> None:
     entries = [entry(level=level) for level in (2, 1, 2, 1)]
     queue = filled(*entries)
     queue.delay(entries[1])
-    queue.check_integrity()
+    check_integrity(queue)
     assert list(queue) == [entries[3], entries[1], entries[0], entries[2]]
     assert queue.first() is entries[3]
     assert (queue.level_len(1), queue.level_len(2), queue.level_len(3)) == (2, 2, 0)
@@ -86,12 +87,12 @@ def test_all_can_leave_at_once_and_others_come_after_them() -> None:
     entries = [entry(2, level, key) for level in (2, 1) for key in ("a", "b", None)]
     queue = filled(*entries)
     queue.remove_all(list(queue))
-    queue.check_integrity()
+    check_integrity(queue)
     assert (len(queue), queue.rows, queue.heads()) == (0, 0, [])
     assert not any(each.is_queued for each in entries)
     late = entry(level=3, key="a")
     queue.add(late)
-    queue.check_integrity()
+    check_integrity(queue)
     assert queue.heads() == [late]
 
 
@@ -99,7 +100,7 @@ def test_integrity_check_notices_a_lost_entry() -> None:
     queue = filled(entry(key="a"), entry(key="a"))
     queue._all.num_entries -= 1
     with pytest.raises(AssertionError, match="number of entries"):
-        queue.check_integrity()
+        check_integrity(queue)
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -146,7 +147,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        self.queue.check_integrity()
+        check_integrity(self.queue)
         assert list(self.queue) == sorted(self.model, key=lambda each: each.rank)
         assert self.queue.rows == sum(each.rows for each in self.model)
         assert len(self.queue) == len(self.model)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.batching import batching_config, request
+from support.integrity import check_integrity
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
@@ -41,7 +42,7 @@ class Scene:
 
     def take(self, worker: WaitingThread) -> tuple[list[InFlightRequest], int | None]:
         batch, wait_until_ns = self.batcher.try_take(worker)
-        self.batcher.check_integrity()
+        check_integrity(self.batcher)
         return (list(batch.requests) if batch is not None else []), wait_until_ns
 
     def take_woken(self) -> tuple[list[InFlightRequest], int | None]:
@@ -51,7 +52,7 @@ class Scene:
 
     def reconfigure(self, **fields: Any) -> None:
         self.batcher.reconfigure(config_of(**fields))
-        self.batcher.check_integrity()
+        check_integrity(self.batcher)
 
 
 def test_a_shorter_delay_is_watched_at_once() -> None:

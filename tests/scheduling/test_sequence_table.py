@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.batching import batching_config, request
+from support.integrity import check_integrity
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import (
@@ -162,7 +163,7 @@ class SequenceLives(RuleBasedStateMachine):
     @invariant()
     def agree(self) -> None:
         if hasattr(self, "batcher"):
-            self.batcher.check_integrity()
+            check_integrity(self.batcher)
             assert self.batcher.inflight == len(self.open), "the number of requests in flight is wrong"
 
     def teardown(self) -> None:

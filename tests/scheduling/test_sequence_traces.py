@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.batching import batching_config, request
+from support.integrity import check_integrity
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import (
@@ -52,7 +53,7 @@ class Trace:
         options = dict(word.split("=") for word in words if "=" in word)
         self.lines = []
         getattr(self, verb)(*names, **options)
-        self.batcher.check_integrity()
+        check_integrity(self.batcher)
         return "\n".join(self.lines) or "ok"
 
     def config(self, strategy: str, **options: str) -> None:

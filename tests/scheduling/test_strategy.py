@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.batching import batching_config, request
+from support.integrity import check_integrity
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching
@@ -65,7 +66,7 @@ class Batching:
 
     def take(self) -> str | int | None:
         batch, wait_until_ns = self.batcher.try_take(self.worker)
-        self.batcher.check_integrity()
+        check_integrity(self.batcher)
         return " ".join(sent.id for sent in batch.requests) if batch is not None else wait_until_ns
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.batching import batching_config, request
+from support.integrity import check_integrity
 from support.manual_loop import ManualLoop
 
 from modelserver.config.schema import ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
@@ -37,7 +38,7 @@ class Trace:
         self.lines = []
         getattr(self, verb)(*names, **options)
         if verb != "config":
-            self.batcher.check_integrity()
+            check_integrity(self.batcher)
         return "\n".join(self.lines) or "ok"
 
     def config(self, **options: str) -> None:

@@ -8,6 +8,7 @@ from modelserver_backends.llm.engine import Engine, GenerationRequest, SequenceO
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.sampling_params import SamplingParams
 from support.fake_runner import Collected, FakeRunner, collect
+from support.llm_integrity import check_integrity
 
 PROMPT = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
 
@@ -34,7 +35,7 @@ def run(engine: Engine, *requests: GenerationRequest) -> dict[tuple[GenerationRe
     outputs: list[SequenceOutput] = []
     while engine.has_work:
         outputs += engine.step()
-        engine.check_integrity()
+        check_integrity(engine)
     assert engine.statistics.kv_cache_usage == 0
     return collect(outputs)
 

@@ -138,15 +138,6 @@ class Arena:
         """Give back all memory above the live leases. Called when there is no traffic."""
         self._discard_above(max(self._leases.values(), default=0))
 
-    def check_integrity(self) -> None:
-        """Leases and gaps cover the buffer exactly once; for tests."""
-        pieces = sorted([*self._leases.items(), *self._gaps])
-        position = 0
-        for start, end in pieces:
-            assert start == position, f"hole or overlap at {position}: {pieces}"
-            position = end
-        assert position == self.buffer.nbytes, f"pieces end at {position}, the buffer at {self.buffer.nbytes}"
-
     def _take_gap(self, nbytes: int) -> int:
         for index, (start, end) in enumerate(self._gaps):
             if end - start > nbytes:

@@ -7,6 +7,7 @@ from modelserver_backends.llm.engine import GenerationRequest
 from modelserver_backends.llm.sequence import FinishReason
 from support.fake_engine import engine, request, run_one
 from support.fake_runner import FakeRunner
+from support.llm_integrity import check_integrity
 
 from modelserver.backend import InvalidArgumentError
 
@@ -34,7 +35,7 @@ def test_what_can_never_work_is_refused(wrong: GenerationRequest, message: str) 
         strict.add(wrong)
     assert message in raised.value.message
     assert not strict.has_work
-    strict.check_integrity()
+    check_integrity(strict)
 
 
 def test_the_whole_pool_may_be_used() -> None:

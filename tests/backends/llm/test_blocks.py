@@ -6,6 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from modelserver_backends.llm.blocks import BlockPool
+from support.llm_integrity import check_integrity
 
 
 class PoolLife(RuleBasedStateMachine):
@@ -67,7 +68,7 @@ class PoolLife(RuleBasedStateMachine):
     def agrees(self) -> None:
         if not hasattr(self, "pool"):
             return
-        self.pool.check_integrity(self.tables)
+        check_integrity(self.pool, self.tables)
         assert self.pool.free_order() == self.order
         assert self.pool.num_free == len(self.order)
         assert self.pool.usage == 1 - len(self.order) / self.pool.num_usable
@@ -79,9 +80,9 @@ TestPoolLife = PoolLife.TestCase
 def test_a_leak_is_noticed() -> None:
     pool = BlockPool(4)
     table = pool.allocate(2)
-    pool.check_integrity([table])
+    check_integrity(pool, [table])
     with pytest.raises(AssertionError, match="do not agree with the tables"):
-        pool.check_integrity([table[:1]])
+        check_integrity(pool, [table[:1]])
 
 
 def test_a_block_that_is_given_back_twice_is_noticed() -> None:

@@ -8,6 +8,7 @@ from modelserver_backends.llm.plan import Chunk, SampledToken, StepPlan, StepRes
 from modelserver_backends.llm.sequence import FinishReason, Sequence
 from support.fake_engine import PROMPT, engine, request, run, run_one
 from support.fake_runner import EOS, FakeRunner, expected_tokens
+from support.llm_integrity import check_integrity
 
 
 def test_nothing_to_do() -> None:
@@ -50,7 +51,7 @@ def test_a_step_may_give_several_tokens_of_a_sequence() -> None:
     assert sequence.token_ids == [*before, 7, 8]
     # The last token and the first draft are computed; the other drafts were refused.
     assert (sequence.num_computed_tokens, sequence.num_placeholders) == (len(before) + 1, 0)
-    ahead.check_integrity()
+    check_integrity(ahead)
 
 
 def test_what_follows_the_end_in_a_step_is_dropped() -> None:
@@ -129,7 +130,7 @@ def test_abort_frees_at_once_and_says_nothing_more(is_asynchronous: bool) -> Non
         busy.step()
     usage = busy.statistics.kv_cache_usage
     busy.abort(gone)
-    busy.check_integrity()
+    check_integrity(busy)
     assert busy.statistics.kv_cache_usage < usage
     outputs = []
     while busy.has_work:
@@ -148,7 +149,7 @@ def test_abort_of_what_waits_has_ended_or_never_came() -> None:
     busy.step()
     for each in (waits, first, request()):
         busy.abort(each)
-    busy.check_integrity()
+    check_integrity(busy)
     assert not busy.has_work
     assert busy.statistics.num_waiting == 0
 
@@ -163,7 +164,7 @@ def test_after_an_error_of_the_runner_reset_begins_anew() -> None:
     with pytest.raises(RuntimeError, match="out of order"):
         failing.step()
     failing.reset()
-    failing.check_integrity()
+    check_integrity(failing)
     assert not failing.has_work
     runner.error = None
     # What the failed step would have computed is not taken for known.

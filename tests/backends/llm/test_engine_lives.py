@@ -10,6 +10,7 @@ from modelserver_backends.llm.blocks import held_blocks
 from modelserver_backends.llm.engine import GenerationRequest, SequenceOutput
 from support.fake_engine import engine, request
 from support.fake_runner import FakeRunner, collect, expected_tokens
+from support.llm_integrity import check_integrity
 
 EXAMPLES = int(os.environ.get("MODELSERVER_PROPERTY_EXAMPLES", "80"))
 
@@ -100,11 +101,11 @@ def test_random_lives_end_with_every_block_back_and_every_text_as_if_alone(data:
         st.lists(st.sampled_from(["add", "add", "step", "step", "step", "abort"]), max_size=25), "deeds"
     ):
         getattr(life, deed)()
-        life.engine.check_integrity()
+        check_integrity(life.engine)
     num_left = 2000
     while life.engine.has_work:
         life.step()
-        life.engine.check_integrity()
+        check_integrity(life.engine)
         num_left -= 1
         assert num_left, "it does not come to an end"
     assert life.engine.statistics.kv_cache_usage == 0

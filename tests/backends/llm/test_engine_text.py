@@ -12,6 +12,7 @@ from modelserver_backends.llm.sequence import FinishReason
 from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.checkpoints import tokenizer_of
 from support.fake_runner import EOS, Collected, ScriptedRunner, collect
+from support.llm_integrity import check_integrity
 from support.tiny_checkpoints import VOCAB_SIZE, write_tokenizer
 
 TEXT = "the model of a server waits äöü € for hello world"
@@ -42,7 +43,7 @@ def answer(
     outputs = []
     while engine.has_work:
         outputs += engine.step()
-    engine.check_integrity()
+    check_integrity(engine)
     assert engine.statistics.kv_cache_usage == 0
     return collect(outputs)[request, 0]
 

@@ -17,6 +17,7 @@ from modelserver_backends.llm.sequence import FinishReason
 from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.checkpoints import tokenizer_of
 from support.fake_runner import EOS, ScriptedRunner
+from support.llm_integrity import check_integrity
 from support.tiny_checkpoints import VOCAB_SIZE, write_tokenizer
 from support.waiting import until_true
 
@@ -56,7 +57,7 @@ def engine(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     script = tokenizer.encode("yes", add_special_tokens=False)
     engine = Engine(options=EngineOptions(), runner=ScriptedRunner(script, vocab_size=VOCAB_SIZE), tokenizer=tokenizer)
     yield engine
-    engine.check_integrity()
+    check_integrity(engine)
     assert engine.statistics.kv_cache_usage == 0
     engine.close()
 

@@ -14,6 +14,7 @@ from modelserver_backends.llm.backend import LlmBackend
 from modelserver_backends.llm.instance import LlmInstance
 from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.contexts import context_of, loaded, request_of
+from support.llm_integrity import check_integrity
 from support.llm_models import arrays, write_llm
 from support.recorder import Recorder
 
@@ -57,7 +58,7 @@ def add(instance: LlmInstance, **inputs: Any) -> tuple[InferRequest, Recorder]:
 def finish(instance: LlmInstance) -> None:
     while instance.has_work:
         instance.step()
-    instance.engine.check_integrity()
+    check_integrity(instance.engine)
     assert instance.engine.statistics.kv_cache_usage == 0
 
 

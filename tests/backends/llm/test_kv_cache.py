@@ -7,6 +7,7 @@ from modelserver_backends.llm.blocks import BlockPool
 from modelserver_backends.llm.kv_cache import KvManager
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.sequence import Sequence
+from support.llm_integrity import check_integrity
 
 
 def manager(num_blocks: int = 8) -> KvManager:
@@ -65,7 +66,7 @@ def test_a_window_asks_for_what_is_held_at_once() -> None:
     for start in range(0, 100, 8):
         assert kv.extend(long, min(start + 8, 100))
         long.num_computed_tokens = min(start + 8, 100)
-        kv.check_integrity([long])
+        check_integrity(kv, [long])
         assert kv.pool.num_free >= 4
     whole = KvManager(BlockPool(9), 4, window=6)
     assert whole.most_tokens(33) == 32
@@ -80,16 +81,16 @@ def test_where_layers_keep_states_nothing_is_shared() -> None:
     first.num_computed_tokens = 12
     assert kv.find_prefix(second) == []
     assert (kv.num_query_tokens, kv.num_hit_tokens) == (0, 0)
-    kv.check_integrity([first])
+    check_integrity(kv, [first])
 
 
 def test_blocks_of_a_sequence_that_nobody_knows_are_missed() -> None:
     kv = manager()
     lost = sequence(list(range(5)))
     assert kv.admit(lost, [])
-    kv.check_integrity([lost])
+    check_integrity(kv, [lost])
     with pytest.raises(AssertionError, match="do not agree with the tables"):
-        kv.check_integrity([])
+        check_integrity(kv, [])
 
 
 def test_more_computed_than_there_is_room_for_is_noticed() -> None:
@@ -98,4 +99,4 @@ def test_more_computed_than_there_is_room_for_is_noticed() -> None:
     assert kv.admit(wrong, [])
     wrong.num_computed_tokens = 9
     with pytest.raises(AssertionError, match="has computed more than it holds"):
-        kv.check_integrity([wrong])
+        check_integrity(kv, [wrong])

@@ -18,6 +18,7 @@ from modelserver_backends.llm.engine import Engine, GenerationRequest
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.sequence import FinishReason
 from support.fake_runner import FakeRunner, expected_tokens
+from support.llm_integrity import check_integrity
 from support.waiting import until_true
 
 from modelserver.backend import InternalError, InvalidArgumentError, UnavailableError
@@ -38,7 +39,7 @@ def expected(prompt: list[int], num_tokens: int = 6) -> list[int]:
 def llm() -> Iterator[LLM]:
     with LLM.over(fake_engine()) as llm:
         yield llm
-        llm.engine.check_integrity()
+        check_integrity(llm.engine)
         assert not llm.engine.has_work
 
 

@@ -11,6 +11,7 @@ from modelserver_backends.llm.plan import SampledToken, StepPlan
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.scheduler import Scheduler
 from modelserver_backends.llm.sequence import Sequence
+from support.llm_integrity import check_integrity
 
 TRACES = sorted((Path(__file__).parent / "scheduler_traces").glob("*.txt"))
 
@@ -27,7 +28,7 @@ class Trace:
         names = [word for word in words if "=" not in word]
         options = dict(word.split("=") for word in words if "=" in word)
         lines = getattr(self, verb)(*names, **options) or []
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         return "\n".join(lines) or "ok"
 
     def config(self, blocks: str, size: str = "4", policy: str = "fcfs", **options: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from modelserver_backends.llm import LLM, AsyncLLM, RequestOutput, SamplingParams
+from support.llm_integrity import check_integrity
 
 NUM_CLIENTS = 96
 OPTIONS: dict[str, Any] = {
@@ -96,7 +97,7 @@ async def test_no_block_is_lost_and_every_text_is_as_if_alone(
         # One that is asked when all have gone finds the engine as it was.
         again = [output async for output in llm.generate(asked[0][0], replace(asked[0][1], n=1))]
     engine = llm.engine
-    engine.check_integrity()
+    check_integrity(engine)
     assert engine.statistics.kv_cache_usage == 0
     assert facts(again[-1]) == alone[0][:1]
     assert engine.statistics.num_preemptions > 0

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.sequence import Sequence, SequenceStatus
 from modelserver_backends.llm.waiting_queue import WaitingQueue
+from support.llm_integrity import check_integrity
 
 PARAMS = SamplingParams()
 
@@ -36,7 +37,7 @@ def test_the_first_is_the_least_of_those_that_wait(deeds: list[tuple[str, int]])
             queue.discard()
         assert len(queue) == len(waiting)
         assert queue.first() is (min(waiting, key=key) if waiting else None)
-        assert set(queue.check_integrity()) == set(waiting)
+        assert set(check_integrity(queue)) == set(waiting)
 
 
 def test_those_that_left_are_not_kept() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support.integrity import check_integrity
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor
@@ -74,7 +75,7 @@ def test_a_lease_returns_only_when_the_last_view_died(pair: tuple[Channel, Chann
     far.send(Told())
     near.receive()
     assert near.arena.num_leases == 0
-    near.arena.check_integrity()
+    check_integrity(near.arena)
 
 
 def test_steady_traffic_uses_one_place(pair: tuple[Channel, Channel]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.echo import EchoModel
 from support.fronts import Hop, hop, until
+from support.integrity import check_integrity
 
 from modelserver.core.datatype import Datatype
 from modelserver.core.element_arrays import SLICE_ELEMENTS
@@ -361,7 +362,7 @@ async def test_large_tensors_leave_their_memory_when_they_are_dead() -> None:
 
         await until(is_told)
         for arena in arenas:
-            arena.check_integrity()
+            check_integrity(arena)
 
 
 @settings(max_examples=60)

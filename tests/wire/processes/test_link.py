@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.fronts import until
+from support.integrity import check_integrity
 from support.loops import on_both_loops
 
 from modelserver.execution.process.shared_buffer import SharedBuffer
@@ -145,7 +146,7 @@ async def test_memory_that_is_in_use_is_not_used_again() -> None:
         core.link.tidy()
         await until(lambda: front.link._arena.num_leases == 0)
         front.link.trim()
-        front.link._arena.check_integrity()
+        check_integrity(front.link._arena)
 
 
 async def test_the_peers_end_is_told_once() -> None:

@@ -19,6 +19,7 @@ from modelserver_backends.llm.models.recurrent_states import (
 from modelserver_backends.llm.models.state_cache import GroupCache
 from modelserver_backends.llm.options import EngineOptions
 from support.generations import generate, loaded_engine, random_prompts
+from support.llm_integrity import check_integrity
 from support.tiny_checkpoints import reference_tokens
 
 from modelserver.backend import UnavailableError
@@ -87,7 +88,7 @@ def test_choices_are_those_of_requests_of_their_own(family: str, checkpoint: Cal
     with LLM(checkpoint(family), **options) as llm:
         both = llm.generate([prompt], SamplingParams(**params, n=2, seed=5))[0].outputs
         alone = [llm.generate([prompt], SamplingParams(**params, seed=5 + choice))[0].outputs[0] for choice in (0, 1)]
-        llm.engine.check_integrity()
+        check_integrity(llm.engine)
     assert [choice.token_ids for choice in both] == [choice.token_ids for choice in alone]
 
 
