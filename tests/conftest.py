@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -20,12 +21,36 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("suite")
 
+FEWEST_EXAMPLES = 30
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
+# Parameters that only run a test once more elsewhere, and the values of which a quick run takes one for each test.
+REPEATS = {
+    "layout": ("native-one-port", "grpcio"),  # all tests run on the layout `native` as well
+    "any_layout": ("native", "native-processes"),
+    "ports": ("native", "native-processes", "grpcio"),
+    "loop_name": ("asyncio", "uvloop"),
+    "wire": ("asyncio", "uvloop"),
+}
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that need programs of others are for machines that have them: elsewhere they are not there."""
+    """Repetitions are slow. Tests that need programs of others are not there on machines that lack them."""
     from support.tools import find_tool
+
+    is_quick = config.option.markexpr == "not slow"
+    for item in items:
+        if is_quick and isinstance(item, pytest.Function) and hypothesis.is_hypothesis_test(item.obj):
+            _take_fewer_examples(getattr(item.obj, "__func__", item.obj))
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            chosen = zlib.crc32(f"{item.path.name}::{item.originalname}".encode())
+            for name, values in REPEATS.items():
+                value = item.callspec.params.get(name)
+                if value in values and value != values[chosen % len(values)]:
+                    item.add_marker(pytest.mark.slow)
 
     there, absent = [], []
     for item in items:
@@ -34,6 +59,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if absent:
         config.hook.pytest_deselected(items=absent)
         items[:] = there
+
+
+def _take_fewer_examples(test: Any) -> None:
+    """A third of what the nightly run tries. Called for each set of a test's parameters, and counts once."""
+    given = getattr(test, "_hypothesis_internal_use_settings", None)  # there is no public way to read what was given
+    if given is not None and not hasattr(test, "has_fewer_examples") and given.max_examples > FEWEST_EXAMPLES:
+        fewer = max(FEWEST_EXAMPLES, given.max_examples // 3)
+        test._hypothesis_internal_use_settings = hypothesis.settings(given, max_examples=fewer)
+    test.has_fewer_examples = True
 
 
 # What takes longest in `make test`, the longest first.

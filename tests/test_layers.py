@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,9 +61,14 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
+@cache
+def _tree(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text())
+
+
 def imports_of(name: str, *, only_top_level: bool = False) -> set[str]:
     """The modules of ours that module `name` imports when it runs; those for annotations alone do not count."""
-    tree = ast.parse(MODULES[name].read_text())
+    tree = _tree(name)
     found: set[str] = set()
     for node in _statements(tree, only_top_level=only_top_level):
         if isinstance(node, ast.Import):

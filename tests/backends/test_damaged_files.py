@@ -25,7 +25,7 @@ FILES = {
     "exported": "digits_export/1/model.pt2",
 }
 # Enough of each to see the kinds of damage below a few times.
-NUM_QUICK = 34
+NUM_QUICK = 17
 NUM_NIGHTLY = 1000
 _MOST_BYTES = 200
 # A message that is longer shows pages of a library's own.

@@ -37,14 +37,18 @@ SOURCES = [path for top in ("modelserver", "backends") for path in sorted((ROOT 
 
 def _named(path: Path) -> set[str]:
     """The extras that the strings of a file name as they stand."""
-    strings = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+    text = path.read_text()
+    if "modelserver[" not in text:
+        return set()
+    strings = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
     return {name for text in strings if isinstance(text, str) for name in re.findall(r"modelserver\[([\w,-]+)\]", text)}
 
 
 def _required() -> Iterator[tuple[str, str, str]]:
     """File, distribution and extra of each call of the toolkit's `require`."""
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "require(" in text else ():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require":
                 (module,) = [ast.literal_eval(argument) for argument in node.args]
                 (extra,) = [ast.literal_eval(each.value) for each in node.keywords if each.arg == "extra"]

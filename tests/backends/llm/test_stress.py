@@ -75,7 +75,10 @@ def facts(output: RequestOutput) -> list[tuple[Any, ...]]:
 
 @pytest.mark.stress
 @pytest.mark.parametrize("is_asynchronous", [False, True], ids=["synchronous", "asynchronous"])
-@pytest.mark.parametrize(("seed", "family"), [(0, "llama"), (1, "llama"), (2, "qwen3_next")])
+@pytest.mark.parametrize(
+    ("seed", "family"),
+    [(0, "llama"), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, "llama"), (2, "qwen3_next")))],
+)
 async def test_no_block_is_lost_and_every_text_is_as_if_alone(
     seed: int, family: str, is_asynchronous: bool, checkpoint: Callable[[str], Path]
 ) -> None:

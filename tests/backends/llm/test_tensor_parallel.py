@@ -19,7 +19,7 @@ PROMPTS = random_prompts(4)
 
 @pytest.mark.parametrize(
     "family",
-    ["llama_tied_biased", "qwen2_moe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("phi3", "gpt2"))],
+    ["llama_tied_biased", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_moe", "phi3", "gpt2"))],
 )
 def test_two_ranks_generate_what_transformers_does(family: str, checkpoint: Callable[[str], Path]) -> None:
     directory = checkpoint(family)
@@ -32,6 +32,7 @@ def test_two_ranks_generate_what_transformers_does(family: str, checkpoint: Call
     np.testing.assert_allclose(shared, alone, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_size_that_does_not_divide_is_refused(checkpoint: Callable[[str], Path]) -> None:
     with (
         pytest.raises(InvalidArgumentError, match="tensor_parallel_size 3 does not divide"),
@@ -40,6 +41,7 @@ def test_a_size_that_does_not_divide_is_refused(checkpoint: Callable[[str], Path
         pass
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_be_split_says_so(checkpoint: Callable[[str], Path]) -> None:
     with pytest.raises(UnsupportedError, match="olmo2"), loaded_engine(checkpoint("olmo2"), tensor_parallel_size=2):
         pass
@@ -49,7 +51,11 @@ def test_a_network_that_cannot_be_split_says_so(checkpoint: Callable[[str], Path
     ("last_words", "statement"),
     [
         ("no room for this rank", "sys.exit('no room for this rank')"),
-        ("a share that cannot be read", "module.load_network = lambda *_: sys.exit('a share that cannot be read')"),
+        pytest.param(
+            "a share that cannot be read",
+            "module.load_network = lambda *_: sys.exit('a share that cannot be read')",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["before it joins", "while it loads"],
 )

@@ -114,7 +114,7 @@ def test_a_target_that_nobody_meets_and_limits(client: ServerClient) -> None:
     assert tune(options(client, time_limit_s=1e-9), Silent()).trials == []
 
 
-@pytest.mark.parametrize("is_grpc", [False, True])
+@pytest.mark.parametrize("is_grpc", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_overrides_and_unloaded_models_come_back_too(
     client: ServerClient, server: RunningServer, is_grpc: bool
 ) -> None:
@@ -135,7 +135,7 @@ def test_overrides_and_unloaded_models_come_back_too(
     assert row.get("state") != "READY"
 
 
-@pytest.mark.parametrize("is_grpc", [False, True])
+@pytest.mark.parametrize("is_grpc", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_answers_before_and_after_are_compared(
     client: ServerClient, server: RunningServer, model_repository: Path, tmp_path: Path, is_grpc: bool
 ) -> None:

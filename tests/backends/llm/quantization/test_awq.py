@@ -81,6 +81,7 @@ def test_every_layout_is_its_float_twin(version: str, group_size: int, has_zeros
     assert_is_its_twin(packed, twin)
 
 
+@pytest.mark.slow
 def test_each_rank_has_its_share(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", "llama", values=VALUES)
     packed, twin = write_quantized(source, tmp_path, packer("gemm", 32), config())

@@ -82,6 +82,7 @@ def test_blocks_of_modelopt_are_their_float_twin(tmp_path: Path) -> None:
     assert_is_its_twin(packed, twin)
 
 
+@pytest.mark.slow
 def test_each_rank_has_its_share(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", "llama", values=VALUES)
     packed, twin = write_quantized(source, tmp_path, packer("weight_scale_inv", "block"), BLOCKS)

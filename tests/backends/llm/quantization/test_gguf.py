@@ -191,6 +191,7 @@ def test_a_tied_head_is_the_embeddings_own_matrix(name: str) -> None:
     assert torch.equal(embedding.head()(rows, None), rows @ values.T)
 
 
+@pytest.mark.slow
 def test_ranks_share_blocks(tmp_path: Path) -> None:
     twins = Twins(tmp_path, "llama", ["Q8_0", "Q4_K", "Q4_0"])
     prompts = random_prompts(2, longest=30)

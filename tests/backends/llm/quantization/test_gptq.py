@@ -180,7 +180,10 @@ def test_a_wrong_tensor_is_named_before_weights_are_read(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize(
     ("group_size", "is_ordered", "message"),
-    [(64, False, "are not whole groups of 64"), (32, True, "that are sorted by group cannot be split")],
+    [
+        pytest.param(64, False, "are not whole groups of 64", marks=pytest.mark.slow),
+        (32, True, "that are sorted by group cannot be split"),
+    ],
 )
 def test_a_group_that_would_lie_on_two_ranks_is_refused(
     group_size: int, is_ordered: bool, message: str, tmp_path: Path

@@ -138,6 +138,8 @@ def test_fused_layers_and_biases_are_their_float_twin(form: str, tmp_path: Path)
     assert_is_its_twin(*written(form, tmp_path, "llama_tied_biased"))
 
 
+# One of them in each run is that of tests/backends/llm/quantization/test_gptq.py.
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["bitsandbytes nf4", "bitsandbytes int8", "torchao groups"])
 def test_each_rank_has_its_share(form: str, tmp_path: Path) -> None:
     packed, twin = written(form, tmp_path)
