@@ -18,11 +18,21 @@ from modelserver.backend import (
     ModelConfig,
     Placement,
     UnavailableError,
+    sampling_of,
     visible_gpus,
 )
 
 from .checkpoint import open_checkpoint
-from .checkpoint_place import CONFIG_JSON, GGUF_FILES, MODEL_JSON, find_checkpoint, longest_of
+from .checkpoint_place import (
+    CONFIG_JSON,
+    FILL_IN_MIDDLE,
+    GGUF_FILES,
+    MODEL_JSON,
+    MODELFILE,
+    CheckpointPlace,
+    find_checkpoint,
+    longest_of,
+)
 from .contract import complete_config
 
 if TYPE_CHECKING:
@@ -35,7 +45,7 @@ _LIBRARIES = frozenset({"torch", "tokenizers", "safetensors", "jinja2"})
 class LlmBackend(Backend):
     """One version of a language model or an encoder. Each instance has weights of its own, and a KV cache."""
 
-    model_filenames = (MODEL_JSON, CONFIG_JSON, GGUF_FILES)
+    model_filenames = (MODEL_JSON, CONFIG_JSON, GGUF_FILES, MODELFILE)
     extra = "llm"
     option_names = frozenset[str]()
     supports_gpu = True
@@ -44,8 +54,11 @@ class LlmBackend(Backend):
     @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:
         place = find_checkpoint(context)
+        config = context.config
+        if traits := _traits(place):
+            config = replace(config, parameters={**traits, **config.parameters})
         return complete_config(
-            context.config,
+            config,
             max_model_len=place.options.max_model_len or longest_of(place.checkpoint),
             is_encoder=place.is_encoder,
         )
@@ -102,4 +115,23 @@ class LlmBackend(Backend):
                 return EncoderInstance.from_checkpoint(checkpoint, options)
             engine = Engine.from_checkpoint(checkpoint, options)
         assert engine.tokenizer is not None, "an engine that was read from a checkpoint has a tokenizer"
-        return LlmInstance(engine, engine.tokenizer)
+        modelfile = self._place.modelfile
+        if modelfile is None:
+            return LlmInstance(engine, engine.tokenizer)
+        engine.tokenizer.chat_templates = engine.tokenizer.chat_templates.with_conversation(
+            ollama=self._place.template, system=modelfile.system or "", history=modelfile.messages
+        )
+        return LlmInstance(engine, engine.tokenizer, defaults=sampling_of(modelfile.parameters))
+
+
+def _traits(place: CheckpointPlace) -> dict[str, str]:
+    """What a Modelfile's template says of its model, as parameters of a config."""
+    if place.template is None or place.is_encoder:
+        return {}
+    traits = place.template.traits
+    found = {
+        "tool_parser": traits.tool_parser,
+        "reasoning_parser": traits.reasoning_parser,
+        FILL_IN_MIDDLE: "template" if traits.has_suffix else "",
+    }
+    return {name: value for name, value in found.items() if value}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -84,8 +85,10 @@ class Call:
         return max_model_len if self.truncation == -1 else self.truncation
 
 
-def read_call(request: InferRequest, *, usual: Operation = Operation.GENERATE) -> Call:
-    """`usual` is the default for requests that do not set it.
+def read_call(
+    request: InferRequest, *, usual: Operation = Operation.GENERATE, defaults: Mapping[str, Any] = MappingProxyType({})
+) -> Call:
+    """`usual` is the operation of requests that name none, `defaults` sampling parameters that they do not set.
 
     Raises InvalidArgumentError, which names the input or parameter, for what is wrong whatever the model.
     """
@@ -106,7 +109,7 @@ def read_call(request: InferRequest, *, usual: Operation = Operation.GENERATE) -
             raise InvalidArgumentError(f"input 'stream' cannot be true with the operation '{operation.value}'")
         params, priority, cache_salt, has_logprobs = SamplingParams(), 0, "", False
     else:
-        params, priority, cache_salt, has_logprobs = _sampling(request, wants)
+        params, priority, cache_salt, has_logprobs = _sampling(request, wants, defaults)
     truncation = _number(request, "truncate_prompt_tokens")
     if truncation is not None and operation is not Operation.EMBED:
         raise InvalidArgumentError(
@@ -202,12 +205,15 @@ def _chat_flag(document: Mapping[str, Any], key: str, *, default: bool) -> bool:
     return value
 
 
-def _sampling(request: InferRequest, wants: set[str]) -> tuple[SamplingParams, int, str, bool]:
+def _sampling(
+    request: InferRequest, wants: set[str], defaults: Mapping[str, Any]
+) -> tuple[SamplingParams, int, str, bool]:
     """Sampling parameters, priority, cache salt, and whether the parameters ask for log-probabilities, which are
     computed only where an output wants them."""
     values = {name: value for name, value in request.parameters.items() if _is_parameter(name)}
     if "sampling_parameters" in request.inputs:
         values |= _object(request, "sampling_parameters")
+    values = _with_defaults(values, defaults)
     if values.pop("lora_name", None) is not None:
         raise UnsupportedError("LoRA feature is not enabled. Remove the parameter 'lora_name'.")
     priority = integer("priority", values.pop("priority", request.priority))
@@ -223,6 +229,12 @@ def _sampling(request: InferRequest, wants: set[str]) -> tuple[SamplingParams, i
     if (logprobs, prompt_logprobs) != (params.logprobs, params.prompt_logprobs):
         params = replace(params, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     return params, priority, cache_salt, has_logprobs
+
+
+def _with_defaults(values: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """null is as good as absent here: it asks for no bound of the length of its own."""
+    missing = {name: value for name, value in defaults.items() if values.get(name) is None}
+    return {**values, **missing} if missing else values
 
 
 def _is_parameter(name: str) -> bool:

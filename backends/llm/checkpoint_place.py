@@ -1,4 +1,4 @@
-"""Where a model's checkpoint lies, and its engine options: version directory, model.json, config.pbtxt."""
+"""Where a model's checkpoint lies, and its engine options: version directory, model.json or Modelfile, config.pbtxt."""
 
 from __future__ import annotations
 
@@ -13,16 +13,24 @@ from modelserver.backend import (
     BackendContext,
     ConfigError,
     InvalidArgumentError,
+    Modelfile,
     NotFoundError,
+    UnsupportedError,
+    is_modelfile,
     parse_json,
+    read_modelfile,
 )
 
 from .checkpoint import Checkpoint, find_gguf, is_gguf, open_checkpoint
 from .embedding.layout import read_layout
 from .embedding.recognition import check_purpose, is_encoder, usual_len
 from .options import EngineOptions
+from .text.ollama_template import OllamaTemplate
 
 MODEL_JSON = "model.json"
+MODELFILE = "Modelfile"
+# The parameter that says how a model fills in the middle of a text: "template" is by its Modelfile's template.
+FILL_IN_MIDDLE = "fill_in_middle"
 CONFIG_JSON = "config.json"
 GGUF_FILES = "*.gguf"
 _HUB_NAME = re.compile(r"([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
@@ -31,6 +39,7 @@ _OTHER_PARAMETERS = frozenset(
     {
         "tool_parser",
         "reasoning_parser",
+        FILL_IN_MIDDLE,
         "inline_execution",
         "instance_in_process",
         "auto_warmup",
@@ -49,11 +58,13 @@ _OTHER_PARAMETERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlace:
-    """`options` come from model.json, and config.pbtxt over it."""
+    """`options` come from model.json or the Modelfile, and config.pbtxt over it. `template` is the Modelfile's."""
 
     checkpoint: Checkpoint
     options: EngineOptions
     is_encoder: bool
+    modelfile: Modelfile | None = None
+    template: OllamaTemplate | None = None
 
 
 def find_checkpoint(context: BackendContext) -> CheckpointPlace:
@@ -61,11 +72,16 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
     `embedding.layout` and `embedding.recognition` say of an encoder that cannot be served."""
     version_directory = context.version_directory
     what = f"model '{context.model_name}' version {context.version}"
-    path = version_directory / (context.config.default_model_filename or MODEL_JSON)
+    path = version_directory / (context.config.default_model_filename or _description(what, version_directory))
     described: Mapping[str, Any] = {}
+    modelfile: Modelfile | None = None
     place = version_directory
     if path.is_file() and is_gguf(path):
         place = path
+    elif path.is_file() and is_modelfile(path):
+        modelfile = _read_modelfile(what, path)
+        place = _source(what, path, modelfile, context)
+        described = _engine_options(modelfile)
     elif path.is_file() and path.name != CONFIG_JSON:
         described = _read(what, path)
         place = _named_place(what, path, described)
@@ -78,9 +94,13 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
         _check_files(what, place)
         checkpoint = open_checkpoint(place)
         entries = checkpoint.config
+        longest = longest_of(checkpoint)
+        template = OllamaTemplate(modelfile.template) if modelfile is not None and modelfile.template else None
     except InvalidArgumentError as error:
         raise ConfigError(f"{what}: {error.message}") from None
-    if parameters.get("max_model_len") == str(longest_of(checkpoint)):
+    if longest is not None and modelfile is not None and int(parameters.get("max_model_len") or 0) > longest:
+        del parameters["max_model_len"]  # a Modelfile's num_ctx may be more than the model has
+    if parameters.get("max_model_len") == str(longest):
         del parameters["max_model_len"]  # completed from the checkpoint, or as good as that: it is not a demand
     try:
         options = EngineOptions.from_parameters(parameters, others=_OTHER_PARAMETERS)
@@ -90,7 +110,7 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
     if has_encoder:
         check_purpose(entries, checkpoint)
         read_layout(checkpoint, default="mean").prompt(options.default_prompt_name)
-    return CheckpointPlace(checkpoint, options, has_encoder)
+    return CheckpointPlace(checkpoint, options, has_encoder, modelfile, template)
 
 
 def longest_of(checkpoint: Checkpoint) -> int | None:
@@ -104,6 +124,57 @@ def longest_of(checkpoint: Checkpoint) -> int | None:
             if isinstance(place, dict) and isinstance(place.get(key), int):
                 return int(place[key])
     return None
+
+
+def _description(what: str, directory: Path) -> str:
+    """The file of a directory that says where its checkpoint is. ConfigError where there are two."""
+    if not (directory / MODELFILE).is_file():
+        return MODEL_JSON
+    if (directory / MODEL_JSON).is_file():
+        raise ConfigError(f"{what}: {directory} holds both {MODEL_JSON} and {MODELFILE}: keep one of them")
+    return MODELFILE
+
+
+def _read_modelfile(what: str, path: Path) -> Modelfile:
+    try:
+        modelfile = read_modelfile(path)
+    except InvalidArgumentError as error:
+        raise ConfigError(f"{what}: {error.message}") from None
+    for instruction, values in (("ADAPTER", modelfile.adapters), ("DRAFT", modelfile.drafts)):
+        if values:
+            raise UnsupportedError(
+                f"{what}: {path}: {instruction} {values[0]:.200} is not supported: remove the line, and serve weights "
+                "that need no other file"
+            )
+    if len(modelfile.sources) > 1:
+        raise UnsupportedError(
+            f"{what}: {path} has several FROM lines: pictures and other parts beside a language model are not supported"
+        )
+    return modelfile
+
+
+def _source(what: str, path: Path, modelfile: Modelfile, context: BackendContext) -> Path:
+    """The checkpoint that FROM names: below the model's directory, but for a Modelfile on the command line."""
+    name = Path(modelfile.source).expanduser()
+    is_given = path.parent == context.model_directory and not context.is_uploaded
+    place = Path(os.path.normpath(path.parent / name))
+    root = Path(os.path.normpath(context.model_directory))
+    if not place.is_relative_to(root) and not (is_given and name.is_absolute()):
+        raise ConfigError(
+            f"{what}: {path}: FROM {modelfile.source:.200} is outside {root}: name a GGUF file or a directory in it. "
+            "Only a Modelfile that is named on the command line may have an absolute path"
+        )
+    if not place.is_dir() and not (place.is_file() and is_gguf(place)):
+        raise NotFoundError(
+            f"{what}: {path}: FROM {modelfile.source:.200}: there is no directory and no .gguf file {place}"
+        )
+    return place
+
+
+def _engine_options(modelfile: Modelfile) -> dict[str, Any]:
+    """The options of the engine among a Modelfile's parameters."""
+    names = {"num_ctx": "max_model_len", "num_thread": "num_threads"}
+    return {ours: modelfile.parameters[name] for name, ours in names.items() if modelfile.parameters.get(name, 0) > 0}
 
 
 def _read(what: str, path: Path) -> dict[str, Any]:
@@ -182,6 +253,6 @@ def _check_files(what: str, place: Path) -> None:
     names = ", ".join(sorted(path.name for path in place.iterdir())[:10]) or "nothing"
     raise NotFoundError(
         f"{what}: {place} holds no {CONFIG_JSON} (there is {names}); expected a checkpoint in the layout of "
-        "Hugging Face (config.json, *.safetensors, tokenizer.json), a GGUF file, or a "
-        f"{MODEL_JSON} whose 'model' names one of these"
+        "Hugging Face (config.json, *.safetensors, tokenizer.json), a GGUF file, a "
+        f"{MODEL_JSON} whose 'model' names one of these, or a {MODELFILE}"
     )

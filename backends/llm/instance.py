@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modelserver.backend import InferRequest, InferResponse, Measurement, StepInstance
 from modelserver.backend import ResponseSender as Sender
@@ -68,8 +68,10 @@ class LlmInstance(StepInstance):
     Requests with long texts may be overtaken by all whose texts are read sooner.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, defaults: Mapping[str, Any] | None = None) -> None:
+        """`defaults` are sampling parameters of requests that do not set them."""
         self.engine = engine
+        self._defaults = defaults or {}
         self._tokenizer = tokenizer
         self._by_request: dict[InferRequest, _Generation] = {}
         self._by_asked: dict[GenerationRequest, _Generation] = {}
@@ -132,7 +134,7 @@ class LlmInstance(StepInstance):
 
     def _read(self, request: InferRequest, check_left: LengthCheck) -> ReadRequest:
         """The part that takes time in proportion to the text. For a long text it runs beside the worker's thread."""
-        call = read_call(request)
+        call = read_call(request, defaults=self._defaults)
         match call.operation:
             case Operation.GENERATE:
                 check = partial(
@@ -244,8 +246,10 @@ class LlmInstance(StepInstance):
             documents=chat.documents,
             variables=chat.variables,
         )
-        # A template writes the special tokens itself.
-        return text, call.has_special_tokens is True
+        if call.has_special_tokens is not None or self._tokenizer.chat_templates.writes_special_tokens:
+            return text, call.has_special_tokens is True
+        begin = self._tokenizer.special_tokens.get("bos_token")
+        return text, begin is None or not text.startswith(begin)
 
     def _tokenized(self, call: Call, check: LengthCheck, outputs: Collection[str] | None) -> InferResponse:
         token_ids = self._tokenizer.encode_array(*self._text(call), check_length=check)

@@ -26,6 +26,8 @@ from modelserver.backend.instances import (
 )
 from modelserver.config.completion import FileSignature, FileTensor
 from modelserver.config.hidden_tensors import model_inputs, model_outputs
+from modelserver.config.modelfile import Modelfile, is_modelfile, read_modelfile
+from modelserver.config.ollama_options import sampling_of
 from modelserver.config.schema import (
     InstanceGroupKind,
     ModelConfig,
@@ -93,6 +95,7 @@ __all__ = [
     "ModelMetrics",
     "ModelOutput",
     "ModelTransactionPolicy",
+    "Modelfile",
     "NotFoundError",
     "Placement",
     "Reservation",
@@ -109,12 +112,15 @@ __all__ = [
     "device_memory",
     "free_gpu_bytes",
     "give_back",
+    "is_modelfile",
     "load_extension",
     "model_inputs",
     "model_outputs",
     "parse_float",
     "parse_json",
     "parse_long_json",
+    "read_modelfile",
+    "sampling_of",
     "shortened",
     "visible_gpus",
 ]

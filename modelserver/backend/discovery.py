@@ -24,7 +24,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from modelserver.backend import Backend
+from modelserver.backend import Backend, is_modelfile
+from modelserver.config.modelfile import FILENAME as MODELFILE
 from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 
 # Python code that an operator or a model brings is found by name in a directory, and imported by its path. The names of
@@ -110,7 +111,7 @@ _BUNDLED = {
     "python": _Bundled(("model.py",)),
     "pytorch": _Bundled(("model.pt", "model.pt2"), "torch", "pytorch"),
     # Last, because models of others have a config.json too.
-    "llm": _Bundled(("model.json", "config.json", "*.gguf"), "torch", "llm"),
+    "llm": _Bundled(("model.json", "config.json", "*.gguf", MODELFILE), "torch", "llm"),
 }
 # Triton's names of backends whose models a bundled one serves, unless a backend of that name is installed.
 _ALIASES = {"vllm": "llm"}
@@ -203,11 +204,13 @@ def backend_for_model_file(path: Path) -> str:
 
     Raises InvalidArgumentError for a kind that none serves, with a way to serve what it holds.
     """
+    if is_modelfile(path):
+        return "llm"
     kinds = {
         Path(name).suffix: backend
         for backend, bundled in _BUNDLED.items()
         for name in bundled.filenames
-        if name not in (_DESCRIPTION, _CHECKPOINT)
+        if name not in (_DESCRIPTION, _CHECKPOINT, MODELFILE)
     }
     kind = path.suffix.lower()
     if kind in kinds:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from modelserver.backend.discovery import backend_for_model_file, backend_for_model_files
+from modelserver.config.modelfile import is_modelfile, name_of_modelfile
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.repository.cloud_cache import CloudCache
 from modelserver.repository.cloud_root import CloudRoot
@@ -134,7 +135,8 @@ def resolve_root(path: Path, model_name: str, find_backend: BackendFinder) -> Re
     """As `resolve_roots`, for one path."""
     if path.is_file():
         backend_for_model_file(path)  # raises for a file of no known kind
-        return RepositoryRoot(path.absolute().parent, _single_name(path, path.stem, model_name), path.name)
+        own_name = name_of_modelfile(path) if is_modelfile(path) else path.stem
+        return RepositoryRoot(path.absolute().parent, _single_name(path, own_name, model_name), path.name)
     if not path.is_dir():
         raise NotFoundError(f"model repository '{path}' is not a directory: there is nothing at that path")
     try:

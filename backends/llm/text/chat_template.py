@@ -89,6 +89,11 @@ class ChatTemplates:
         return tuple(self._sources)
 
     @property
+    def writes_special_tokens(self) -> bool:
+        """Whether the text has the tokens that begin and end it; templates in Go's language leave them to others."""
+        return self._ollama is None
+
+    @property
     def default(self) -> str:
         """The text of the usual template; empty if there is none."""
         return self._ollama.source if self._ollama is not None else self._sources.get("default", "")

@@ -110,6 +110,7 @@ class LanguageModel:
         self.inputs: dict[str, ModelInput] = {spec.name: spec for spec in config.input}
         self.outputs = frozenset(spec.name for spec in config.output)
         self.parameters: Mapping[str, str] = config.parameters
+        self.filename = config.default_model_filename
 
     @property
     def is_served(self) -> bool:
@@ -137,6 +138,11 @@ class LanguageModel:
     def reasoning_parser(self) -> str:
         """The name of the tags around the model's reasoning; empty for none."""
         return self.parameters.get("reasoning_parser", "")
+
+    @property
+    def fills_in_middle(self) -> bool:
+        """Whether the model's template takes what follows the text that is to be generated."""
+        return self.parameters.get("fill_in_middle") == "template"
 
     @property
     def max_model_len(self) -> int | None:

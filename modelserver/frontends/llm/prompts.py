@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modelserver.backend.discovery import bundled_module
+from modelserver.config.modelfile import FILENAME as MODELFILE
+from modelserver.config.modelfile import Modelfile, is_modelfile, read_modelfile
 from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError, NotFoundError, ServerError
 from modelserver.frontends.llm.errors import ParameterError
@@ -58,6 +60,35 @@ async def template_of(dataplane: AnyDataPlane, model: LanguageModel) -> str:
     return await asyncio.get_running_loop().run_in_executor(None, read)
 
 
+async def text_of_template(
+    dataplane: AnyDataPlane,
+    model: LanguageModel,
+    template: str,
+    messages: list[dict[str, Any]],
+    variables: dict[str, Any],
+) -> str:
+    """What a client's own template, in Go's language, makes of messages, after those of the model's Modelfile.
+
+    Raises ParameterError for a template that is wrong, or fails.
+    """
+    directories = dataplane.model_directories(model.name)
+
+    def render() -> str:
+        found = find_modelfile(model, directories)
+        system, history = (found[1].system or "", found[1].messages) if found is not None else ("", ())
+        try:
+            ollama = bundled_module("llm", "text.ollama_template").OllamaTemplate(template)
+            templates = bundled_module("llm", "text.chat_template").ChatTemplates(
+                {}, {}, ollama=ollama, system=system, history=history
+            )
+            text: str = templates.render(messages, variables=variables)
+        except ServerError as error:
+            raise ParameterError(error.message, "template") from error
+        return text
+
+    return await asyncio.get_running_loop().run_in_executor(None, render)
+
+
 def _render(model: LanguageModel, directories: tuple[Path, ...], conversation: dict[str, Any]) -> str:
     templates = _templates(model, directories)
     try:
@@ -89,6 +120,8 @@ def _templates(model: LanguageModel, directories: tuple[Path, ...]) -> Any:
             )
         return _of_text(path.read_text(encoding="utf-8"))
     tokenizer = model.parameters.get(_TOKENIZER, "")
+    if (found := find_modelfile(model, directories)) is not None:
+        return _of_modelfile(*found)
     for directory in (*directories, *((directories[-1] / tokenizer,) if tokenizer else ())):
         stamps = tuple(_stamp(directory / name) for name in _FILES)
         if any(stamps):
@@ -101,6 +134,16 @@ def _templates(model: LanguageModel, directories: tuple[Path, ...]) -> Any:
         "or send a prompt to /v1/completions",
         "messages",
     )
+
+
+def find_modelfile(model: LanguageModel, directories: Sequence[Path]) -> tuple[Path, Modelfile] | None:
+    """The Modelfile by which a model is served, and its path. None without one, or if it cannot be read any more."""
+    named = Path(model.filename or MODELFILE)
+    path = directories[0] / named if directories and is_modelfile(named) else None
+    try:
+        return (path, read_modelfile(path)) if path is not None and path.is_file() else None
+    except ServerError:
+        return None
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -123,6 +166,14 @@ def _of_directory(directory: Path, _stamps: tuple[tuple[int, int] | None, ...]) 
     named = checkpoint.entries("tokenizer_config.json"), checkpoint.entries("special_tokens_map.json")
     templates = bundled_module("llm", "text.chat_template")
     return templates.ChatTemplates(checkpoint.chat_templates, templates.special_tokens(*named))
+
+
+def _of_modelfile(path: Path, modelfile: Modelfile) -> Any:
+    ollama = bundled_module("llm", "text.ollama_template").OllamaTemplate(modelfile.template or "")
+    place = path.parent / modelfile.source
+    return _of_directory(place, (_stamp(place),)).with_conversation(
+        ollama=ollama if modelfile.template else None, system=modelfile.system or "", history=modelfile.messages
+    )
 
 
 async def token_texts_of(dataplane: AnyDataPlane, model: LanguageModel, prompts: Sequence[list[int]]) -> list[str]:

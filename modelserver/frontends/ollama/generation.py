@@ -10,10 +10,10 @@ import orjson
 from modelserver.frontends.llm.answering import Prepared, answer, prepare
 from modelserver.frontends.llm.call import GenerateCall
 from modelserver.frontends.llm.edge import Call
-from modelserver.frontends.llm.errors import Fault, ParameterError
+from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.llm.models import LanguageModel
-from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
+from modelserver.frontends.llm.prompts import conversation_input, text_of_template, token_ids_of
 from modelserver.frontends.ollama.answers import ChatWriter, GenerateWriter, OllamaDurations, timestamp
 from modelserver.frontends.ollama.limits import MAX_CONTEXT
 from modelserver.frontends.ollama.models import OllamaModels
@@ -90,28 +90,30 @@ class Generation:
     ) -> tuple[GenerateCall, list[int] | None]:
         """The call, and the tokens of its prompt where the model can tell them and the answer needs them.
 
-        A prompt is the user's message of the model's template, or with `raw` and before a `suffix` the text itself.
+        A prompt is the user's message of a template, the model's or the request's; with `raw` it is the text itself,
+        and before a `suffix` too where the model takes that by an input of its own.
         """
-        if fields.text("template"):
-            raise ParameterError(
-                "'template' is not supported: the chat template comes with the model; use raw: true for a prompt that "
-                "is a whole text",
-                "template",
-                Fault.UNSUPPORTED_PARAMETER,
-            )
         sampling = read_sampling(fields)
         context = fields.integers("context", MAX_CONTEXT, Range(0, MAX_INT64))
-        system = fields.text("system")
-        if fields.flag("raw") or suffix:
+        system, template = fields.text("system"), fields.text("template")
+        if fields.flag("raw") and (context or system or template):
+            raise ParameterError("raw mode does not support template, system, or context", "raw")
+        by_template = bool(template) or model.fills_in_middle
+        if fields.flag("raw") or (suffix and not by_template):
             if context or system:
-                name = "context" if context else "system"
-                raise ParameterError(
-                    f"raw mode does not support template, system, or context: leave '{name}' out", name
-                )
+                raise ParameterError("'suffix' does not go with system or context", "suffix")
             return GenerateCall(prompts=(prompt,), suffix=suffix, sampling=sampling, is_streamed=True), None
-        messages = [{"role": "system", "content": system}] if system else []
+        messages = [{"role": "system", "content": system}] if system and not suffix else []
         messages.append({"role": "user", "content": prompt})
-        conversation = _conversation(messages, read_thinking(fields, model))
+        arguments = read_thinking(fields, model)
+        if suffix:
+            arguments["suffix"] = suffix
+        if template:
+            if context:
+                raise ParameterError("'context' does not go with a template of the request", "context")
+            text = await text_of_template(self._dataplane, model, template, messages, arguments)
+            return GenerateCall(prompts=(text,), sampling=sampling, is_streamed=True), None
+        conversation = _conversation(messages, arguments)
         if "operation" not in model.inputs:
             if context:
                 raise ParameterError(f"model '{model.name}' cannot take 'context': it has no tokens to tell", "context")

@@ -14,13 +14,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from modelserver.auth.access import ApiGroup
 from modelserver.backend.discovery import bundled_module
+from modelserver.config.modelfile import Modelfile
 from modelserver.errors import NotFoundError, ServerError
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownModelError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models
+from modelserver.frontends.llm.prompts import find_modelfile
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
@@ -108,11 +112,18 @@ class OllamaModels:
         fields = call.fields
         model = await self.find(fields, "is_served")
         files = await self._files(model)
+        modelfile = files.modelfile or Modelfile(sources=(_tagged(model),))
+        texts = {
+            "license": "\n".join(modelfile.licenses),
+            "system": modelfile.system or "",
+            "messages": list(modelfile.messages),
+        }
         call.answer(
             {
-                "modelfile": f"# Made from the model '{model.name}' of the repository\nFROM {_tagged(model)}\n",
-                "parameters": "",
-                "template": files.checkpoint.template,
+                **{name: text for name, text in texts.items() if text},
+                "modelfile": f"# To build on this model, let FROM be:\n# FROM {_tagged(model)}\n\n{modelfile.text()}",
+                "parameters": _parameter_lines(modelfile),
+                "template": files.checkpoint.template if modelfile.template is None else modelfile.template,
                 "details": _details(files),
                 "model_info": _model_info(model, files),
                 "capabilities": _capabilities(model),
@@ -124,7 +135,7 @@ class OllamaModels:
         directories: tuple[Path, ...] = ()
         with suppress(ServerError):  # a model that is not in memory
             directories = self._dataplane.model_directories(model.name)
-        return await asyncio.get_running_loop().run_in_executor(None, _read_files, model.name, directories)
+        return await asyncio.get_running_loop().run_in_executor(None, _read_files, model, directories)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +159,7 @@ class ModelFiles:
     digest: str
     modified_at: str
     checkpoint: CheckpointFacts
+    modelfile: Modelfile | None = None
 
 
 def _asked_name(fields: Fields) -> str:
@@ -157,9 +169,9 @@ def _asked_name(fields: Fields) -> str:
     return asked
 
 
-def _read_files(name: str, directories: tuple[Path, ...]) -> ModelFiles:
+def _read_files(model: LanguageModel, directories: tuple[Path, ...]) -> ModelFiles:
     """Reads the directory of the newest version, which is the first one. In a thread."""
-    state = hashlib.sha256(name.encode())
+    state = hashlib.sha256(model.name.encode())
     num_bytes, modified_s = 0, 0.0
     for path in sorted(_all_files(directories[:1])):
         try:
@@ -170,9 +182,12 @@ def _read_files(name: str, directories: tuple[Path, ...]) -> ModelFiles:
         modified_s = max(modified_s, status.st_mtime)
         state.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     digest = state.hexdigest()
-    described = _describe_checkpoint(directories[0], digest) if directories else _NO_CHECKPOINT
+    found = find_modelfile(model, directories)
+    modelfile = found[1] if found is not None else None
+    place = directories[0] / (modelfile.source if modelfile is not None else "") if directories else None
+    described = _describe_checkpoint(place, digest) if place is not None else _NO_CHECKPOINT
     modified_at = datetime.fromtimestamp(modified_s, UTC).isoformat().replace("+00:00", "Z")
-    return ModelFiles(num_bytes, digest, modified_at, described)
+    return ModelFiles(num_bytes, digest, modified_at, described, modelfile)
 
 
 @lru_cache(maxsize=256)
@@ -182,7 +197,7 @@ def _describe_checkpoint(directory: Path, _digest: str) -> CheckpointFacts:
         with bundled_module("llm", "checkpoint").open_checkpoint(directory) as checkpoint:
             return CheckpointFacts(
                 config=checkpoint.config,
-                format="gguf" if any(directory.glob("*.gguf")) else "safetensors",
+                format="gguf" if checkpoint.place.suffix == ".gguf" else "safetensors",
                 num_parameters=sum(math.prod(checkpoint.shape(each)) for each in checkpoint.names()),
                 template=checkpoint.chat_templates.get("default", ""),
             )
@@ -280,12 +295,21 @@ def _model_info(model: LanguageModel, files: ModelFiles) -> Document:
     return info
 
 
+def _parameter_lines(modelfile: Modelfile) -> str:
+    """A parameter a line, its value as Go writes it."""
+    lines = []
+    for name, value in modelfile.parameters.items():
+        values = value if isinstance(value, list) else [value]
+        lines += [f"{name:<30} {orjson.dumps(each).decode()}" for each in values]
+    return "\n".join(lines)
+
+
 def _capabilities(model: LanguageModel) -> list[str]:
     found = {
         "completion": model.generates,
         "embedding": model.embeds and not model.generates,
         "tools": model.generates and bool(model.tool_parser),
         "thinking": model.generates and bool(model.reasoning_parser),
-        "insert": "suffix" in model.inputs,
+        "insert": "suffix" in model.inputs or model.fills_in_middle,
     }
     return [name for name, has in found.items() if has]
