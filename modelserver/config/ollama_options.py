@@ -48,18 +48,19 @@ _RUNNING: dict[str, str] = {
 }
 # Samplers that this server does not have, and the values of each that ask for nothing.
 _REFUSED: dict[str, tuple[float, ...]] = {"tfs_z": (0, 1)}
-_KINDS = {**{name: kind for name, (kind, _) in _SAMPLING.items()}, **_RUNNING, **dict.fromkeys(_REFUSED, _NUMBER)}
+# The type of each option, in Ollama's words.
+OPTION_KINDS = {**{name: kind for name, (kind, _) in _SAMPLING.items()}, **_RUNNING, **dict.fromkeys(_REFUSED, _NUMBER)}
 _FLAGS = {"true": True, "false": False, "1": True, "0": False, "t": True, "f": False}
 
 
 def is_option(name: str) -> bool:
     """Whether Ollama has an option of that name."""
-    return name in _KINDS
+    return name in OPTION_KINDS
 
 
 def check_option(name: str, value: Any) -> Any:
     """The value of a known option in its type. Raises InvalidArgumentError in Ollama's words."""
-    kind = _KINDS[name]
+    kind = OPTION_KINDS[name]
     if kind == _INTEGER and type(value) is float and value.is_integer():
         value = int(value)
     if kind == _TEXTS and isinstance(value, str):
@@ -80,9 +81,9 @@ def check_option(name: str, value: Any) -> Any:
 
 def option_of_text(name: str, text: str) -> Any:
     """The value of an option that is written as text. Raises InvalidArgumentError, also for an unknown name."""
-    kind = _KINDS.get(name)
+    kind = OPTION_KINDS.get(name)
     if kind is None:
-        hint = did_you_mean(suggest(name, list(_KINDS)))
+        hint = did_you_mean(suggest(name, list(OPTION_KINDS)))
         raise InvalidArgumentError(f"unknown parameter '{name:.60}'{'; ' + hint if hint else ''}")
     value: Any = text
     try:

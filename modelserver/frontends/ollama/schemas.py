@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from modelserver.config.ollama_options import OPTION_KINDS
 from modelserver.frontends.http.framing import NDJSON
-from modelserver.frontends.ollama.options import OPTION_TYPES
 from modelserver.protocol.api import RouteSchema, Schema
 
 _JSON: dict[str, dict[str, Any]] = {
@@ -17,7 +17,7 @@ _JSON: dict[str, dict[str, Any]] = {
 
 TYPES: dict[str, Schema] = {
     "Error": "{error: string}",
-    "Options": {"type": "object", "properties": {name: _JSON[kind] for name, kind in OPTION_TYPES.items()}},
+    "Options": {"type": "object", "properties": {name: _JSON[kind] for name, kind in OPTION_KINDS.items()}},
     "Called": "{name: string, arguments?: object, index?: integer, *: any}",
     "ToolCall": "{id?: string, function: Called, *: any}",
     "Message": """{role: string, content?: string, images?: [string], name?: string, tool_name?: string,
