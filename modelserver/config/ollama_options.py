@@ -45,6 +45,10 @@ _RUNNING: dict[str, str] = {
     "f16_kv": _FLAG,
     "logits_all": _FLAG,
     "vocab_only": _FLAG,
+    "embedding_only": _FLAG,
+    "num_gqa": _INTEGER,
+    "rope_frequency_base": _NUMBER,
+    "rope_frequency_scale": _NUMBER,
 }
 # Samplers that this server does not have, and the values of each that ask for nothing.
 _REFUSED: dict[str, tuple[float, ...]] = {"tfs_z": (0, 1)}
