@@ -15,6 +15,7 @@ from modelserver.backend import (
     BackendContext,
     DeviceKind,
     InstanceGroupKind,
+    InvalidArgumentError,
     ModelConfig,
     Placement,
     UnavailableError,
@@ -73,16 +74,43 @@ class LlmBackend(Backend):
         return InstanceGroupKind.KIND_GPU in kinds or bool(visible_gpus())
 
     @classmethod
-    def quantize_version(cls, source: Path, target: Path, method: str, /) -> tuple[Mapping[str, float], list[str]]:
-        """To the nearest, as compressed-tensors."""
-        from .quantized_copy import write_quantized_copy
+    def quantize_version(
+        cls, source: Path, target: Path, method: str, calibration: str | None, /
+    ) -> tuple[Mapping[str, float], list[str]]:
+        """As GGUF by its methods; by the others to the nearest, as compressed-tensors."""
+        from .gguf_copy import GGUF_METHODS, write_gguf_copy
+        from .importance import measured_importance
+        from .quantized_copy import METHODS, write_quantized_copy
 
+        if method not in (*METHODS, *GGUF_METHODS):
+            known = ", ".join((*METHODS, *GGUF_METHODS))
+            raise InvalidArgumentError(f"quantization {method!r} of a language model: expected {known}")
+        if calibration is not None and method in METHODS:
+            raise InvalidArgumentError(f"{method} rounds to the nearest: a calibration text is for methods of GGUF")
         with open_checkpoint(source) as checkpoint:
             before = checkpoint.num_bytes
+            if method in GGUF_METHODS:
+                importance = None if calibration is None else measured_importance(checkpoint, calibration)
+                copy = write_gguf_copy(checkpoint, target, method, importance)
+                figures = {"tensors": copy.num_rounded, "bytes_before": before, "bytes_after": copy.num_bytes}
+                return figures, copy.notes
             written = write_quantized_copy(checkpoint, target, method)
         notes = [f"{name} stays in floats: its inputs cannot be split into whole groups" for name in written.kept]
         figures = {"modules": written.num_rounded, "bytes_before": before, "bytes_after": written.num_bytes}
         return figures, notes
+
+    @classmethod
+    def convert_version(cls, source: Path, target: Path, form: str, /) -> tuple[Mapping[str, float], list[str]]:
+        from .gguf_copy import write_gguf_copy, write_safetensors_copy
+
+        with open_checkpoint(source) as checkpoint:
+            before = checkpoint.num_bytes
+            if form == "safetensors":
+                return {"bytes_before": before, "bytes_after": write_safetensors_copy(checkpoint, target)}, []
+            if form != "gguf":
+                raise InvalidArgumentError(f"the form {form!r} of a language model: expected gguf or safetensors")
+            copy = write_gguf_copy(checkpoint, target)
+        return {"bytes_before": before, "bytes_after": copy.num_bytes}, copy.notes
 
     @classmethod
     def compare_versions(cls, source: Path, target: Path, text: str, /) -> Mapping[str, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from modelserver.backend import InvalidArgumentError
 
+from .checkpoint import Checkpoint, open_checkpoint
 from .llm import LLM
 from .plan import TokenLogprobs
 from .sampling_params import SamplingParams
@@ -35,7 +36,8 @@ class QuantizationQuality:
 
 def compare_on_text(source: Path, target: Path, text: str) -> QuantizationQuality:
     """Both models read at most the first 4096 tokens of a text. InvalidArgumentError for one of fewer than two."""
-    windows = _windows(source, text)
+    with open_checkpoint(source) as checkpoint:
+        windows = windows_of(checkpoint, text)
     before, after = _read(source, windows), _read(target, windows)
     pairs = list(zip(before, after, strict=True))
     return QuantizationQuality(
@@ -47,12 +49,11 @@ def compare_on_text(source: Path, target: Path, text: str) -> QuantizationQualit
     )
 
 
-def _windows(directory: Path, text: str) -> list[list[int]]:
-    from .checkpoint import open_checkpoint
+def windows_of(checkpoint: Checkpoint, text: str) -> list[list[int]]:
+    """The first 4096 tokens of a text in pieces. InvalidArgumentError for a text of fewer than two."""
     from .text.tokenizer import Tokenizer
 
-    with open_checkpoint(directory) as checkpoint:
-        token_ids = Tokenizer.from_checkpoint(checkpoint).encode(text)[: _WINDOW * _NUM_WINDOWS]
+    token_ids = Tokenizer.from_checkpoint(checkpoint).encode(text)[: _WINDOW * _NUM_WINDOWS]
     windows = [token_ids[start : start + _WINDOW] for start in range(0, len(token_ids), _WINDOW)]
     windows = [window for window in windows if len(window) > 1]
     if not windows:

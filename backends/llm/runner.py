@@ -32,6 +32,7 @@ from .step_inputs import StepInputs
 from .tensor_parallel import Followers, Pool, rank_options
 
 if TYPE_CHECKING:
+    from .quantization.scheme import Scheme
     from .sampler import Sampler
 
 logger = logging.getLogger(__name__)
@@ -247,23 +248,31 @@ def _reader(sampled: SampledRows | None) -> Callable[[], list[SampledToken]]:
     return read
 
 
-def load_runner(checkpoint: Checkpoint, options: EngineOptions, sampler: Sampler) -> Runner:
-    """A runner of a checkpoint, which is not read afterwards.
+def load_runner(
+    checkpoint: Checkpoint, options: EngineOptions, sampler: Sampler, scheme: Scheme | None = None
+) -> Runner:
+    """A runner of a checkpoint, which is not read afterwards. `scheme`: see `load_network`.
 
     Raises ServerErrors that name the file or the option.
     """
     followers = Followers(checkpoint.place, options) if options.tensor_parallel_size > 1 else None
     try:
-        return _load(checkpoint, options, sampler, followers)
+        return _load(checkpoint, options, sampler, followers, scheme)
     except BaseException:
         if followers is not None:
             followers.close()
         raise
 
 
-def _load(checkpoint: Checkpoint, options: EngineOptions, sampler: Sampler, followers: Followers | None) -> Runner:
+def _load(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    sampler: Sampler,
+    followers: Followers | None,
+    scheme: Scheme | None,
+) -> Runner:
     if followers is None:
-        loaded = load_network(checkpoint, options)
+        loaded = load_network(checkpoint, options, scheme=scheme)
     else:
         loaded = load_network(checkpoint, rank_options(options, 0), followers.rank)
     give_back(_MUCH_LEFT_BYTES)

@@ -82,12 +82,13 @@ class LlamaCppModel:
         self._context: Any = None
         self._num_streams = 0
 
-    def run(self, prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
-        """Until stream i has `lengths[i]` tokens."""
+    def run(self, prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[int]]:
+        """The tokens of each stream, until stream i has `lengths[i]`."""
         self._open(len(prompts))
         self._library.llama_memory_clear(self._library.llama_get_memory(self._context), True)
         positions, tokens = [0] * len(prompts), [-1] * len(prompts)
         left = list(lengths)
+        found: list[list[int]] = [[] for _ in prompts]
         while any(left):
             outputs = self._fill(prompts, positions, tokens, left)
             status = self._library.llama_decode(self._context, self._batch)
@@ -95,7 +96,9 @@ class LlamaCppModel:
             for stream, row in outputs:
                 logits = self._library.llama_get_logits_ith(self._context, row)
                 tokens[stream] = int(np.frombuffer(self._ffi.buffer(logits, 4 * self._vocab_size), np.float32).argmax())
+                found[stream].append(tokens[stream])
                 left[stream] -= 1
+        return found
 
     def _open(self, num_streams: int) -> None:
         """A context for as many streams, unless the last one was."""

@@ -187,12 +187,23 @@ class Backend(abc.ABC):
         return ()
 
     @classmethod
-    def quantize_version(cls, _source: Path, _target: Path, _method: str, /) -> tuple[Mapping[str, float], list[str]]:
+    def quantize_version(
+        cls, _source: Path, _target: Path, _method: str, _calibration: str | None, /
+    ) -> tuple[Mapping[str, float], list[str]]:
         """Write the model of a version directory in fewer bits into another, empty one: figures by name, and notes.
 
-        Called by `modelserver quantize`. The default raises UnsupportedError.
+        `_calibration` is a text that shows which inputs count. Called by `modelserver quantize`. The default raises
+        UnsupportedError.
         """
         raise UnsupportedError(f"the models of {cls.__name__} are not quantized by their backend")
+
+    @classmethod
+    def convert_version(cls, _source: Path, _target: Path, _form: str, /) -> tuple[Mapping[str, float], list[str]]:
+        """Write the model of a version directory in another form into an empty one: figures by name, and notes.
+
+        Called by `modelserver convert` for forms of language models. The default raises UnsupportedError.
+        """
+        raise UnsupportedError(f"the models of {cls.__name__} are not converted by their backend")
 
     @classmethod
     def compare_versions(cls, _source: Path, _target: Path, _text: str, /) -> Mapping[str, float]:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modelserver.cli.output import Steps, print_json, print_line, print_table
+from modelserver.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from modelserver.toolkit.conversion import Outcome
+    from modelserver.toolkit.language_models import LanguageModelOutcome
     from modelserver.toolkit.sample_files import SampleOptions
     from modelserver.toolkit.tensor_spec import ModuleOptions
 
@@ -23,6 +25,8 @@ class To(enum.StrEnum):
     FP16 = "fp16"
     PT2 = "pt2"
     AOTI = "aoti"
+    GGUF = "gguf"
+    SAFETENSORS = "safetensors"
 
 
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing model.")]
@@ -53,9 +57,15 @@ def register(app: typer.Typer) -> None:
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="Model directory, .onnx, .pt2 or .pt file, or FILE.py:NAME.")],
+    source: Annotated[str, typer.Argument(help="Model directory, .onnx, .pt2, .pt or .gguf file, or FILE.py:NAME.")],
     directory: Annotated[Path, typer.Argument(help="The new model's directory: REPOSITORY/NAME.")],
-    to: Annotated[To, typer.Option("--to", help="onnx, fp16 (ONNX in half precision), pt2, or aoti (compiled).")],
+    to: Annotated[
+        To,
+        typer.Option(
+            "--to",
+            help="onnx, fp16 (ONNX in half precision), pt2, or aoti (compiled). Language models: gguf, safetensors.",
+        ),
+    ],
     model_version: Version = None,
     inputs: Inputs = None,
     outputs: Outputs = None,
@@ -70,14 +80,32 @@ def convert(
         list[str] | None, typer.Option("--keep-op", metavar="OPERATOR", help="With fp16: leave it in FP32. Repeatable.")
     ] = None,
     opset: Annotated[int | None, typer.Option(min=13, help="Of the ONNX model.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Language models: a text to compare before and after on.")
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert PyTorch to ONNX, torch.export or compiled code, and ONNX to FP16. The result is ready to serve."""
+    """Convert PyTorch to ONNX, torch.export or compiled code, ONNX to FP16, and language models to and from GGUF.
+
+    The result is ready to serve.
+    """
     # Here, because the other commands need none of it and should answer at once.
     from modelserver.toolkit.conversion import ConversionOptions, Target
     from modelserver.toolkit.conversion import convert as run
+    from modelserver.toolkit.language_models import convert_language_model, is_language_model
 
+    if to in (To.GGUF, To.SAFETENSORS):
+        with Steps() as steps:
+            made = convert_language_model(
+                source, directory, to.value, steps.show, text=text, version=model_version, force=force
+            )
+        print_language_model(made, as_json=as_json)
+        return
+    if is_language_model(source, model_version):
+        raise InvalidArgumentError(f"'{source}' is a language model: it can become gguf or safetensors, not {to.value}")
+    if text is not None:
+        raise InvalidArgumentError(f"--text is for language models, and '{source}' is none")
     options = ConversionOptions(
         source=source,
         output=directory,
@@ -122,6 +150,23 @@ def print_outcome(outcome: Outcome, *, as_json: bool) -> None:
     print_table(("", "before", "after", "change"), summary_rows(outcome.comparison))
     print_line("")
     print_table(("output", "max abs", "max rel", "mean abs", "same answer"), difference_rows(outcome.comparison))
+    for note in outcome.notes:
+        print_line(f"note: {note}")
+    print_line("")
+    print_line(f"{outcome.output} is ready: modelserver serve {outcome.output.parent or '.'}")
+
+
+def print_language_model(outcome: LanguageModelOutcome, *, as_json: bool) -> None:
+    """The sizes, what a text says of both, and the new model's directory."""
+    if as_json:
+        document = {"directory": str(outcome.output), **outcome.figures, "notes": list(outcome.notes)}
+        print_json(document)
+        return
+    rows = [
+        (name.replace("_", " "), f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}")
+        for name, value in outcome.figures.items()
+    ]
+    print_table(("", ""), rows)
     for note in outcome.notes:
         print_line(f"note: {note}")
     print_line("")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,14 +19,12 @@ from modelserver.cli.convert import (
     Shapes,
     Version,
     module_options,
+    print_language_model,
     print_outcome,
     sample_options,
 )
-from modelserver.cli.output import Steps, print_json, print_line, print_table
+from modelserver.cli.output import Steps
 from modelserver.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from modelserver.toolkit.language_models import LanguageModelOutcome
 
 
 class HowTo(enum.StrEnum):
@@ -37,6 +35,15 @@ class HowTo(enum.StrEnum):
     INT8 = "int8"
     INT4 = "int4"
     FP8 = "fp8"
+    Q8_0 = "q8_0"
+    Q6_K = "q6_k"
+    Q4_K_M = "q4_k_m"
+    Q4_0 = "q4_0"
+
+    @property
+    def is_for_language_models(self) -> bool:
+        """And for nothing else."""
+        return self in (HowTo.FP8, HowTo.Q8_0, HowTo.Q6_K, HowTo.Q4_K_M, HowTo.Q4_0)
 
 
 class Ranges(enum.StrEnum):
@@ -63,11 +70,16 @@ def quantize(
     method: Annotated[
         HowTo | None,
         typer.Option(
-            help="ONNX: static, dynamic. PyTorch: int8, int4 (weights), dynamic. Language models: int4, int8, fp8."
+            help="ONNX: static, dynamic. PyTorch: int8, int4 (weights), dynamic. Language models: int4, int8, fp8; "
+            "as GGUF q8_0, q6_k, q4_k_m, q4_0."
         ),
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="Samples of real inputs for static: .npz, .npy, or a directory of them.")
+        Path | None,
+        typer.Option(
+            help="Samples of real inputs for static: .npz, .npy, or a directory of them. "
+            "GGUF: a text that shows which inputs count."
+        ),
     ] = None,
     from_requests: Annotated[
         Path | None, typer.Option(help="Such samples from a server's trace file (level TENSORS) or bench data (JSON).")
@@ -115,12 +127,20 @@ def quantize(
         how = HowTo.INT4 if method is None else method
         with Steps() as steps:
             made = quantize_language_model(
-                source, directory, how.value, steps.show, text=text, version=model_version, force=force
+                source,
+                directory,
+                how.value,
+                steps.show,
+                text=text,
+                calibration=calibration,
+                version=model_version,
+                force=force,
             )
         print_language_model(made, as_json=as_json)
         return
-    if text is not None or method is HowTo.FP8:
-        raise InvalidArgumentError(f"--text and --method fp8 are for language models, and '{source}' is none")
+    if text is not None or (method is not None and method.is_for_language_models):
+        flag = "--text is" if text is not None else f"--method {method} is"
+        raise InvalidArgumentError(f"{flag} for language models, and '{source}' is none")
     chosen = Method(method.value) if method is not None else None
     is_static = chosen is Method.STATIC or (chosen is None and (calibration or from_requests) is not None)
     options = QuantizationOptions(
@@ -149,20 +169,3 @@ def quantize(
     with Steps() as steps:
         outcome = run(options, steps.show)
     print_outcome(outcome, as_json=as_json)
-
-
-def print_language_model(outcome: LanguageModelOutcome, *, as_json: bool) -> None:
-    """The sizes, what a text says of both, and the new model's directory."""
-    if as_json:
-        document = {"directory": str(outcome.output), **outcome.figures, "notes": list(outcome.notes)}
-        print_json(document)
-        return
-    rows = [
-        (name.replace("_", " "), f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}")
-        for name, value in outcome.figures.items()
-    ]
-    print_table(("", ""), rows)
-    for note in outcome.notes:
-        print_line(f"note: {note}")
-    print_line("")
-    print_line(f"{outcome.output} is ready: modelserver serve {outcome.output.parent or '.'}")

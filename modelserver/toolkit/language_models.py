@@ -1,9 +1,9 @@
-"""`modelserver quantize` of a language model: weights rounded to the nearest, compared on a text."""
+"""`modelserver quantize` and `convert` of a language model: its weights in another form, compared on a text."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from modelserver.toolkit.loaded_model import define
 from modelserver.toolkit.model_directory import check_target, new_model_directory
 
 _CHECKPOINT = "config.json"
+_GGUF = "*.gguf"
 _BACKEND = "llm"
 
 
@@ -28,9 +29,8 @@ class LanguageModelOutcome:
 
 
 def is_language_model(source: str, version: int | None = None) -> bool:
-    """Whether a path is a checkpoint in the layout of Hugging Face, or the directory of a model that is one."""
-    path = Path(source)
-    return path.is_dir() and _checkpoint(path, version) is not None
+    """Whether a path is a checkpoint in the layout of Hugging Face or in GGUF, or the directory of a model of one."""
+    return _checkpoint(Path(source), version) is not None
 
 
 def quantize_language_model(
@@ -40,41 +40,91 @@ def quantize_language_model(
     progress: Progress,
     *,
     text: Path | None = None,
+    calibration: Path | None = None,
     version: int | None = None,
     force: bool = False,
 ) -> LanguageModelOutcome:
     """Write the model in `method` into a new model directory. Raises ServerError; then nothing is written."""
+    backend = find_backend(_BACKEND)
+    sample = None if calibration is None else _read(calibration)
+
+    def write(checkpoint: Path, target: Path) -> _Written:
+        progress(f"quantizing ({method})")
+        return backend.quantize_version(checkpoint, target, method, sample)
+
+    return _new_model(source, output, write, progress, text=text, version=version, force=force)
+
+
+def convert_language_model(
+    source: str,
+    output: Path,
+    form: str,
+    progress: Progress,
+    *,
+    text: Path | None = None,
+    version: int | None = None,
+    force: bool = False,
+) -> LanguageModelOutcome:
+    """The same in `form`, "gguf" or "safetensors", with weights in floats."""
+    backend = find_backend(_BACKEND)
+
+    def write(checkpoint: Path, target: Path) -> _Written:
+        progress(f"converting to {form}")
+        return backend.convert_version(checkpoint, target, form)
+
+    return _new_model(source, output, write, progress, text=text, version=version, force=force)
+
+
+_Written = tuple[Mapping[str, float], list[str]]
+
+
+def _new_model(
+    source: str,
+    output: Path,
+    write: Callable[[Path, Path], _Written],
+    progress: Progress,
+    *,
+    text: Path | None,
+    version: int | None,
+    force: bool,
+) -> LanguageModelOutcome:
     directory = Path(source)
     checkpoint = _checkpoint(directory, version)
     if checkpoint is None:
-        raise InvalidArgumentError(f"'{source}' holds no checkpoint: there is no {_CHECKPOINT}")
-    check_target(output, force=force, source=directory)
-    backend = find_backend(_BACKEND)
+        raise InvalidArgumentError(f"'{source}' holds no checkpoint: there is no {_CHECKPOINT} and no {_GGUF}")
+    origin = directory if directory.is_dir() else None
+    check_target(output, force=force, source=origin)
     content = None if text is None else _read(text)
-    with new_model_directory(output, force=force, source=directory) as made:
-        progress(f"quantizing ({method})")
+    with new_model_directory(output, force=force, source=origin) as made:
         (made / "1").mkdir()
-        figures, notes = backend.quantize_version(checkpoint, made / "1", method)
+        figures, notes = write(checkpoint, made / "1")
         config = directory / CONFIG_FILENAME
         if config.is_file():
             shutil.copy2(config, made / CONFIG_FILENAME)
         define(made)
         if content is not None:
             progress("comparing")
-            figures = {**figures, **backend.compare_versions(checkpoint, made / "1", content)}
+            compared = find_backend(_BACKEND).compare_versions(checkpoint, made / "1", content)
+            figures = {**figures, **compared}
     return LanguageModelOutcome(output, figures, tuple(notes))
 
 
-def _checkpoint(directory: Path, version: int | None) -> Path | None:
-    if (directory / _CHECKPOINT).is_file():
-        return directory
-    if not looks_like_model(directory):
+def _checkpoint(path: Path, version: int | None) -> Path | None:
+    if path.is_file():
+        return path if path.match(_GGUF) else None
+    if not path.is_dir() or _holds_checkpoint(path):
+        return path if path.is_dir() else None
+    if not looks_like_model(path):
         return None
-    versions = scan_model(directory, directory.resolve().name).versions
+    versions = scan_model(path, path.resolve().name).versions
     if not versions:
         return None
     found = versions.get(max(versions) if version is None else version)
-    return found if found is not None and (found / _CHECKPOINT).is_file() else None
+    return found if found is not None and _holds_checkpoint(found) else None
+
+
+def _holds_checkpoint(directory: Path) -> bool:
+    return (directory / _CHECKPOINT).is_file() or any(directory.glob(_GGUF))
 
 
 def _read(path: Path) -> str:

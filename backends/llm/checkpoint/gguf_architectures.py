@@ -370,15 +370,28 @@ def find_architecture(file: GgufFile) -> Architecture:
     return found
 
 
-def _llama(metadata: Metadata) -> Architecture:
-    """Llama, Mistral and Mixtral, which llama.cpp calls by one name."""
-    if metadata.optional_integer("expert_count"):
-        layer = _LAYER | _MIXTRAL
-        return Architecture(model_type="mixtral", entries=_mixtral, layer=layer, interleaves_heads=True)
-    is_sliding = bool(metadata.optional_integer("attention.sliding_window"))
-    model_type = "mistral" if is_sliding else "llama"
-    return Architecture(model_type=model_type, entries=_common, interleaves_heads=True)
+def written_architecture(model_type: str) -> tuple[str, Architecture]:
+    """The name and the architecture of files that are written of a checkpoint. UnsupportedError names what is known."""
+    known = {kind: ("llama", found) for kind, found in _LLAMAS.items()}
+    known |= {_ARCHITECTURES[name].model_type: (name, _ARCHITECTURES[name]) for name in _WRITTEN}
+    if model_type not in known:
+        raise UnsupportedError(f"GGUF files of {model_type} are not written; of {', '.join(sorted(known))} they are")
+    return known[model_type]
 
+
+def _llama(metadata: Metadata) -> Architecture:
+    if metadata.optional_integer("expert_count"):
+        return _LLAMAS["mixtral"]
+    return _LLAMAS["mistral" if metadata.optional_integer("attention.sliding_window") else "llama"]
+
+
+# What llama.cpp calls by one name.
+_LLAMAS = {
+    "llama": Architecture(model_type="llama", entries=_common, interleaves_heads=True),
+    "mistral": Architecture(model_type="mistral", entries=_common, interleaves_heads=True),
+    "mixtral": Architecture(model_type="mixtral", entries=_mixtral, layer=_LAYER | _MIXTRAL, interleaves_heads=True),
+}
+_WRITTEN = ("qwen2", "qwen3", "qwen2moe", "qwen3moe")
 
 _ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": Architecture(model_type="qwen2", entries=_qwen),

@@ -13,11 +13,11 @@ from modelserver.backend import InvalidArgumentError, UnsupportedError
 from .checkpoint import TokenizerFiles
 from .gguf_file import GgufFile
 
-_PREFIX = "tokenizer.ggml."
-_SPACE = "\u2581"
+PREFIX = "tokenizer.ggml."
+SPACE = "\u2581"
 
 
-class _Kind(enum.IntEnum):
+class TokenKind(enum.IntEnum):
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 3
@@ -41,7 +41,7 @@ _TURN_ENDS = frozenset(
         "_<EOT>",
     }
 )
-_NAMED = {
+NAMED_TOKENS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -66,7 +66,7 @@ def _cased(ending: str, digits: str) -> str:
     return rf"{first}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _ASCII_MARKS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 _DEEPSEEK3 = (
@@ -75,7 +75,7 @@ _DEEPSEEK3 = (
     rf"{_ASCII_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
 )
 # What texts are split by before pairs are merged, each pattern within what those before have left.
-_PATTERNS: dict[tuple[str, ...], tuple[str, ...]] = {
+PATTERNS: dict[tuple[str, ...], tuple[str, ...]] = {
     (
         "llama-bpe",
         "llama3",
@@ -93,11 +93,11 @@ _PATTERNS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("qwen2", "deepseek-r1-qwen", "kormo", "stablelm2", "hunyuan", "megrez", "grok-2", "solar-open"): (_QWEN2,),
     ("qwen35",): (_QWEN35,),
     ("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "gigachat", "trillion", "granite-docling", "mellum", "a.x-4.0"): (
-        _GPT2,
+        GPT2_PATTERN,
     ),
-    ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"): (r"\p{N}", _GPT2),
-    ("default",): (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-    ("falcon",): (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"),
+    ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"): (r"\p{N}", GPT2_PATTERN),
+    ("default",): (r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"),
+    ("falcon",): (r"[\p{P}\$\+<=>\^~\|`]+", GPT2_PATTERN, "[0-9][0-9][0-9]"),
     ("tekken",): (_cased("", r"\p{N}"),),
     ("gpt-4o", "llama4", "minimax-m2"): (_cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),),
     ("deepseek-coder",): (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}"),
@@ -109,7 +109,7 @@ _PATTERNS: dict[tuple[str, ...], tuple[str, ...]] = {
         rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",
     ),
 }
-_PATTERNS_OF = {name: patterns for names, patterns in _PATTERNS.items() for name in names}
+_PATTERNS_OF = {name: patterns for names, patterns in PATTERNS.items() for name in names}
 # Those that take a whole word from the vocabulary before they merge, and those that begin a text with a token.
 _WHOLE_WORDS = frozenset(
     {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
@@ -120,10 +120,10 @@ _COMPOSED = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen", "kormo"})
 
 def named_tokens(file: GgufFile) -> dict[str, Any]:
     """The tokens that have a name, as tokenizer_config.json has them."""
-    tokens = file.texts(f"{_PREFIX}tokens") or []
+    tokens = file.texts(f"{PREFIX}tokens") or []
     named: dict[str, Any] = {}
-    for name, key in _NAMED.items():
-        token_id = file.integer(_PREFIX + key)
+    for name, key in NAMED_TOKENS.items():
+        token_id = file.integer(PREFIX + key)
         if token_id is not None and 0 <= token_id < len(tokens):
             named[name] = tokens[token_id]
     return named
@@ -131,14 +131,14 @@ def named_tokens(file: GgufFile) -> dict[str, Any]:
 
 def end_token_ids(file: GgufFile) -> frozenset[int]:
     """The tokens that end a text or a turn."""
-    tokens = file.texts(f"{_PREFIX}tokens") or []
-    given = (file.integer(_PREFIX + key) for key in ("eos_token_id", "eot_token_id", "eom_token_id"))
+    tokens = file.texts(f"{PREFIX}tokens") or []
+    given = (file.integer(PREFIX + key) for key in ("eos_token_id", "eot_token_id", "eom_token_id"))
     found = {token_id for token_id in given if token_id is not None and 0 <= token_id < len(tokens)}
     kinds = _kinds(file, len(tokens))
     found |= {
         token_id
         for token_id, token in enumerate(tokens)
-        if kinds[token_id] in (_Kind.CONTROL, _Kind.USER_DEFINED) and token in _TURN_ENDS
+        if kinds[token_id] in (TokenKind.CONTROL, TokenKind.USER_DEFINED) and token in _TURN_ENDS
     }
     return frozenset(found)
 
@@ -151,12 +151,10 @@ def tokenizer_files(file: GgufFile) -> TokenizerFiles:
 
 
 def _document(file: GgufFile) -> dict[str, Any]:
-    model = file.text(f"{_PREFIX}model")
-    tokens = file.texts(f"{_PREFIX}tokens")
+    model = file.text(f"{PREFIX}model")
+    tokens = file.texts(f"{PREFIX}tokens")
     if model is None or not tokens:
-        raise InvalidArgumentError(
-            f"{file.path} has no tokenizer: its metadata lack {_PREFIX}model and {_PREFIX}tokens"
-        )
+        raise InvalidArgumentError(f"{file.path} has no tokenizer: its metadata lack {PREFIX}model and {PREFIX}tokens")
     if model not in _MAKERS:
         raise UnsupportedError(f"{file.path} has a tokenizer of the kind {model!r}: {', '.join(_MAKERS)} are supported")
     kinds = _kinds(file, len(tokens))
@@ -165,9 +163,9 @@ def _document(file: GgufFile) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            _added(token_id, token, is_special=kinds[token_id] != _Kind.USER_DEFINED)
+            _added(token_id, token, is_special=kinds[token_id] != TokenKind.USER_DEFINED)
             for token_id, token in enumerate(tokens)
-            if kinds[token_id] in (_Kind.CONTROL, _Kind.USER_DEFINED, _Kind.UNKNOWN)
+            if kinds[token_id] in (TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN)
         ],
         "normalizer": None,
         "pre_tokenizer": None,
@@ -178,11 +176,11 @@ def _document(file: GgufFile) -> dict[str, Any]:
 
 
 def _kinds(file: GgufFile, count: int) -> Sequence[int]:
-    found = file.numbers(f"{_PREFIX}token_type")
+    found = file.numbers(f"{PREFIX}token_type")
     if found is None:
-        return [_Kind.NORMAL] * count
+        return [TokenKind.NORMAL] * count
     if len(found) != count:
-        raise InvalidArgumentError(f"{file.path}: {_PREFIX}token_type has {len(found)} entries for {count} tokens")
+        raise InvalidArgumentError(f"{file.path}: {PREFIX}token_type has {len(found)} entries for {count} tokens")
     kinds: list[int] = found.tolist()
     return kinds
 
@@ -194,15 +192,15 @@ def _added(token_id: int, token: str, *, is_special: bool) -> dict[str, Any]:
 
 def _vocabulary(tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, int]:
     """Without those that only fill the matrices up."""
-    return {token: token_id for token_id, token in enumerate(tokens) if kinds[token_id] != _Kind.UNUSED}
+    return {token: token_id for token_id, token in enumerate(tokens) if kinds[token_id] != TokenKind.UNUSED}
 
 
 def _byte_level(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
     """BPE over bytes, as GPT-2 does it."""
-    name = file.text(f"{_PREFIX}pre") or "default"
+    name = file.text(f"{PREFIX}pre") or "default"
     if name not in _PATTERNS_OF:
         raise UnsupportedError(
-            f"{file.path}: {_PREFIX}pre {name!r} is not known, so that texts would be split wrongly; known are "
+            f"{file.path}: {PREFIX}pre {name!r} is not known, so that texts would be split wrongly; known are "
             f"{', '.join(sorted(_PATTERNS_OF))}"
         )
     vocabulary = _vocabulary(tokens, kinds)
@@ -210,7 +208,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> 
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in _PATTERNS_OF[name]
     ]
-    has_prefix = bool(file.flag(f"{_PREFIX}add_space_prefix"))
+    has_prefix = bool(file.flag(f"{PREFIX}add_space_prefix"))
     bytes_of = {"type": "ByteLevel", "add_prefix_space": has_prefix, "trim_offsets": True, "use_regex": False}
     return {
         "normalizer": {"type": "NFC"} if name in _COMPOSED else None,
@@ -235,7 +233,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> 
 def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     """Pairs in the order of their ranks; a token itself may begin with the space that stands between both."""
     found = []
-    for merge in file.texts(f"{_PREFIX}merges") or []:
+    for merge in file.texts(f"{PREFIX}merges") or []:
         space = merge.find(" ", 1)
         left, right = merge[:space], merge[space + 1 :]
         if space > 0 and left in vocabulary and right in vocabulary and left + right in vocabulary:
@@ -245,20 +243,22 @@ def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]
 
 def _sentence_piece(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
     """BPE by the scores of what pairs become, with bytes for characters that no token has."""
-    has_prefix = file.flag(f"{_PREFIX}add_space_prefix")
+    has_prefix = file.flag(f"{PREFIX}add_space_prefix")
     has_prefix = True if has_prefix is None else has_prefix
-    replaced: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
-    prepended: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
+    replaced: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
+    prepended: list[dict[str, Any]] = [{"type": "Prepend", "prepend": SPACE}] if has_prefix else []
     stripped = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
-    unknown = file.integer(f"{_PREFIX}unknown_token_id")
-    unknown = unknown if unknown is not None else next((i for i, kind in enumerate(kinds) if kind == _Kind.UNKNOWN), 0)
+    unknown = file.integer(f"{PREFIX}unknown_token_id")
+    unknown = (
+        unknown if unknown is not None else next((i for i, kind in enumerate(kinds) if kind == TokenKind.UNKNOWN), 0)
+    )
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepended, *replaced]},
         "post_processor": _around(file, tokens, begins=True),
         "decoder": {
             "type": "Sequence",
             "decoders": [
-                {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+                {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
                 {"type": "ByteFallback"},
                 {"type": "Fuse"},
                 *stripped,
@@ -281,14 +281,14 @@ def _sentence_piece(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int])
 
 def _scored_merges(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> list[tuple[str, str]]:
     """Every way to make a token of two others, those of the highest score first."""
-    scores = file.numbers(f"{_PREFIX}scores")
+    scores = file.numbers(f"{PREFIX}scores")
     if scores is None or len(scores) != len(tokens):
-        raise InvalidArgumentError(f"{file.path}: {_PREFIX}scores must have a number for each token")
+        raise InvalidArgumentError(f"{file.path}: {PREFIX}scores must have a number for each token")
     ranked = scores.tolist()
     pieces = {
         token: token_id
         for token_id, token in enumerate(tokens)
-        if kinds[token_id] in (_Kind.NORMAL, _Kind.USER_DEFINED)
+        if kinds[token_id] in (TokenKind.NORMAL, TokenKind.USER_DEFINED)
     }
     merges = []
     for token, token_id in pieces.items():
@@ -301,10 +301,10 @@ def _scored_merges(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) 
 
 def _around(file: GgufFile, tokens: Sequence[str], *, begins: bool) -> dict[str, Any] | None:
     """What is added before and behind every text."""
-    adds, begin_id = file.flag(f"{_PREFIX}add_bos_token"), file.integer(f"{_PREFIX}bos_token_id")
+    adds, begin_id = file.flag(f"{PREFIX}add_bos_token"), file.integer(f"{PREFIX}bos_token_id")
     adds = begins and begin_id is not None if adds is None else adds
     before = [begin_id] if adds else []
-    after = [file.integer(f"{_PREFIX}eos_token_id")] if file.flag(f"{_PREFIX}add_eos_token") else []
+    after = [file.integer(f"{PREFIX}eos_token_id")] if file.flag(f"{PREFIX}add_eos_token") else []
     for token_id in (*before, *after):
         if token_id is None or not 0 <= token_id < len(tokens):
             raise InvalidArgumentError(

@@ -60,8 +60,13 @@ class LoadedNetwork:
     states: RecurrentStates | None = None
 
 
-def load_network(checkpoint: Checkpoint, options: EngineOptions, rank: Rank = ALONE) -> LoadedNetwork:
-    """Raises InvalidArgumentError or UnsupportedError if the checkpoint or the options do not fit."""
+def load_network(
+    checkpoint: Checkpoint, options: EngineOptions, rank: Rank = ALONE, scheme: Scheme | None = None
+) -> LoadedNetwork:
+    """Raises InvalidArgumentError or UnsupportedError if the checkpoint or the options do not fit.
+
+    `scheme` makes the layers; without it, the one that the checkpoint and the options name.
+    """
     entries = text_config(checkpoint)
     if is_encoder(entries, checkpoint):
         raise UnsupportedError(
@@ -75,7 +80,7 @@ def load_network(checkpoint: Checkpoint, options: EngineOptions, rank: Rank = AL
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, config.dtype, device)
     max_model_len = choose_max_model_len(options.max_model_len, config.max_position_embeddings, config.longest)
-    scheme, names = find_scheme(options.quantization, {**checkpoint.config, **entries}), family.names
+    scheme, names = scheme or find_scheme(options.quantization, {**checkpoint.config, **entries}), family.names
     with torch.inference_mode():
         check_layers(checkpoint, scheme, family, config, rank)
         weights = Weights(checkpoint, scheme, dtype=dtype, device=device, rank=rank, is_transposed=names.is_transposed)

@@ -1,0 +1,221 @@
+"""The metadata of a GGUF file that is written of a checkpoint: its config, tokenizer and chat templates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from modelserver.backend import InvalidArgumentError, UnsupportedError
+
+from .checkpoint import Checkpoint, text_config
+from .gguf_tokenizer import GPT2_PATTERN, NAMED_TOKENS, PATTERNS, PREFIX, SPACE, TokenKind
+from .gguf_writing import MetadataValue
+
+Metadata = dict[str, MetadataValue]
+Entries = Mapping[str, Any]
+
+_DIGIT = r"\p{N}"
+_COUNTS = {
+    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+}
+
+
+def metadata_of(checkpoint: Checkpoint, name: str) -> Metadata:
+    """All of a file whose architecture is called `name`. UnsupportedError for what GGUF has no words for."""
+    entries = text_config(checkpoint)
+    own = {f"{name}.{key}": value for key, value in _config(entries).items()}
+    return {"general.architecture": name, **own, **_tokenizer(checkpoint, entries), **_templates(checkpoint)}
+
+
+def rope_of(entries: Entries) -> dict[str, Any]:
+    """How positions are turned, whichever way the config says it: `rope_type`, `rope_theta` and what belongs to it."""
+    found = entries.get("rope_parameters") or entries.get("rope_scaling") or {}
+    kind = found.get("rope_type") or found.get("type") or "default"
+    theta = found.get("rope_theta") or entries.get("rope_theta") or 10000.0
+    return {**found, "rope_type": kind, "rope_theta": float(theta)}
+
+
+def frequency_factors(entries: Entries) -> list[float] | None:
+    """What each frequency is divided by, where lengths do not matter: Llama 3's. None if they are as they are."""
+    rope = rope_of(entries)
+    if rope["rope_type"] == "longrope" and rope["long_factor"] == rope["short_factor"]:
+        return [float(factor) for factor in rope["long_factor"]]
+    if rope["rope_type"] != "llama3":
+        return None
+    dim, original = head_dim(entries), rope["original_max_position_embeddings"]
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    factors = []
+    for index in range(0, dim, 2):
+        length = 2 * math.pi * rope["rope_theta"] ** (index / dim)
+        smooth = min(max((original / length - low) / (high - low), 0.0), 1.0)
+        factors.append(1.0 / ((1.0 - smooth) / factor + smooth))
+    return factors
+
+
+def head_dim(entries: Entries) -> int:
+    return int(entries.get("head_dim") or entries["hidden_size"] // entries["num_attention_heads"])
+
+
+def _config(entries: Entries) -> Metadata:
+    if entries.get("use_sliding_window") and entries.get("sliding_window"):
+        raise UnsupportedError("a window of some layers alone (use_sliding_window) cannot be said in a GGUF file")
+    heads = entries["num_attention_heads"]
+    found: Metadata = {
+        "block_count": entries["num_hidden_layers"],
+        "context_length": entries["max_position_embeddings"],
+        "embedding_length": entries["hidden_size"],
+        "feed_forward_length": entries["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": entries.get("num_key_value_heads") or heads,
+        "attention.key_length": head_dim(entries),
+        "attention.value_length": head_dim(entries),
+        "attention.layer_norm_rms_epsilon": float(entries["rms_norm_eps"]),
+        "vocab_size": entries["vocab_size"],
+        **_rope(entries),
+    }
+    if entries["model_type"] in ("mistral", "mixtral") and (window := entries.get("sliding_window")):
+        found["attention.sliding_window"] = window
+    for key, names in _COUNTS.items():
+        if value := next((entries[name] for name in names if entries.get(name)), None):
+            found[key] = value
+    if "norm_topk_prob" in entries:
+        found["expert_weights_norm"] = bool(entries["norm_topk_prob"])
+    return found
+
+
+def _rope(entries: Entries) -> Metadata:
+    rope = rope_of(entries)
+    share = rope.get("partial_rotary_factor") or entries.get("partial_rotary_factor") or 1.0
+    found: Metadata = {
+        "rope.freq_base": rope["rope_theta"],
+        "rope.dimension_count": int(head_dim(entries) * share),
+    }
+    kind = rope["rope_type"]
+    if kind == "default" or frequency_factors(entries) is not None:
+        return found
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedError(f"rope_type {kind!r} cannot be said in a GGUF file")
+    factor = float(rope["factor"])
+    found |= {"rope.scaling.type": kind, "rope.scaling.factor": factor}
+    if original := rope.get("original_max_position_embeddings"):
+        found["rope.scaling.original_context_length"] = original
+    for name in ("beta_fast", "beta_slow"):
+        if rope.get(name) is not None:
+            found[f"rope.scaling.yarn_{name}"] = float(rope[name])
+    if kind == "yarn" and rope.get("attention_factor") is not None:
+        found["rope.scaling.attn_factor"] = float(rope["attention_factor"]) / (0.1 * math.log(factor) + 1.0)
+    return found
+
+
+def _templates(checkpoint: Checkpoint) -> Metadata:
+    key = "tokenizer.chat_template"
+    return {key if name == "default" else f"{key}.{name}": text for name, text in checkpoint.chat_templates.items()}
+
+
+# ---- The tokenizer -----------------------------------------------------------------------------------------------
+
+
+def _tokenizer(checkpoint: Checkpoint, entries: Entries) -> Metadata:
+    """In llama.cpp's fields, and as it is, which our reader prefers: how texts are split is known for some alone."""
+    files = checkpoint.tokenizer
+    document = orjson.loads(files.document)
+    model = document["model"]
+    if model.get("type", "BPE") != "BPE":
+        raise UnsupportedError(f"{files.path} is a {model['type']} tokenizer: only BPE ones are written to GGUF")
+    added = {token["content"]: token for token in document.get("added_tokens") or ()}
+    ids = {**model["vocab"], **{content: token["id"] for content, token in added.items()}}
+    tokens = [f"[PAD{number}]" for number in range(max(entries["vocab_size"], max(ids.values()) + 1))]
+    kinds = [int(TokenKind.UNUSED)] * len(tokens)
+    for token, token_id in ids.items():
+        tokens[token_id] = token
+        kinds[token_id] = _kind(token, added.get(token), model)
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    is_byte_level = any(part.get("type") == "ByteLevel" for part in _parts(document.get("pre_tokenizer")))
+    found: Metadata = {f"{PREFIX}tokens": tokens, f"{PREFIX}token_type": kinds}
+    if is_byte_level:
+        found |= {f"{PREFIX}model": "gpt2", f"{PREFIX}pre": _pre(document), f"{PREFIX}merges": merges}
+    else:
+        found |= {f"{PREFIX}model": "llama", f"{PREFIX}scores": _scores(tokens, merges)}
+        found[f"{PREFIX}add_space_prefix"] = _begins_with_space(document)
+    return found | _named(checkpoint, document, ids, model) | {"tokenizer.huggingface.json": files.document}
+
+
+def _kind(token: str, added: Mapping[str, Any] | None, model: Mapping[str, Any]) -> int:
+    if token == model.get("unk_token") and model.get("byte_fallback"):
+        return TokenKind.UNKNOWN
+    if added is not None:
+        return TokenKind.CONTROL if added.get("special") else TokenKind.USER_DEFINED
+    is_byte = bool(model.get("byte_fallback")) and len(token) == 6 and token.startswith("<0x")
+    return TokenKind.BYTE if is_byte else TokenKind.NORMAL
+
+
+def _parts(described: Mapping[str, Any] | None) -> Iterable[Mapping[str, Any]]:
+    """A step of a tokenizer, or those of a sequence of steps."""
+    if described is None:
+        return ()
+    for name in ("pretokenizers", "normalizers", "processors"):
+        if name in described:
+            return tuple(described[name])
+    return (described,)
+
+
+def _pre(document: Mapping[str, Any]) -> str:
+    """llama.cpp's name for how texts are split; "default" for a way that has none."""
+    patterns = []
+    for part in _parts(document.get("pre_tokenizer")):
+        if part["type"] == "Split":
+            patterns.append(part["pattern"].get("Regex", ""))
+        elif part["type"] == "Digits" and part.get("individual_digits"):
+            patterns.append(_DIGIT)
+        elif part["type"] == "ByteLevel" and part.get("use_regex", True):
+            patterns.append(GPT2_PATTERN)
+    return next((names[0] for names, known in PATTERNS.items() if list(known) == patterns), "default")
+
+
+def _scores(tokens: list[str], merges: list[str]) -> list[float]:
+    """The higher, the sooner a pair becomes the token."""
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault(merge.replace(" ", ""), rank)
+    return [-float(ranks.get(token, len(merges))) for token in tokens]
+
+
+def _begins_with_space(document: Mapping[str, Any]) -> bool:
+    steps = (*_parts(document.get("normalizer")), *_parts(document.get("pre_tokenizer")))
+    return any(
+        part.get("prepend") == SPACE
+        or part.get("prepend_scheme") in ("always", "first")
+        or part.get("add_prefix_space")
+        for part in steps
+    )
+
+
+def _named(
+    checkpoint: Checkpoint, document: Mapping[str, Any], ids: Mapping[str, int], model: Mapping[str, Any]
+) -> Metadata:
+    """The tokens that have a name, and whether texts begin or end with one."""
+    config = checkpoint.entries("tokenizer_config.json")
+    found: Metadata = {}
+    for name, key in NAMED_TOKENS.items():
+        token = config.get(name) or (model.get("unk_token") if name == "unk_token" else None)
+        token = token.get("content") if isinstance(token, Mapping) else token
+        if isinstance(token, str) and token in ids:
+            found[PREFIX + key] = ids[token]
+    ends = sorted(checkpoint.eos_token_ids)
+    if ends:
+        found.setdefault(f"{PREFIX}eos_token_id", ends[0])
+    others = [token_id for token_id in ends if token_id != found[f"{PREFIX}eos_token_id"]]
+    if others:
+        found[f"{PREFIX}eot_token_id"] = others[0]
+    around = [part["single"] for part in _parts(document.get("post_processor")) if "single" in part]
+    found[f"{PREFIX}add_bos_token"] = any("SpecialToken" in single[0] for single in around)
+    found[f"{PREFIX}add_eos_token"] = any("SpecialToken" in single[-1] for single in around)
+    if found[f"{PREFIX}add_bos_token"] and f"{PREFIX}bos_token_id" not in found:
+        raise InvalidArgumentError(f"{checkpoint.place} begins texts with a token that its config does not name")
+    return found

@@ -1,0 +1,238 @@
+"""A copy of a checkpoint as one GGUF file, in floats or in few bits, and the way back to safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from modelserver.backend import InvalidArgumentError, UnsupportedError
+
+from .checkpoint import Checkpoint, text_config
+from .checkpoint.gguf_architectures import ROPE_FREQS, Architecture, written_architecture
+from .checkpoint.gguf_metadata import frequency_factors, metadata_of
+from .checkpoint.gguf_types import BY_NAME, TensorType
+from .checkpoint.gguf_writing import WrittenTensor, write_gguf
+from .quantization.gguf_encoding import encode_rows
+
+FILE_NAME = "model.gguf"
+_FLOATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# What stands in a file for its usual type, as llama.cpp numbers them.
+_FILE_TYPES = {"Q8_0": 7, "Q6_K": 18, "Q4_0": 2, "Q4_K": 15, "F32": 0, "F16": 1, "BF16": 32}
+# Of rows that are not whole blocks.
+_IN_SMALLER_BLOCKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0", "Q4_0": "F16", "Q5_0": "F16", "Q8_0": "F16"}
+_SHARD_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    """`finer` is the type of what an answer depends on most: the head, and with `mixes_layers` some matrices too."""
+
+    usual: str
+    finer: str
+    mixes_layers: bool = False
+
+
+GGUF_METHODS = {
+    "q8_0": _Mixture("Q8_0", "Q8_0"),
+    "q6_k": _Mixture("Q6_K", "Q6_K"),
+    "q4_0": _Mixture("Q4_0", "Q6_K"),
+    "q4_k_m": _Mixture("Q4_K", "Q6_K", mixes_layers=True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """A tensor of the file, of those of the checkpoint that are stacked in it."""
+
+    written: WrittenTensor
+    sources: tuple[str, ...]
+    num_heads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GgufCopy:
+    num_bytes: int
+    num_rounded: int
+    notes: list[str] = field(default_factory=list)
+
+
+def write_gguf_copy(
+    checkpoint: Checkpoint,
+    target: Path,
+    method: str | None = None,
+    importance: Mapping[str, torch.Tensor] | None = None,
+) -> GgufCopy:
+    """The checkpoint as `target`/model.gguf, in one of GGUF_METHODS; None: in the floats that it has.
+
+    `importance` by module of the decoder, as `measured_importance` finds it. One tensor is in memory at a time.
+    UnsupportedError for weights that are quantized already, and for what a GGUF file has no words for.
+    """
+    if method is not None and checkpoint.config.get("quantization_config") is not None:
+        raise UnsupportedError(f"the weights in {checkpoint.place} are quantized already")
+    name, architecture = written_architecture(text_config(checkpoint)["model_type"])
+    mixture = None if method is None else GGUF_METHODS[method]
+    planned = _planned(checkpoint, architecture, mixture)
+    metadata = metadata_of(checkpoint, name)
+    usual = mixture.usual if mixture is not None else planned[0].written.kind.name
+    metadata |= {"general.file_type": _FILE_TYPES[usual], "general.quantization_version": 2}
+    factors = frequency_factors(text_config(checkpoint))
+    tensors = [plan.written for plan in planned]
+    contents = _contents(checkpoint, planned, importance or {})
+    if factors is not None:
+        tensors.insert(0, WrittenTensor(ROPE_FREQS, BY_NAME["F32"], (len(factors),)))
+        contents = _followed_by(torch.tensor(factors), contents)
+    path = target / FILE_NAME
+    write_gguf(path, metadata, tensors, contents)
+    notes = []
+    if metadata.get("tokenizer.ggml.pre") == "default":
+        notes.append("llama.cpp has no name for how this tokenizer splits texts, and may split them otherwise")
+    num_rounded = sum(tensor.kind.is_quantized for tensor in tensors)
+    return GgufCopy(path.stat().st_size, num_rounded, notes)
+
+
+def write_safetensors_copy(checkpoint: Checkpoint, target: Path) -> int:
+    """The checkpoint in the layout of Hugging Face, with weights in floats; returns the bytes of its tensors.
+
+    Blocks become the datatype that its config names. Raises as the checkpoint does.
+    """
+    config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
+    dtype = _DTYPES[str(config.get("dtype") or config.get("torch_dtype") or "float32")]
+    prefix = "transformer" if config["model_type"] == "gpt2" else "model"
+    shards: list[dict[str, str]] = []
+    shard: dict[str, torch.Tensor] = {}
+    total = held = 0
+    names = checkpoint.names()
+    for name in names:
+        tensor = checkpoint.tensor(name)
+        has_blocks = f"{name.rpartition('.')[0]}.blocks" in checkpoint
+        tensor = tensor.to(dtype) if has_blocks else tensor
+        shard[name if name.startswith("lm_head.") else f"{prefix}.{name}"] = tensor.contiguous()
+        held, total = held + tensor.nbytes, total + tensor.nbytes
+        if held > _SHARD_BYTES or name == names[-1]:
+            file = f"model-{len(shards) + 1:05}.safetensors"
+            save_file(shard, target / file, metadata={"format": "pt"})
+            shards.append(dict.fromkeys(shard, file))
+            shard, held = {}, 0
+    _name_shards(target, shards, total)
+    _write_json(target / "config.json", config)
+    _write_json(target / "generation_config.json", dict(checkpoint.generation_config))
+    (target / "tokenizer.json").write_text(checkpoint.tokenizer.document, encoding="utf-8")
+    _write_json(target / "tokenizer_config.json", dict(checkpoint.tokenizer.config))
+    for name, template in checkpoint.chat_templates.items():
+        path = target / "chat_template.jinja"
+        if name != "default":
+            path = target / "additional_chat_templates" / f"{name}.jinja"
+            path.parent.mkdir(exist_ok=True)
+        path.write_text(template, encoding="utf-8")
+    return total
+
+
+def _name_shards(target: Path, shards: list[dict[str, str]], total: int) -> None:
+    if len(shards) == 1:
+        (target / "model-00001.safetensors").rename(target / "model.safetensors")
+        return
+    places = {name: file for shard in shards for name, file in shard.items()}
+    _write_json(target / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _write_json(path: Path, entries: object) -> None:
+    path.write_text(json.dumps(entries, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _planned(checkpoint: Checkpoint, architecture: Architecture, mixture: _Mixture | None) -> list[_Planned]:
+    """All tensors by their names in the file. UnsupportedError for one that has no name there."""
+    entries = text_config(checkpoint)
+    found: list[_Planned] = []
+    modules = [(name, inner, -1) for name, inner in architecture.top.items()]
+    for index in range(entries["num_hidden_layers"]):
+        prefix = architecture.layer_name.format(index)
+        modules += [(f"blk.{index}.{name}", f"{prefix}.{inner}", index) for name, inner in architecture.layer.items()]
+    heads = {"attn_q": entries["num_attention_heads"], "attn_k": entries.get("num_key_value_heads")}
+    for name, inner, layer in modules:
+        for part in ("weight", "bias"):
+            sources = _sources(checkpoint, f"{inner}.{part}")
+            if not sources:
+                continue
+            shape = checkpoint.shape(sources[0])
+            stacked = (len(sources), *shape) if "{}" in inner else shape
+            kind = _kind(checkpoint, name, sources[0], stacked, layer, mixture)
+            turned = (heads.get(name.rpartition(".")[2]) or heads["attn_q"]) if _is_turned(architecture, name) else 0
+            written = WrittenTensor(f"{name}.{part}", kind, stacked)
+            found.append(_Planned(written=written, sources=sources, num_heads=int(turned)))
+    left = set(checkpoint.names()) - {source for plan in found for source in plan.sources}
+    left -= {name for name in left if name.endswith("rotary_emb.inv_freq")}
+    if entries.get("tie_word_embeddings"):
+        left.discard("lm_head.weight")
+        found = [plan for plan in found if plan.written.name != "output.weight"]
+    if left:
+        raise UnsupportedError(f"{checkpoint.place} has tensors that no GGUF file has: {', '.join(sorted(left)[:3])}")
+    return found
+
+
+def _is_turned(architecture: Architecture, name: str) -> bool:
+    return architecture.interleaves_heads and name.rpartition(".")[2] in ("attn_q", "attn_k")
+
+
+def _sources(checkpoint: Checkpoint, name: str) -> tuple[str, ...]:
+    if "{}" not in name:
+        return (name,) if name in checkpoint else ()
+    found: list[str] = []
+    while (one := name.replace("{}", str(len(found)))) in checkpoint:
+        found.append(one)
+    return tuple(found)
+
+
+def _kind(
+    checkpoint: Checkpoint, name: str, source: str, shape: tuple[int, ...], layer: int, mixture: _Mixture | None
+) -> TensorType:
+    """Vectors and routers are in F32."""
+    module = name.rpartition(".")[2]
+    if len(shape) == 1 or module.startswith("ffn_gate_inp"):
+        return BY_NAME["F32"]
+    if mixture is None:
+        return BY_NAME[_FLOATS.get(checkpoint.tensor(source).dtype, "F32")]
+    is_head = module == "output" or (module == "token_embd" and "lm_head.weight" not in checkpoint)
+    is_fine = mixture.mixes_layers and module.startswith(("attn_v", "ffn_down"))
+    is_fine = is_fine and _is_sensitive(layer, int(text_config(checkpoint)["num_hidden_layers"]))
+    kind = BY_NAME[mixture.finer if is_head or is_fine else mixture.usual]
+    while shape[-1] % kind.block_len:
+        kind = BY_NAME[_IN_SMALLER_BLOCKS[kind.name]]
+    return kind
+
+
+def _is_sensitive(layer: int, num_layers: int) -> bool:
+    """The first and the last eighth of layers, and every third of those between."""
+    first = num_layers // 8
+    return layer < first or layer >= 7 * num_layers // 8 or (layer - first) % 3 == 2
+
+
+def _contents(
+    checkpoint: Checkpoint, planned: list[_Planned], importance: Mapping[str, torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    for plan in planned:
+        encoded = []
+        for source in plan.sources:
+            tensor = _interleaved(checkpoint.tensor(source), plan.num_heads)
+            rows = tensor.reshape(-1, plan.written.shape[-1])
+            encoded.append(encode_rows(plan.written.kind, rows, importance.get(source.rpartition(".")[0])))
+        yield encoded[0] if len(encoded) == 1 else torch.cat(encoded)
+
+
+def _followed_by(first: torch.Tensor, others: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    yield first
+    yield from others
+
+
+def _interleaved(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """The two halves of each head's rows in turn, as llama.cpp turns them."""
+    if not num_heads:
+        return rows
+    if rows.shape[0] % (2 * num_heads):
+        raise InvalidArgumentError(f"{rows.shape[0]} rows are not those of {num_heads} heads")
+    return rows.unflatten(0, (num_heads, 2, -1)).transpose(1, 2).reshape(rows.shape)
