@@ -123,7 +123,7 @@ class ServerFrontends:
         choices = options.api_choices
         if CONSOLE not in choices and not is_loopback(options.http_host):
             choices[CONSOLE] = ApiChoice(is_served=False)
-        docs = OpenApi(self._planes[0], self._limits.access, has_keys=self._keys is not None)
+        docs = self._docs()
         chosen = chosen_apis([*optional, *installed_apis(self._context, choices), docs.api()], choices)
         shared = [kserve, *(api for api in chosen if api.port is None)] if options.allow_http else []
         own = [api for api in chosen if api.port is not None]
@@ -149,6 +149,18 @@ class ServerFrontends:
         """The parts of the server that the installed API of that name gets."""
         return ApiContext(name, *self._planes, self._limits)
 
+    def _docs(self) -> OpenApi:
+        return OpenApi(self._planes[0], self._limits.access, has_keys=self._keys is not None)
+
+    def _with_docs(self, apis: list[Api]) -> list[Api]:
+        """The APIs of a port of its own, with their description unless it is off, there, or on another port."""
+        choice = self._options.api_choices.get("docs", ApiChoice())
+        if choice.is_served and choice.port is None and all(api.name != "docs" for api in apis):
+            docs = self._docs()
+            apis = [*apis, docs.api()]
+            docs.describe(apis)
+        return apis
+
     def _shared(self, apis: Sequence[Api]) -> HttpHandler:
         """The frontend of the HTTP port, for one process or several: front processes handle CORS themselves."""
         frontend = with_access_log(HttpFrontend(apis, self._guard, self._pages), is_logged=self._logs_access)
@@ -162,6 +174,8 @@ class ServerFrontends:
         apis = [*shared, api] if api.name == CONSOLE else [api]
         if api.name in _BESIDE_OPENAI:
             apis.append(OpenAi(*self._planes, self._limits).api().without(api.routes))
+        if has_cors:
+            apis = self._with_docs(apis)
         frontend = with_access_log(HttpFrontend(apis, self._guard, self._pages), is_logged=self._options.access_log)
         if has_cors:
             frontend = with_cors(frontend, self._options.http_cors)
@@ -171,6 +185,7 @@ class ServerFrontends:
         """The port where Ollama's clients look for a server; some of them speak OpenAI's API there."""
         options, port = self._options, self._options.ollama_port
         apis = [Ollama(*self._planes, self._limits).api().on_port(port), OpenAi(*self._planes, self._limits).api()]
+        apis = self._with_docs(apis)
         frontend = with_access_log(HttpFrontend(apis, self._guard, self._pages), is_logged=options.access_log)
         address = Address(options.http_host, port, "--ollama-port", options.reuse_http_port)
         return OwnPort(with_cors(frontend, options.http_cors), address)

@@ -29,6 +29,7 @@ _PYTHON_LIBRARIES = frozenset(
         "helm_python",
         "kubernetes_validate",
         "playwright",
+        "schemathesis",
         "tensorrt_rtx",
         "torchao",
         "triton",

@@ -131,8 +131,8 @@ def _success(api: Api, route: Route) -> Json:
     if schema.answer:
         content |= _content(api, schema.media_type, schema.answer)
     if schema.event:
-        stream = {"schema": {"type": "string"}, "x-event": _schema(api, schema.event)}
-        content[schema.stream_type.partition(";")[0]] = stream
+        # A schema would be of the stream as a whole.
+        content[schema.stream_type.partition(";")[0]] = {"x-event": _schema(api, schema.event)}
     response: Json = {"description": "Success"}
     return {**response, "content": content} if content else response
 

@@ -41,7 +41,7 @@ def _operation(
 ) -> Json:
     content: Json = {"schema": body} if example is None else {"schema": body, "example": example}
     if verb == "generate_stream":
-        answered: Json = {"text/event-stream": {"schema": {"type": "string"}, "x-event": answer}}
+        answered: Json = {"text/event-stream": {"x-event": answer}}
     else:
         answered = {"application/json": {"schema": answer}}
     operation: Json = {
