@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -36,14 +37,14 @@ from modelserver.protocol.api import Route, spelled_out
 from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, HttpLimits
 from modelserver.repository import namespaces
 from modelserver.scheduling.rate_limit import RateLimiter
-from modelserver.telemetry.counts import LoadCounts
+from modelserver.telemetry.counts import LoadCounts, RefusalCounts
 from modelserver.telemetry.exposition import RenderedFamily
 from modelserver.telemetry.file_reloads import FileReloads
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.statistics import ModelStatistics
-from modelserver.telemetry.wire_counts import WireCounts
+from modelserver.telemetry.wire_counts import WireCounts, front_families, wire_families
 from modelserver.wire.limits import WireLimits
 
 DOCS = Path(__file__).resolve().parent
@@ -189,11 +190,15 @@ def metrics() -> str:
         lambda: [_Model()],
         lambda: {"m": LoadCounts()},
         server_version="",
-        host=HostGauges(interval_s=1.0),
-        wire=WireCounts(),
+        on_loop=[
+            _limiter().families,
+            RefusalCounts().families,
+            partial(wire_families, WireCounts()),
+            partial(front_families, ()),
+            _reloads().families,
+        ],
+        off_loop=[HostGauges(interval_s=1.0).families],
         answers=StoreCounts(),
-        limiter=_limiter(),
-        reloads=_reloads(),
     )
     lines = ["| name | type | labels | meaning |", "|---|---|---|---|"]
     for family in server.collect():
