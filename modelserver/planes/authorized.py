@@ -141,6 +141,10 @@ class AuthorizedDataPlane(AuthorizedInferPlane):
 
     # Of the server.
 
+    def recent_traces(self) -> list[dict[str, Any]]:
+        _check("read traces", "")
+        return self._plane.recent_traces()
+
     def server_metadata(self) -> ServerMetadata:
         return self._plane.server_metadata()
 

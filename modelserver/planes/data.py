@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
@@ -340,6 +340,10 @@ class DataPlane:
             settings = self.tracer.update(changes, model_name)
         self._observe()
         return settings
+
+    def recent_traces(self) -> list[dict[str, Any]]:
+        """As `Tracer.recent`."""
+        return self.tracer.recent()
 
     def _check_traced_model(self, name: str) -> None:
         if name and all(entry.name != name for entry in self._repository.index()):

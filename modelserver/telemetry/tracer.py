@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_WAITING = 10_000
 _CLOSE_TIMEOUT_S = 15.0
+# The newest traces that clients can read.
+_NUM_RECENT = 100
 # Before and after a request is read, by the protocol of the stream that waits for its answer.
 _READ_EVENTS = {
     "HTTP": ("HTTP_RECV_START", "HTTP_RECV_END"),
@@ -78,6 +81,7 @@ class Tracer:
         # By their links, so that requests made by models find their parent trace.
         self._traces: WeakValueDictionary[str, Trace] = WeakValueDictionary()
         self._writer: _Writer | None = None
+        self._recent: deque[dict[str, Any]] = deque(maxlen=_NUM_RECENT)
         self.is_on = self._can_trace()
 
     def settings(self, model_name: str = "") -> Mapping[str, str | list[str]]:
@@ -148,9 +152,16 @@ class Tracer:
         if trace.caller is not None and not trace.caller.is_over:
             trace.caller.children.append(trace)
             return
+        self._recent.append({"ended_ms": time.time_ns() // 1_000_000, **_times(trace)})
+        if self.options.mode == TRITON and not self.options.file:
+            return
         if self._writer is None:
             self._writer = _Writer(self.options, self._version)
         self._writer.put(trace, self._models.get(trace.model_name, self._server).settings.log_frequency)
+
+    def recent(self) -> list[dict[str, Any]]:
+        """The newest traces, the newest first: what was traced and when (monotonic, ns), without tensors."""
+        return [*reversed(self._recent)]
 
     def close(self) -> None:
         """Write the remaining traces. Blocking."""
@@ -159,8 +170,6 @@ class Tracer:
             writer.close()
 
     def _can_trace(self) -> bool:
-        if self.options.mode == TRITON and not self.options.file:
-            return False
         return any(sampler.settings.levels for sampler in (self._server, *self._models.values()))
 
     @staticmethod
@@ -171,6 +180,17 @@ class Tracer:
             values.get("count", settings.count),
             values.get("log_frequency", settings.log_frequency),
         )
+
+
+def _times(trace: Trace) -> dict[str, Any]:
+    return {
+        "id": trace.id,
+        "model_name": trace.model_name,
+        "model_version": str(trace.version),
+        "request_id": trace.request_id,
+        "timestamps": [{"name": name, "ns": time_ns} for name, time_ns in trace.events],
+        "children": [_times(child) for child in trace.children],
+    }
 
 
 class _Writer:

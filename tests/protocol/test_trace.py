@@ -346,3 +346,21 @@ def test_a_collector_that_is_not_there_costs_traces_and_nothing_else(tmp_path: P
         document = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
         for _ in range(3):
             assert httpx.post(f"http://{running.http_url}/v2/models/echo/infer", json=document).status_code == 200
+
+
+def test_the_newest_traces_can_be_read_without_a_file(tmp_path: Path) -> None:
+    with running_server(_repository(tmp_path)) as running, HttpClient(running) as client:
+        client.infer("echo", {"INPUT0": DATA})
+        assert httpx.get(f"http://{running.http_url}/v2/trace/recent").json() == {"traces": []}
+        _settings(client, "echo", trace_level=["TIMESTAMPS"], trace_rate="1")
+        for name in ("first", "second"):
+            client.infer("echo", {"INPUT0": DATA}, request_id=name)
+        client.infer("other", {"INPUT0": DATA})
+        traces = httpx.get(f"http://{running.http_url}/v2/trace/recent").json()["traces"]
+    assert [(trace["model_name"], trace["request_id"]) for trace in traces] == [("echo", "second"), ("echo", "first")]
+    times = [event["ns"] for event in traces[0]["timestamps"]]
+    assert {"REQUEST_START", "COMPUTE_START", "COMPUTE_END", "REQUEST_END"} <= {
+        event["name"] for event in traces[0]["timestamps"]
+    }
+    assert times == sorted(times)
+    assert traces[0]["children"] == []

@@ -96,4 +96,5 @@ SCHEMAS: dict[str, RouteSchema] = {
     ),
     "GET /v2[/models/{name}]/trace/setting": RouteSchema(answer="TraceSettings"),
     "POST /v2[/models/{name}]/trace/setting": RouteSchema(body="TraceChanges", answer="TraceSettings"),
+    "GET /v2/trace/recent": RouteSchema(answer="{traces: [object]}"),
 }

@@ -103,11 +103,16 @@ class TraceRoutes:
         self._limits = limits
 
     def routes(self) -> tuple[Route, ...]:
-        return tuple(
+        settings = (
             Route(method, pattern, call, ApiGroup.TRACE)
             for pattern in ("/v2/trace/setting", "/v2/models/{name}/trace/setting")
             for method, call in (("GET", self.read), ("POST", self.update))
         )
+        return (*settings, Route("GET", "/v2/trace/recent", self.recent, ApiGroup.TRACE))
+
+    def recent(self, exchange: HttpExchange) -> None:
+        """The newest traces, wherever traces are written."""
+        exchange.respond(json_response({"traces": self._dataplane.recent_traces()}))
 
     def read(self, exchange: HttpExchange, name: str = "") -> None:
         exchange.respond(json_response(self._dataplane.trace_settings(name)))

@@ -1,5 +1,7 @@
 // The frame of the console: which page is shown, the theme, and the key.
 
+import { logsPage, tracesPage } from "./activity.js";
+import { chartsPage } from "./charts.js";
 import { chatPage } from "./chat.js";
 import { askForKey, button, empty, forgetKey, h, hasKey, say, server, span, startPolling, watch } from "./core.js";
 import { modelPage, modelsPage } from "./models.js";
@@ -7,6 +9,9 @@ import { modelPage, modelsPage } from "./models.js";
 const PAGES = [
   ["models", "Models", modelsPage],
   ["chat", "Chat", chatPage],
+  ["charts", "Charts", chartsPage],
+  ["logs", "Logs", logsPage],
+  ["traces", "Traces", tracesPage],
 ];
 const DETAILS = { models: modelPage };
 

@@ -98,8 +98,8 @@ export function ms(value) {
   if (value == null || Number.isNaN(value)) return "–";
   if (value === 0) return "0 ms";
   if (value < 1) return `${(value * 1000).toFixed(0)} µs`;
-  if (value < 10) return `${value.toFixed(2)} ms`;
-  return value < 10000 ? `${value.toFixed(value < 100 ? 1 : 0)} ms` : `${(value / 1000).toFixed(1)} s`;
+  if (value < 10) return `${Number(value.toFixed(2))} ms`;
+  return value < 1000 ? `${Number(value.toFixed(value < 100 ? 1 : 0))} ms` : `${Number((value / 1000).toFixed(2))} s`;
 }
 
 export function span(seconds) {
