@@ -127,8 +127,10 @@ function outputView({ name, datatype, shape, values }, classes) {
   if (datatype === "BYTES") return [head, values.map((value) => (typeof value === "string" ? h("pre", {}, value) : bytesView(value)))];
   const picture = tensorPicture(values, shape);
   if (picture) picture.className = "answer-picture";
-  const isVector = !picture && isFloat(datatype) && values.length >= 3 && values.length <= 100000 && shape.at(-1) === values.length;
-  const best = isVector && Array.from(values, (value, index) => [`class ${index}`, value]).sort((one, other) => other[1] - one[1]).slice(0, 5);
+  const isVector = !picture && isFloat(datatype) && values.length >= 2 && values.length <= 100000 && shape.at(-1) === values.length;
+  // Scores of classes: probabilities, or as many numbers as no one reads.
+  const isScores = isVector && (values.length >= 10 || (values.every((value) => value >= 0) && Math.abs(values.reduce((sum, value) => sum + value, 0) - 1) < 0.01));
+  const best = isScores && Array.from(values, (value, index) => [`class ${index}`, value]).sort((one, other) => other[1] - one[1]).slice(0, 5);
   const text = asText(values, shape);
   return [head, picture, best && bars(best), best || picture ? h("details", {}, h("summary", {}, "All elements"), text) : text];
 }
