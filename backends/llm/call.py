@@ -24,7 +24,9 @@ from .json_fields import integer, quote, string
 from .sampling_params import CONVERTERS, SamplingParams
 from .structured_outputs import ALIASES
 
-_KNOWN_PARAMETERS = CONVERTERS.keys() | ALIASES
+# TensorRT-LLM's name of `stop`. Its public examples send these two with an empty text, which means none.
+_STOP_WORDS, _BAD_WORDS = "stop_words", "bad_words"
+_KNOWN_PARAMETERS = CONVERTERS.keys() | ALIASES | {_STOP_WORDS}
 _MAX_INT32 = 2**31 - 1
 # A longer text stays bytes until the tokenizer reads it in pieces: making one string of it would stop all threads.
 _MAX_DECODED_BYTES = 1 << 20
@@ -211,6 +213,9 @@ def _sampling(
     """Sampling parameters, priority, cache salt, and whether the parameters ask for log-probabilities, which are
     computed only where an output wants them."""
     values = {name: value for name, value in request.parameters.items() if _is_parameter(name)}
+    values = {name: value for name, value in values.items() if value != "" or name not in (_STOP_WORDS, _BAD_WORDS)}
+    if _STOP_WORDS in values:
+        values.setdefault("stop", values.pop(_STOP_WORDS))
     if "sampling_parameters" in request.inputs:
         values |= _object(request, "sampling_parameters")
     values = _with_defaults(values, defaults)

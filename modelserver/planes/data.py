@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,11 +77,16 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """How busy a model is now: requests in flight, those of them that wait, and instances that serve them."""
+    """How busy a model is now: requests in flight, those of them that wait, and instances that serve them.
+
+    Of a language model also the share of its KV cache in use, 0 to 1, and the tokens for which the cache has room.
+    """
 
     num_inflight: int
     queue_depth: int
     num_instances: int
+    kv_cache_utilization: float | None = None
+    max_token_capacity: int | None = None
 
     @property
     def utilization(self) -> float:
@@ -94,6 +100,18 @@ class InferPlane(Protocol):
     def infer(self, request: InFlightRequest) -> ResponseStream: ...
 
     def check_inputs(self, request: InFlightRequest) -> None: ...
+
+
+def _kv_cache(model: Model) -> tuple[float | None, int | None]:
+    """The use and the tokens of a language model's KV cache, by what it measures; of several instances the sum."""
+    usages: list[float] = []
+    capacity = 0
+    for each in chain.from_iterable(model.measure() if model.measures else ()):
+        if each.name == "vllm:kv_cache_usage_perc":
+            usages.append(each.value)
+        elif each.name == "vllm:cache_config_info":
+            capacity += int(each.labels["num_gpu_blocks"]) * int(each.labels["block_size"])
+    return (sum(usages) / len(usages), capacity) if usages and capacity else (None, None)
 
 
 def _check_shapes(model: Model, request: InFlightRequest) -> None:
@@ -395,7 +413,8 @@ class DataPlane:
     def load_of(self, name: str, version: int | None = None) -> ModelLoad:
         """How busy a model is. Raises as `infer` does for unknown or unready models."""
         model = self._repository.get(name, version)
-        return ModelLoad(model.inflight, model.queue_depth, len(model.instances()))
+        usage, capacity = _kv_cache(model)
+        return ModelLoad(model.inflight, model.queue_depth, len(model.instances()), usage, capacity)
 
     def model_names(self) -> list[str]:
         """The models that have a ready version."""

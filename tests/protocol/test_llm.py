@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from support.clients import ClientError, GrpcClient, HttpClient, ProtocolClient
@@ -353,6 +354,21 @@ def test_the_kv_cache_is_described_as_endpoint_pickers_ask_for_it(served: Runnin
     assert int(labels["num_gpu_blocks"]) > 0
     assert (labels["cache_dtype"], labels["enable_prefix_caching"], labels["engine"]) == ("auto", "True", "0")
     assert line.endswith(" 1.0")
+
+
+def test_the_load_report_has_the_kv_cache_as_tritons_has(served: RunningServer) -> None:
+    url = f"http://{served.http_url}/v2/models/one/generate"
+    # The document is that of NVIDIA's examples.
+    document = {"text_input": "hello", "max_tokens": 2, "bad_words": "", "stop_words": ""}
+    answer = httpx.post(url, json=document, headers={"endpoint-load-metrics-format": "json"})
+    assert answer.status_code == 200, answer.text
+    named = json.loads(answer.headers["endpoint-load-metrics"].removeprefix("JSON "))["named_metrics"]
+    assert named.keys() == {"inflight", "queue_depth", "kv_cache_utilization", "max_token_capacity"}
+    assert 0 <= named["kv_cache_utilization"] <= 1
+    assert named["max_token_capacity"] > 0
+    answer = httpx.post(url, json=document, headers={"endpoint-load-metrics-format": "text"})
+    capacity = f"named_metrics.max_token_capacity={named['max_token_capacity']}"
+    assert capacity in answer.headers["endpoint-load-metrics"]
 
 
 def test_the_config_is_completed(client: ProtocolClient) -> None:

@@ -55,16 +55,22 @@ class _ReportingExchange(RelayedExchange):
         return [*headers, (_HEADER, _as_json(load) if self._is_json else _as_text(load))]
 
 
+def _named(load: ModelLoad) -> dict[str, float]:
+    named: dict[str, float] = {"inflight": load.num_inflight, "queue_depth": load.queue_depth}
+    if load.kv_cache_utilization is not None and load.max_token_capacity is not None:
+        # The names are Triton's for language models.
+        named["kv_cache_utilization"] = round(load.kv_cache_utilization, 4)
+        named["max_token_capacity"] = load.max_token_capacity
+    return named
+
+
 def _as_text(load: ModelLoad) -> str:
-    return (
-        f"TEXT application_utilization={load.utilization:.4g}, named_metrics.inflight={load.num_inflight}, "
-        f"named_metrics.queue_depth={load.queue_depth}"
-    )
+    named = (f"named_metrics.{name}={value}" for name, value in _named(load).items())
+    return ", ".join((f"TEXT application_utilization={load.utilization:.4g}", *named))
 
 
 def _as_json(load: ModelLoad) -> str:
-    named = {"inflight": load.num_inflight, "queue_depth": load.queue_depth}
-    document = {"application_utilization": round(load.utilization, 4), "named_metrics": named}
+    document = {"application_utilization": round(load.utilization, 4), "named_metrics": _named(load)}
     return "JSON " + orjson.dumps(document).decode()
 
 

@@ -78,6 +78,14 @@ def test_request_parameters_count_and_the_json_wins() -> None:
     assert (call.priority, call.cache_salt) == (-2, "s")
 
 
+def test_the_words_of_tensorrt_llm_are_understood() -> None:
+    nothing = read({"bad_words": "", "stop_words": ""}, text_input="a").params
+    assert nothing == read(text_input="a").params
+    params = read({"bad_words": "bad", "stop_words": ["x", "y"]}, text_input="a").params
+    assert (params.bad_words, params.stop) == (("bad",), ("x", "y"))
+    assert read({"stop": "s", "stop_words": "t"}, text_input="a").params.stop == ("s",)
+
+
 def test_the_priority_of_the_protocol_is_the_engines() -> None:
     request = request_of(**arrays(text_input="a"))
     request.priority = 7
