@@ -26,7 +26,7 @@ from .binding import InputBinding, output_positions
 from .cuda_lane import CudaLane
 from .options import TorchOptions
 from .program import Program
-from .tensors import TORCH_DTYPES, from_texts, to_numpy, to_texts, to_torch
+from .tensors import DATATYPES, TORCH_DTYPES, from_texts, to_numpy, to_texts, to_torch
 
 # How many threads compute for an instance: PyTorch's number belongs to the thread that calls, and is kept there.
 # `torch.set_num_threads` sets the calling thread's number, and that with which later threads begin (OpenMP's nthreads
@@ -156,8 +156,10 @@ class TorchInstance(TensorInstance):
         of_tensors = [(name, dtype) for name, _, dtype in self._outputs if dtype is not None]
         for (name, dtype), tensor in zip(of_tensors, tensors, strict=True):
             if tensor.dtype is not dtype:
+                expected, found = DATATYPES[dtype].config_name, DATATYPES.get(tensor.dtype)
                 raise InternalError(
-                    f"output '{name}': the model gives {tensor.dtype}, the config says {dtype}; correct its data_type"
+                    f"configuration expects datatype {expected} for output '{name}', model provides "
+                    f"{found.config_name if found is not None else tensor.dtype}; correct its data_type"
                 )
             array = to_numpy(tensor)
             arrays[name] = array.reshape(1) if name in self._scalars else array
@@ -192,7 +194,10 @@ def _picked(result: Any, name: str, place: int, *, is_text: bool) -> Any:
     elif not isinstance(result, tuple | list):
         raise InternalError(f"output '{name}': the model gives a {type(result).__name__} instead of tensors")
     elif place >= len(result):
-        raise InternalError(f"output '{name}': the model gives {len(result)} results, the config wants number {place}")
+        raise InternalError(
+            f"The output {name} in the model configuration refers to an output index which doesn't exist. This model "
+            f"has {len(result)} outputs, and {name} would be number {place}, counted from 0"
+        )
     else:
         tensor = result[place]
     if is_text != _is_texts(tensor) or not (is_text or isinstance(tensor, torch.Tensor)):

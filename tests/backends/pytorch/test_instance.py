@@ -156,8 +156,12 @@ def test_a_failing_operator_is_told_in_one_line(model_repository: Path) -> None:
 @pytest.mark.parametrize(
     ("outputs", "datatype", "message"),
     [
-        (["y"], Datatype.INT32, "output 'y': the model gives torch.int64, the config says torch.int32"),
-        (["y", "z"], Datatype.INT64, "output 'z': the model gives 1 results, the config wants number 1"),
+        (["y"], Datatype.INT32, "configuration expects datatype TYPE_INT32 for output 'y', model provides TYPE_INT64"),
+        (
+            ["y", "z"],
+            Datatype.INT64,
+            "The output z in the model configuration refers to an output index which doesn't exist. This model has 1 ",
+        ),
     ],
 )
 def test_results_that_the_config_does_not_describe(tmp_path: Path, outputs, datatype: Datatype, message: str) -> None:
