@@ -36,6 +36,7 @@ DIRECTORY = Path("/dev/shm")  # noqa: S108 - where the C library's shm_open look
 # Regions of Triton's own Python backend; its clients know that these are refused.
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _MAX_NAME_BYTES = 255
+_MAX_UINT64 = 2**64 - 1
 # A cudaIpcMemHandle_t.
 CUDA_HANDLE_BYTES = 64
 
@@ -81,6 +82,11 @@ class Region:
         if offset >= status.num_bytes:
             raise InvalidArgumentError(
                 f"Invalid offset for shared memory region: '{status.name}' has {status.num_bytes} bytes, got {offset}"
+            )
+        if offset + num_bytes > _MAX_UINT64:
+            raise InvalidArgumentError(
+                f"Integer overflow detected: byte_size ({num_bytes}) + offset ({offset}) exceeds maximum value "
+                f"({_MAX_UINT64}) for region '{status.name}', which has {status.num_bytes} bytes"
             )
         if offset + num_bytes > status.num_bytes:
             raise InvalidArgumentError(

@@ -163,6 +163,16 @@ def test_slices_outside_of_regions_are_refused(
     assert text in caught.value.message
 
 
+def test_a_slice_that_no_memory_has_is_refused_in_tritons_words(client: ProtocolClient, key: str) -> None:
+    client.raw.register_system_shared_memory("region", key, 256)
+    output = _output(client, "region", 2**63 - 1 if client.name == "grpc" else 2**64 - 32, 32)
+    expected = (
+        r"Invalid offset \+ byte size" if client.name == "grpc" else r"Integer overflow detected: byte_size \(1844"
+    )
+    with pytest.raises(ClientError, match=expected):
+        _infer(client, "echo", _input(client, "region", DATA), outputs=[output])
+
+
 def test_sizes_that_do_not_fit_the_tensor_are_refused(client: ProtocolClient, key: str) -> None:
     client.raw.register_system_shared_memory("region", key, 256)
     tensor = client.library.InferInput("INPUT0", [2, 4], "FP32")
