@@ -77,16 +77,14 @@ class LlmBackend(Backend):
     def quantize_version(
         cls, source: Path, target: Path, method: str, calibration: str | None, /
     ) -> tuple[Mapping[str, float], list[str]]:
-        """As GGUF by its methods; by the others to the nearest, as compressed-tensors."""
+        """As GGUF by its methods; by the others as compressed-tensors."""
+        from .calibration import measured_importance
         from .gguf_copy import GGUF_METHODS, write_gguf_copy
-        from .importance import measured_importance
         from .quantized_copy import METHODS, write_quantized_copy
 
         if method not in (*METHODS, *GGUF_METHODS):
             known = ", ".join((*METHODS, *GGUF_METHODS))
             raise InvalidArgumentError(f"quantization {method!r} of a language model: expected {known}")
-        if calibration is not None and method in METHODS:
-            raise InvalidArgumentError(f"{method} rounds to the nearest: a calibration text is for methods of GGUF")
         with open_checkpoint(source) as checkpoint:
             before = checkpoint.num_bytes
             if method in GGUF_METHODS:
@@ -94,7 +92,7 @@ class LlmBackend(Backend):
                 copy = write_gguf_copy(checkpoint, target, method, importance)
                 figures = {"tensors": copy.num_rounded, "bytes_before": before, "bytes_after": copy.num_bytes}
                 return figures, copy.notes
-            written = write_quantized_copy(checkpoint, target, method)
+            written = write_quantized_copy(checkpoint, target, method, calibration)
         notes = [f"{name} stays in floats: its inputs cannot be split into whole groups" for name in written.kept]
         figures = {"modules": written.num_rounded, "bytes_before": before, "bytes_after": written.num_bytes}
         return figures, notes

@@ -32,8 +32,8 @@ _CASES = ("decode of one stream", "prefill of 1,024", "8 streams", "32 streams")
 _GOALS = (1.05, 1.1, 1.5, 2.0)
 
 
-def _measure(run: Run) -> dict[str, float]:
-    """Tokens per CPU second of each case, and the megabytes that were resident after the first."""
+def _measure(run: Run, wanted: Sequence[str]) -> dict[str, float]:
+    """Tokens per CPU second of each case that is wanted, and the megabytes that were resident after the first."""
 
     def seconds(prompts: Sequence[list[int]], lengths: Sequence[int]) -> float:
         start = time.process_time()
@@ -48,8 +48,11 @@ def _measure(run: Run) -> dict[str, float]:
     decode = [seconds([prompt(128, seed)], [1 + _DECODED]) - seconds([prompt(128, seed + 10)], [1]) for seed in (1, 2)]
     found = {_CASES[0]: _DECODED / statistics.mean(decode)}
     found["MB"] = _status("VmRSS")
-    found[_CASES[1]] = 1024 / min(seconds([prompt(1024, seed)], [1]) for seed in (3, 4))
+    if _CASES[1] in wanted:
+        found[_CASES[1]] = 1024 / min(seconds([prompt(1024, seed)], [1]) for seed in (3, 4))
     for case, number in ((_CASES[2], 8), (_CASES[3], 32)):
+        if case not in wanted:
+            continue
         workload = Workload(num_requests=number, shortest=16, longest=64, batch=number)
         lengths = workload.output_lens()
         found[case] = sum(lengths) / seconds(workload.prompts(_VOCABULARY), lengths)
@@ -62,11 +65,11 @@ def _status(name: str) -> float:
     return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) / 1e3
 
 
-def _measure_theirs(package: Path, path: Path, num_threads: int) -> dict[str, float]:
-    return _measure(LlamaCpp(package).load(path, num_threads).run)
+def _measure_theirs(package: Path, path: Path, num_threads: int, cases: Sequence[str]) -> dict[str, float]:
+    return _measure(LlamaCpp(package).load(path, num_threads).run, cases)
 
 
-def _measure_ours(path: Path, num_threads: int) -> dict[str, float]:
+def _measure_ours(path: Path, num_threads: int, cases: Sequence[str]) -> dict[str, float]:
     import torch
     from modelserver_backends.llm.checkpoint import open_checkpoint
     from modelserver_backends.llm.engine import Engine
@@ -85,15 +88,16 @@ def _measure_ours(path: Path, num_threads: int) -> dict[str, float]:
     loaded = _status("VmHWM") - before
     engine = Engine(options=options, runner=runner, tokenizer=None)
     try:
-        found = _measure(lambda prompts, lengths: run_engine(engine, prompts, lengths))
+        found = _measure(lambda prompts, lengths: run_engine(engine, prompts, lengths), cases)
     finally:
         runner.close()
     return {**found, "MB before loading": before, "MB that loading took at most": loaded}
 
 
-def _in_process(engine: str, path: Path, package: Path, num_threads: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.llm.llama_cpp", "--peer", str(package), "--threads", str(num_threads)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
+def _in_process(engine: str, path: Path, arguments: argparse.Namespace) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.llm.llama_cpp", "--peer", str(arguments.peer)]
+    command += ["--threads", str(arguments.threads), "--cases", *arguments.cases]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
     answer = subprocess.run(
         [*command, "--engine", engine, "--file", str(path)],
         env=environment,
@@ -131,6 +135,8 @@ def _print_table(form: str, path: Path, rounds: dict[str, list[dict[str, float]]
     }
     theirs, ours = (medians[engine] for engine in _ENGINES)
     for case, goal in zip(_CASES, _GOALS, strict=True):
+        if case not in ours:
+            continue
         ratio = ours[case] / theirs[case]
         print(f"| {form}, {case} | {theirs[case]:.1f} | {ours[case]:.1f} | {ratio:.2f}x | {goal}x |")
     print(f"| {form}, MB resident | {theirs['MB']:.0f} | {ours['MB']:.0f} | {ours['MB'] / theirs['MB']:.2f}x | 1x |")
@@ -153,7 +159,7 @@ def _compare(arguments: argparse.Namespace, directory: Path) -> None:
         rounds: dict[str, list[dict[str, float]]] = {engine: [] for engine in _ENGINES}
         for _ in range(arguments.rounds):
             for engine in _ENGINES:
-                rounds[engine].append(_in_process(engine, path, arguments.peer, arguments.threads))
+                rounds[engine].append(_in_process(engine, path, arguments))
         print(f"| {arguments.shape} in {form} | llama.cpp | ours | ratio | goal |\n|---|--:|--:|--:|--:|")
         _print_table(form, path, rounds)
 
@@ -167,15 +173,16 @@ def main() -> None:
     parser.add_argument("--forms", nargs="+", choices=_FORMS, default=["Q4_K_M", "Q8_0"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", nargs="+", choices=_CASES, default=list(_CASES), help="the first always runs")
     parser.add_argument("--directory", type=Path, help="where the files are kept for the next time")
     parser.add_argument("--engine", choices=_ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     try:
         if arguments.engine == "ours":
-            print(json.dumps(_measure_ours(arguments.file, arguments.threads)))
+            print(json.dumps(_measure_ours(arguments.file, arguments.threads, arguments.cases)))
         elif arguments.engine is not None:
-            print(json.dumps(_measure_theirs(arguments.peer, arguments.file, arguments.threads)))
+            print(json.dumps(_measure_theirs(arguments.peer, arguments.file, arguments.threads, arguments.cases)))
         elif arguments.directory is not None:
             arguments.directory.mkdir(parents=True, exist_ok=True)
             _compare(arguments, arguments.directory)

@@ -78,7 +78,7 @@ def quantize(
         Path | None,
         typer.Option(
             help="Samples of real inputs for static: .npz, .npy, or a directory of them. "
-            "GGUF: a text that shows which inputs count."
+            "int4 of language models, and GGUF: a text that shows which inputs count."
         ),
     ] = None,
     from_requests: Annotated[

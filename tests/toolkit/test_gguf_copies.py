@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from modelserver_backends.llm import kernels
+from modelserver_backends.llm.calibration import measured_importance
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.checkpoint.gguf_blocks import unpack_rows
 from modelserver_backends.llm.checkpoint.gguf_types import BY_NAME
-from modelserver_backends.llm.importance import measured_importance
 from modelserver_backends.llm.quantization.gguf_encoding import encode_rows
 from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.generations import generate, loaded_engine, random_prompts
@@ -156,8 +156,8 @@ def test_what_gguf_has_no_words_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="quantized already"):
         quantize_language_model(str(tmp_path / "small"), tmp_path / "out", "q4_0", silent)
     (tmp_path / "text").write_text(TEXT)
-    with pytest.raises(InvalidArgumentError, match="int4 rounds to the nearest"):
-        quantize_language_model(str(source), tmp_path / "out", "int4", silent, calibration=tmp_path / "text")
+    with pytest.raises(InvalidArgumentError, match="fp8 is rounded to the nearest"):
+        quantize_language_model(str(source), tmp_path / "out", "fp8", silent, calibration=tmp_path / "text")
     with pytest.raises(InvalidArgumentError, match="holds no checkpoint"):
         convert_language_model(str(tmp_path / "nothing"), tmp_path / "out", "gguf", silent)
     assert not (tmp_path / "out").exists()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from modelserver_backends.llm import kernels
+from modelserver_backends.llm import kernels, quantized_copy
+from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
+from modelserver_backends.llm.quantization.rounded import round_by_products, round_integers
 from safetensors.torch import load_file, save_file
 from support.float_twins import assert_is_its_twin
 from support.quantized_checkpoints import VALUES, Packed, float8, groups_of, meant, rounded, write_quantized
@@ -81,6 +83,39 @@ def test_the_command_says_how_alike_they_are_on_a_text(tmp_path: Path, capsys: p
     assert fine["agreement"] > 0.9
     assert 0 < fine["divergence"] < 0.01
     assert figures("--method", "int4", "--force")["divergence"] > fine["divergence"]
+
+
+def test_a_calibration_text_makes_layers_lose_less_on_it() -> None:
+    """Rows whose inputs go together: errors of one are made up for by others."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 256, generator=generator)
+    rows = torch.randn(2000, 64, generator=generator) @ torch.randn(64, 256, generator=generator)
+    rows += 0.1 * torch.randn(2000, 256, generator=generator)
+    rows[:, 7] = 0.0
+    exact = rows @ weight.T
+
+    def error(rounded: QuantizedWeight) -> float:
+        return float((rows @ rounded.dequantized().T - exact).norm() / exact.norm())
+
+    guided = round_by_products(weight, rows.T @ rows / len(rows), 4, 32)
+    assert guided.codes.shape == weight.shape
+    assert error(guided) < 0.6 * error(round_integers(weight, 4, 32))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_int4_by_a_calibration_text_serves(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_copy, "_PRODUCT_BYTES", 1 << 15)  # the text is read several times
+    source = write_checkpoint(tmp_path / "source", family, values=VALUES)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    found = {}
+    for calibration in (None, text):
+        outcome = quantize_language_model(
+            str(source), tmp_path / "small", "int4", silent, text=text, calibration=calibration, force=True
+        )
+        found[calibration] = outcome.figures
+    assert found[text]["bytes_after"] == found[None]["bytes_after"]
+    assert found[text]["divergence"] < found[None]["divergence"]
 
 
 def test_layers_whose_inputs_have_no_whole_groups_stay_in_floats(tmp_path: Path) -> None:

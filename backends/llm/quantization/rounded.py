@@ -9,6 +9,9 @@ from .quantized_weight import QuantizedWeight
 GROUP = 32
 _LARGEST_FLOAT8 = 448.0
 _SMALLEST_SCALE = 1e-12
+# Inputs after which the error is carried to all others at once; what the products' diagonal grows by, of its mean.
+_COLUMNS = 128
+_DAMPING = 0.01
 
 
 def round_integers(weight: torch.Tensor, bits: int, group: int) -> QuantizedWeight:
@@ -26,6 +29,45 @@ def round_integers(weight: torch.Tensor, bits: int, group: int) -> QuantizedWeig
         group=group,
         bits=bits,
     )
+
+
+def round_by_products(weight: torch.Tensor, products: torch.Tensor, bits: int, group: int) -> QuantizedWeight:
+    """As `round_integers`, in the order of the inputs, and what is lost is made up for by those that follow (GPTQ).
+
+    `products` [inputs, inputs]: the mean products of the inputs with each other. `inputs` are whole groups.
+    """
+    middle, top = 1 << (bits - 1), (1 << bits) - 1
+    left = weight.float().clone()
+    factor = _upper_factor(products)
+    num_outputs, num_inputs = left.shape
+    codes = torch.empty(num_outputs, num_inputs, dtype=torch.uint8)
+    scales = torch.empty(num_outputs, num_inputs // group, dtype=torch.float16)
+    step = torch.ones(num_outputs)
+    for first in range(0, num_inputs, _COLUMNS):
+        block = left[:, first : first + _COLUMNS]
+        errors = torch.empty_like(block)
+        for at in range(block.shape[1]):
+            column = first + at
+            if column % group == 0:
+                scale = (block[:, at : at + group].abs().amax(dim=1) / (top / 2)).half()
+                scales[:, column // group] = scale
+                step = scale.float().clamp_(min=_SMALLEST_SCALE)
+            code = (block[:, at] / step).round_().add_(middle).clamp_(0, top)
+            codes[:, column] = code.to(torch.uint8)
+            errors[:, at] = (block[:, at] - (code - middle) * step) / factor[column, column]
+            block[:, at:].addr_(errors[:, at], factor[column, column : first + block.shape[1]], alpha=-1.0)
+        left[:, first + _COLUMNS :] -= errors @ factor[first : first + block.shape[1], first + _COLUMNS :]
+    zeros = torch.full_like(scales, middle, dtype=torch.uint8)
+    return QuantizedWeight(codes=codes, scales=scales, zeros=zeros, group=group, bits=bits)
+
+
+def _upper_factor(products: torch.Tensor) -> torch.Tensor:
+    """The factor U of the inverse, U^T U. What inputs never have, and nearly never, is damped."""
+    damped = products.double().clone()
+    diagonal = damped.diagonal()
+    diagonal += _DAMPING * diagonal.mean().clamp_(min=_SMALLEST_SCALE)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    return torch.linalg.cholesky(inverse, upper=True).float()
 
 
 def round_float8(weight: torch.Tensor) -> QuantizedWeight:
