@@ -2,6 +2,7 @@
 #
 #   make serve ARGS="--http-port 9000"    more flags for the server
 #   make test  ARGS="tests/config -x"     arguments for pytest
+#   make quick                            the tests of the rooms that start no server, in under a minute
 #   make nightly                          all of the tests, those marked slow too
 #   make packages                         the tests of the wheel and of the parts in C, which compile for minutes
 #   make kernels                          the tests of kernels for GPUs, without a GPU (a gigabyte more on disk)
@@ -29,7 +30,7 @@ PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, max(1, os.cpu_count()
 # Bytecode is kept, whatever the environment says, or each process that a test starts would compile the server anew.
 TESTS := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: serve test nightly packages kernels check format bench wheel docs docs-serve clean
+.PHONY: serve test quick nightly packages kernels check format bench wheel docs docs-serve clean
 
 serve: $(VENV)/.serve
 	$(BIN)/modelserver serve --model-repository=$(MODELS) $(ARGS)
@@ -37,6 +38,11 @@ serve: $(VENV)/.serve
 # A file's tests run in order in one of several processes; tests/conftest.py says which files are first.
 test: $(VENV)/.dev
 	$(TESTS) -m "not slow" $(ARGS)
+
+# What a change is likely to break first: settings, configs, scheduling, decoders, the direction of imports.
+QUICK := $(addprefix tests/,auth backend cache client config core options planes scheduling test_layers.py)
+quick: $(VENV)/.dev
+	$(TESTS) -m "not slow" $(QUICK) $(ARGS)
 
 # The long ones too: soaks, wide differentials, foreign toolchains.
 nightly: $(VENV)/.dev
