@@ -156,7 +156,7 @@ class SupervisedChild:
             self._connection.child.kill()
             return
         self.readiness = ReadinessProbe(is_asked=began.has_readiness)
-        if began.has_readiness:
+        if began.has_readiness and not self._life.has_stood:  # a later child gets the waiting batches first
             self.readiness.send(self._connection)
         self.answers_later = self.answers_later or began.answers_later
         self.is_stepped = began.is_stepped
