@@ -1,8 +1,8 @@
-/* The language model's hot path on a CPU: attention straight over the blocks of the KV cache, and what stands around it.
+/* The language model's hot path on a CPU: attention directly over the blocks of the KV cache, and the row-wise steps.
  *
- * kernels.py says what for, and what does the same without this module. Functions take addresses of tensors, whose
- * shapes, strides and datatypes their callers have checked; what comes from a step's tables is checked here, by `plan`,
- * before any address is made of it. Only the stable ABI is used: one build serves Python 3.11 and all later ones.
+ * kernels.py says what each is for, and what replaces it without this module. Functions take addresses of tensors, whose
+ * shapes, strides and datatypes their callers have checked. Numbers from a step's tables are checked here, by `plan`,
+ * before an address is computed from them. Only the stable ABI is used: one build serves Python 3.11 and all later ones.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -15,12 +15,12 @@
 
 #include "_kernels_threads.h"
 
-/* Tokens whose scores are softened at once, and heads that share what is read of them. */
+/* Tokens whose softmax is taken at once, and heads that share the keys and values read for them. */
 #define TILE 128
 #define MAX_QUERIES 4
 #define MAX_DIM 512
 
-/* ---- What a layer is, and what a step has -------------------------------------------------------------------------- */
+/* ---- A layer, and a step ------------------------------------------------------------------------------------------ */
 
 /* `struct.pack("7q2d")` in cpu_attention.py. `block_bytes` lie between the beginnings of two blocks of a layer. */
 typedef struct {
@@ -28,7 +28,7 @@ typedef struct {
     double scale, softcap;
 } Geometry;
 
-/* Made by `plan`, and only by that: then come slots[num_tokens], items[num_items], tables[num_rows][width]. */
+/* Made by `plan` only. It is followed by slots[num_tokens], items[num_items], tables[num_rows][width]. */
 typedef struct {
     int64_t num_blocks, block_size, num_tokens, num_items, num_rows, width, num_threads;
 } Plan;
@@ -38,7 +38,7 @@ typedef struct {
     int64_t token, row, length;
 } Item;
 
-/* What a query sees: tokens [first, stop) of the sequence whose blocks are in `table`, through one KV head. */
+/* The view of a query: tokens [first, stop) of the sequence whose blocks are in `table`, through one KV head. */
 typedef struct {
     const char *layer;
     const int64_t *table;
@@ -49,7 +49,7 @@ typedef struct {
     const float *sinks; /* of each query head that reads this KV head; NULL: none */
 } Sight;
 
-/* What a block has of a layer is [2, KV heads, block size, head_dim]: keys, then values, by head. */
+/* The part of a block that belongs to a layer is [2, KV heads, block size, head_dim]: keys, then values, by head. */
 static inline const char *page_of(const Sight *sight, int64_t block, int part)
 {
     const int64_t page = part * sight->num_kv_heads + sight->kv_head;
@@ -169,7 +169,7 @@ typedef struct {
     int64_t rotated, window;
 } Layer;
 
-/* Rows that are one part of what is done row by row. */
+/* Rows in one part of the row-wise work. */
 #define ROWS_PER_PART 32
 
 static void rope_and_keep(const Work *shared, int64_t part)
@@ -275,7 +275,7 @@ static int get_array(PyObject *array, Py_buffer *view, int num_dims, const char 
 
 /* ---- plan(geometry, num_queries, lens, tables, slots, most_queries, num_threads) ------------------------------------ */
 
-/* What is wrong with a step, NULL if nothing is: then every address that is made of it lies within the layer. */
+/* The fault of a step; NULL if it has none, and every address computed from it then lies within the layer. */
 static const char *fault_of(const Geometry *g, const Py_buffer views[4])
 {
     const int64_t *num_queries = views[0].buf, *lens = views[1].buf, *tables = views[2].buf, *slots = views[3].buf;
@@ -302,7 +302,7 @@ static const char *fault_of(const Geometry *g, const Py_buffer views[4])
     return NULL;
 }
 
-/* Rows of no more than `most_queries` attend here, each query for itself; the others only keep their keys and values. */
+/* Rows of at most `most_queries` attend here, each query by itself; the others only store their keys and values. */
 static PyObject *make_plan(const Geometry *g, const Py_buffer views[4], int64_t most_queries, int64_t num_threads)
 {
     const int64_t *num_queries = views[0].buf, *lens = views[1].buf;
@@ -450,7 +450,7 @@ static void gate_rows(const Work *shared, int64_t part)
     }
 }
 
-/* Few rows are done before another thread of Python would get its turn. */
+/* Few rows are finished before another Python thread would get its turn. */
 static PyObject *share_rows(Rows *rows, int64_t num_threads)
 {
     const int64_t num_values = rows->num_rows * rows->width;
@@ -506,7 +506,7 @@ static PyObject *gate(PyObject *module, PyObject *const *args, Py_ssize_t num_ar
 
 /* ---- The module ---------------------------------------------------------------------------------------------------- */
 
-/* use(width): with vectors of so many floats from now on. What all processors of a kind can do is tested with it. */
+/* use(width): compute with vectors of `width` floats from now on. Tests call it for each set of instructions. */
 static PyObject *use(PyObject *module, PyObject *wanted)
 {
     long width = PyLong_AsLong(wanted);

@@ -1,7 +1,7 @@
 /* Threads for the parts in C of this directory.
  *
- * Parts are taken in turn by the threads that torch has at hand: those of the OpenMP library that it has loaded. Threads
- * of our own would want the same cores while torch's still wait on them for its next operation.
+ * The threads of torch take parts in turn: those of the OpenMP library that it has loaded. Threads of our own would
+ * compete for the cores on which torch's threads still wait for its next operation.
  */
 
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #include <dlfcn.h>
 #endif
 
-/* What takes less time than the other threads need to begin is not shared: values that are read, or turned. */
+/* Work on fewer values takes less time than the other threads need to begin, so it is not shared. */
 #define FEW_VALUES (1 << 15)
 
 typedef struct Work {
@@ -37,7 +37,7 @@ static void share(Work *work, int64_t num_values)
         take_parts(work);
 }
 
-/* Torch has been imported before; without its threads, one does it all. */
+/* Torch was imported before. Without its threads, one thread does everything. */
 static void find_threads(void)
 {
 #ifdef __linux__

@@ -26,7 +26,7 @@ typedef uint16_t NAME(half_vec) __attribute__((vector_size(2 * WIDTH)));
 #else
 #define SHUFFLE(a, b, F, s) __builtin_shuffle(a, b, (ivec){LANES(F, s)})
 #endif
-/* Of lane i, the bit s of it decides which of two vectors it is from. */
+/* Bit s of the lane number i decides which of the two vectors lane i comes from. */
 #define OWN_LANE(i, s) (((i) & (s)) ? WIDTH + (i) : (i))
 #define PARTNER_LANE(i, s) (((i) & (s)) ? WIDTH + ((i) ^ (s)) : ((i) ^ (s)))
 #define OTHER_LANE(i, s) ((i) ^ (s))
@@ -122,7 +122,7 @@ INLINE vec NAME(sums_of_lanes)(vec sums[WIDTH])
     return sums[0];
 }
 
-/* e^x within 2 ulp for x from -87 to 88; what is beyond is taken as these. 2^n by exponent, and the rest by a polynomial. */
+/* e^x within 2 ulp for x from -87 to 88, to which x is clamped. 2^n by the exponent, the rest by a polynomial. */
 INLINE vec NAME(exponential)(vec x)
 {
     const float round = 12582912.0f; /* 1.5 * 2^23: the sum's last bit is 1 */
@@ -155,7 +155,7 @@ INLINE vec NAME(hyperbolic_tangent)(vec x)
     return NAME(choose)(is_negative, -size, size);
 }
 
-/* scores[t] of `count` tokens in a row of memory, each of `dim` floats; fills up to a multiple of WIDTH with anything. */
+/* scores[t] of `count` tokens in a row of memory, each of `dim` floats; pads to a multiple of WIDTH with any values. */
 INLINE void NAME(score)(const float *query, const void *keys, int64_t count, int64_t dim, float *scores, int is_half)
 {
     const int64_t whole = dim / WIDTH * WIDTH;
@@ -174,7 +174,7 @@ INLINE void NAME(score)(const float *query, const void *keys, int64_t count, int
                     sums[i] += part * NAME(load)(keys, first + i * dim + at, is_half);
             }
         } else
-            /* Few tokens: the last one as often as it takes, so that nothing beyond is read. */
+            /* Few tokens: the last one is repeated, so that nothing beyond it is read. */
 #pragma GCC unroll 16
             for (int i = 0; i < WIDTH; i++) {
                 const int64_t row = first + (i < last ? i : last) * dim;
@@ -230,7 +230,7 @@ INLINE void NAME(weigh)(const float *weights, const void *values, int64_t count,
                 outputs[query * dim + at] += weights[query * TILE + token] * element(values, token * dim + at, is_half);
 }
 
-/* Makes weights of `count` scores in place; returns their sum, and how much what was summed before has to shrink. */
+/* Turns `count` scores into weights in place; returns their sum, and the factor by which earlier sums must shrink. */
 INLINE float NAME(soften)(float *scores, int64_t count, float softcap, float *greatest, float *shrinkage)
 {
     vec most = NAME(all)(-INFINITY), sum = NAME(all)(0.0f);
@@ -274,7 +274,7 @@ TARGET static void NAME(attend_heads)(const Sight *sight, const float *queries, 
     for (int64_t start = sight->first; start < sight->stop; start += TILE) {
         const int64_t stop = start + TILE < sight->stop ? start + TILE : sight->stop;
         for (int query = 0; query < num_queries; query++)
-            /* What is written beyond the last score is written anew by the next query. */
+            /* The next query overwrites the values beyond the last score. */
             for (int64_t at = start, count; at < stop; at += count) {
                 const int64_t offset = at % block_size;
                 count = block_size - offset < stop - at ? block_size - offset : stop - at;

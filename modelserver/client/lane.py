@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 from typing import Protocol
 
@@ -19,7 +20,7 @@ class Answers(Protocol):
         """One of several responses has come; `lane.response_times` has it."""
 
 
-class Lane:
+class Lane(abc.ABC):
     """Times are of the monotonic clock, in ns, and those of the last request."""
 
     def __init__(self, answers: Answers) -> None:
@@ -40,17 +41,17 @@ class Lane:
         # The position of this lane among those of its load; a sequence belongs to one lane.
         self.index = 0
 
+    @abc.abstractmethod
     def send(self, request: bytes) -> None:
         """Send a complete request: HTTP head and body, or gRPC prefix and message. The lane must be free."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def connect(self) -> None:
         """Make the lane ready. Raises UnavailableError."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Drop the connection; a request in flight is forgotten, and its answer not reported."""
-        raise NotImplementedError
 
 
 class Questions(Answers):

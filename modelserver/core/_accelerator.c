@@ -1,8 +1,8 @@
-/* What is worth a C function among all that a small request costs; modelserver/core/accelerator.py says what for.
+/* The parts of a small request that are worth a C function; modelserver/core/accelerator.py says what each is for.
  *
- * Every function here answers None for whatever it does not handle, and its caller then does the same in Python: so
- * these may refuse anything, and must never say something else than their twins in Python do. They hold the GIL, keep
- * no state between calls but the table of powers, and read and write nothing outside of the buffers that they are
+ * Every function answers None for input that it does not handle, and its caller then does the same in Python. So a
+ * function may refuse anything, but must never answer differently from its twin in Python. Functions hold the GIL, keep
+ * no state between calls except the table of powers, and read and write nothing outside the buffers that they are
  * given. Only the stable ABI is used: one build serves Python 3.11 and all later ones.
  */
 
@@ -23,7 +23,7 @@
 
 /* ---- JSON -----------------------------------------------------------------------------------------------------------
  *
- * `at` never passes `end`. A function returns 0 when it does not handle what is there.
+ * `at` never passes `end`. A function returns 0 for text that it does not handle.
  */
 
 typedef struct {
@@ -56,7 +56,7 @@ static inline int take(Reader *r, unsigned char wanted)
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #define EACH(byte) (0x0101010101010101u * (uint64_t)(byte))
 
-/* Whether these eight characters, the first in the lowest byte, are digits: then *value is their number. */
+/* Whether these eight characters, the first in the lowest byte, are digits; *value is then their number. */
 static inline int read_eight(const unsigned char *at, uint64_t *value)
 {
     uint64_t text;
@@ -149,7 +149,7 @@ static int read_double(Reader *r, double *value)
             return 0;
     }
     if (w == 0 && is_negative && is_integer)
-        return 0; /* an integer without a sign, to some */
+        return 0; /* some readers take it for an integer without a sign */
     double found;
     if (w == 0)
         found = 0.0;
@@ -200,7 +200,7 @@ static inline int read_element(Reader *r)
     case 'f': {
         double value;
         if (!read_double(r, &value) || (isfinite(value) && (value > FLT_MAX || value < -FLT_MAX)))
-            return 0; /* what rounds to FLT_MAX from above is left to Python */
+            return 0; /* values that round down to FLT_MAX are left to Python */
         float narrow = (float)value;
         memcpy(r->out, &narrow, sizeof narrow);
         r->out += sizeof narrow;
@@ -259,8 +259,8 @@ static int read_level(Reader *r, int level)
 
 /* ---- Tensors --------------------------------------------------------------------------------------------------------
  *
- * What an array must be is a `bytes` of a letter and 1 to MAX_DIMS sizes of 8 bytes, none below 1; accelerator.py packs
- * it.
+ * The expected form of an array is a `bytes`: a letter, and 1 to MAX_DIMS sizes of 8 bytes, none below 1. accelerator.py
+ * packs it.
  */
 
 #define MAX_DIMS 32
@@ -287,7 +287,7 @@ static Py_ssize_t size_of(char code)
     return 0;
 }
 
-/* The array at `at`, as a new `bytes`; NULL without an error when it is something else. `at` is then anywhere. */
+/* The array at `at`, as a new `bytes`; NULL without an error for anything else, which leaves `at` undefined. */
 static PyObject *read_tensor(Reader *r, PyObject *kind)
 {
     char *packed;
@@ -323,7 +323,7 @@ static PyObject *read_tensor(Reader *r, PyObject *kind)
     return tensor;
 }
 
-/* NULL with an error stays NULL, any other is None. */
+/* NULL with an error stays NULL; any other NULL becomes None. */
 static PyObject *refused(void)
 {
     if (PyErr_Occurred())
@@ -404,7 +404,7 @@ static PyObject *read_call(PyObject *module, PyObject *const *args, Py_ssize_t n
 /* ---- Arrays as JSON ---------------------------------------------------------------------------------------------- */
 
 #define MAX_TEXT 21      /* of an element with the comma behind it: an integer of 64 bits has 20 characters at most */
-#define MAX_ON_STACK 128 /* elements whose text is made there */
+#define MAX_ON_STACK 128 /* elements whose text is made on the stack */
 
 #define ELEMENT(put, wide, type)                                                                                       \
     {                                                                                                                  \
@@ -425,7 +425,7 @@ static PyObject *read_call(PyObject *module, PyObject *const *args, Py_ssize_t n
         ELEMENT(put, wide, type##64_t)                                                                                 \
     }
 
-/* One element of `size` bytes; NULL for what has no such form here. `code` is a letter of `struct`. */
+/* One element of `size` bytes; NULL for a value that is not written here. `code` is a letter of `struct`. */
 static inline char *put_element(char *out, const char *at, char code, Py_ssize_t size)
 {
     switch (code) {
@@ -447,7 +447,7 @@ static inline char *put_element(char *out, const char *at, char code, Py_ssize_t
     return NULL;
 }
 
-/* The elements of a buffer, as text that `out` has room for; NULL where one of them has no such form here. */
+/* The elements of a buffer, as text that `out` has room for; NULL if one of them is not written here. */
 static char *put_elements(char *out, const Py_buffer *data)
 {
     const char *at = data->buf, *end = at + data->len;
@@ -467,12 +467,12 @@ static PyObject *write_array(PyObject *module, PyObject *array)
     Py_buffer data;
     (void)module;
     if (PyObject_GetBuffer(array, &data, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) {
-        PyErr_Clear(); /* Python's: it makes it contiguous */
+        PyErr_Clear(); /* left to Python, which makes it contiguous */
         Py_RETURN_NONE;
     }
     PyObject *written = NULL;
     char on_stack[MAX_ON_STACK * MAX_TEXT], *text = on_stack;
-    /* One letter: the system's own bytes. */
+    /* One letter means the byte order of the system. */
     if (!has_powers || data.format == NULL || data.format[0] == 0 || data.format[1] != 0 || data.itemsize < 1 ||
         data.itemsize > 8 || data.len / data.itemsize >= PY_SSIZE_T_MAX / MAX_TEXT)
         goto done;
@@ -510,7 +510,7 @@ static inline unsigned char *put_u32(unsigned char *out, uint32_t value)
     return out + 4;
 }
 
-/* A whole frame, with the stream's id in place of its own. */
+/* A whole frame, with the given stream's id in place of its own. */
 static unsigned char *put_frame(unsigned char *out, const char *frame, Py_ssize_t size, uint32_t stream_id)
 {
     memcpy(out, frame, (size_t)size);
@@ -566,7 +566,7 @@ static PyObject *join_answer(PyObject *module, PyObject *const *args, Py_ssize_t
         }
         num_parts++;
         if (part->len > MAX_ANSWER - size)
-            goto done; /* Python's */
+            goto done; /* left to Python */
         size += part->len;
     }
     answer = PyBytes_FromStringAndSize(NULL, first_size + FRAME_HEAD + PREFIX + size + last_size);
@@ -594,7 +594,7 @@ static inline uint32_t get_u32(const unsigned char *in)
 enum { DATA = 0, HEADERS = 1, WINDOW_UPDATE = 8, END_STREAM = 1, END_HEADERS = 4 };
 #define MAX_BLOCK 512
 
-/* The frame at `in`, of which `left` bytes are there; NULL without an error for one that is not among the usual ones. */
+/* The frame at `in`, of which `left` bytes have arrived; NULL without an error for a frame of an unusual kind. */
 static PyObject *usual_frame(const unsigned char *in, Py_ssize_t left, Py_ssize_t position, Py_ssize_t max_data)
 {
     if (left < FRAME_HEAD)
@@ -607,7 +607,7 @@ static PyObject *usual_frame(const unsigned char *in, Py_ssize_t left, Py_ssize_
     const unsigned char *content = in + FRAME_HEAD;
     PyObject *payload;
     if (kind == DATA) {
-        /* The one message of a call, whole and as it is. */
+        /* The one message of a call, complete and uncompressed. */
         if (flags != END_STREAM || length < PREFIX || length > max_data || content[0] != 0 ||
             get_u32(content + 1) != (uint32_t)(length - PREFIX))
             return NULL;
@@ -659,8 +659,8 @@ static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t 
 
 /* ---- Long JSON ------------------------------------------------------------------------------------------------------
  *
- * What is done to long texts before they are parsed in pieces. Only the structure is looked at, which is why the pieces
- * still have to be parsed. The interpreter's lock is given back meanwhile.
+ * Long texts are cut up here before they are parsed in pieces. Only their structure is read, so the pieces still have to
+ * be parsed. The interpreter's lock is released meanwhile.
  */
 
 #define MAX_LEVELS 1024
@@ -669,7 +669,7 @@ static PyObject *read_frame(PyObject *module, PyObject *const *args, Py_ssize_t 
 
 enum { WHOLE = 0, TOO_DEEP = 1, TOO_MANY = 2, NOT_WHOLE = 3, ESCAPED = 4 };
 
-/* Behind the string that begins at `at`; NULL when it has no end. */
+/* The position after the string that begins at `at`; NULL when the string has no end. */
 static const unsigned char *behind_string(const unsigned char *at, const unsigned char *end)
 {
     for (at++; at < end; at++) {
@@ -686,7 +686,7 @@ typedef struct {
     int depth, max_depth;
 } Measure;
 
-/* Behind the value that begins at `at` with a bracket. */
+/* The position after the value that begins at `at` with a bracket. */
 static int pass_value(const unsigned char **at, const unsigned char *end, Measure *m)
 {
     const unsigned char *c = *at;
@@ -755,7 +755,7 @@ typedef struct {
     Py_ssize_t num_cuts, size;
 } Cuts;
 
-/* The text without the arrays that are `data` of a member of an array of the object that it is: "[0]" for the first. */
+/* The text of an object without the arrays named `data` in the members of its arrays: "[0]" stands for the first. */
 static int cut(const unsigned char *text, Py_ssize_t size, Measure *m, Py_ssize_t max_values, Cuts *cuts)
 {
     const unsigned char *at = text, *end = text + size, *kept = text;
@@ -769,7 +769,7 @@ static int cut(const unsigned char *text, Py_ssize_t size, Measure *m, Py_ssize_
             if ((at = behind_string(at, end)) == NULL)
                 return NOT_WHOLE;
             if (is_key && m->depth == 3 && memchr(start, '\\', (size_t)(at - start)) != NULL)
-                return ESCAPED; /* perhaps `data` as well */
+                return ESCAPED; /* it may spell `data` */
             if (is_key)
                 is_data = m->depth == 3 && kinds[2] == '[' && at - start == 6 && memcmp(start, "\"data\"", 6) == 0;
             is_key = 0;
@@ -866,7 +866,7 @@ done:
     return found;
 }
 
-/* Grows; NULL without memory. */
+/* Grows the list; NULL if there is no memory. */
 typedef struct {
     int64_t *items;
     Py_ssize_t count, room;
@@ -889,7 +889,7 @@ static int put_number(Numbers *numbers, int64_t number)
 /* An array of any depth as a flat one: every bracket becomes a space. `out` has as many bytes as the text.
  *
  * Pieces end at commas: each is a place and the number of elements before it. An array whose rows differ in length or
- * depth has one level, of all its elements; empty rows leave no comma. Returns -1, or the place of what is wrong.
+ * depth has one level, of all its elements; empty rows leave no comma. Returns -1, or the position of the error.
  */
 static Py_ssize_t flatten(const unsigned char *text, Py_ssize_t size, unsigned char *out, Py_ssize_t piece_bytes,
                           int64_t *dims, int *num_dims, Numbers *pieces, int *is_out_of_memory)
@@ -1020,8 +1020,8 @@ done:
     return found;
 }
 
-/* Where members of the array or object that is the text end, so that between two ends there are about `piece_bytes`, or
- * one longer member; None for what is not whole.
+/* Ends of members of the array or object in the text, about `piece_bytes` apart, or one longer member apart; None for
+ * an incomplete text.
  */
 static PyObject *cut_members(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
@@ -1049,7 +1049,7 @@ static PyObject *cut_members(PyObject *module, PyObject *const *args, Py_ssize_t
         else if (*at == ',' || at == last) {
             Py_ssize_t place = at - first;
             if (place - piece_start >= piece_bytes || at == last) {
-                /* A member that is a piece of its own stands alone: others may precede it. */
+                /* A member longer than a piece gets a piece of its own, so the members before it end here. */
                 if (place - member_start >= piece_bytes && member_start > piece_start)
                     is_stored = put_number(&ends, member_start - 1);
                 is_stored = is_stored && put_number(&ends, place);
@@ -1073,7 +1073,7 @@ static PyObject *cut_members(PyObject *module, PyObject *const *args, Py_ssize_t
 /* ---- BYTES ----------------------------------------------------------------------------------------------------------
  *
  * Four bytes of length, lowest first, stand before each element. A call handles a slice of a tensor, so that other
- * threads get their turn between two.
+ * threads get their turn between two calls.
  */
 
 #define MAX_SLICE_BYTES (1 << 20)
@@ -1098,7 +1098,7 @@ static PyObject *copied(const unsigned char *from, Py_ssize_t size)
     return copy;
 }
 
-/* The elements from `offset` on, `count` or a slice of them, and where they end; None when one is not whole. */
+/* `count` elements from `offset` on, or a slice of them, and where they end; None when an element is incomplete. */
 static PyObject *split_elements(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
     Py_buffer data;
@@ -1139,7 +1139,7 @@ done:
     return found != NULL ? found : refused();
 }
 
-/* ---- Protobuf: the end of the first field from `at` on that ends at `until` or behind it; None where none is whole. */
+/* ---- Protobuf: the end of the first field from `at` on that ends at or after `until`; None if no field is complete. */
 
 static int read_varint(const unsigned char **at, const unsigned char *end, uint64_t *value)
 {
@@ -1218,7 +1218,7 @@ static void join_all(unsigned char *out, const Element *elements, Py_ssize_t cou
     }
 }
 
-/* The elements of a list with their lengths; None when one of them is not `bytes`, or too long.
+/* The elements of a list with their lengths; None when one of them is not `bytes`, or is too long.
  *
  * Many bytes are copied without the GIL: no other thread may change the list meanwhile.
  */
@@ -1276,13 +1276,13 @@ static PyObject *set_powers(PyObject *module, PyObject *table)
 
 /* ---- Mapped files of others ------------------------------------------------------------------------------------------
  *
- * Whoever may make a file smaller that is mapped here would end the process: to touch what is gone is a SIGBUS. Within
- * the ranges that are told by `guard` the rest of the range becomes zeros instead, and the range is broken from then on.
- * A SIGBUS anywhere else is left to whoever had the signal before.
+ * Another process can shrink a file that is mapped here. Touching the missing pages raises a SIGBUS, which would end this
+ * process. Within the ranges registered by `guard`, the rest of the range becomes zeros instead, and the range is broken
+ * from then on. A SIGBUS anywhere else goes to the handler that was installed before.
  */
 
 typedef struct {
-    volatile uintptr_t start, end; /* of whole pages; no range where end is 0 */
+    volatile uintptr_t start, end; /* whole pages; end is 0 where there is no range */
     volatile sig_atomic_t is_broken;
 } Range;
 
@@ -1304,9 +1304,9 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
             MAP_FAILED)
             break;
         range->is_broken = 1;
-        return; /* what failed is done once more */
+        return; /* the failed access is repeated */
     }
-    sigaction(number, &former_action, NULL); /* and fails once more, under the former handler */
+    sigaction(number, &former_action, NULL); /* the access fails again, under the former handler */
 }
 
 static PyObject *guard(PyObject *module, PyObject *mapping)

@@ -30,8 +30,19 @@ class NoAnswers:
         raise AssertionError("nothing is sent")
 
 
+class IdleLane(Lane):
+    def send(self, request: bytes) -> None:
+        raise AssertionError("nothing is sent")
+
+    async def connect(self) -> None:
+        """There is no server."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def lanes(count: int) -> list[Lane]:
-    found = [Lane(NoAnswers()) for _ in range(count)]
+    found: list[Lane] = [IdleLane(NoAnswers()) for _ in range(count)]
     for index, lane in enumerate(found):
         lane.index = index
     return found

@@ -59,8 +59,17 @@ class RefusedStream(Http2Stream):
     def receive(self, data: memoryview) -> None:
         """Dropped."""
 
+    def filled(self, num_bytes: int) -> None:
+        """It has no room."""
+
     def end(self) -> None:
         """Ignored."""
+
+    def tell_short(self) -> None:
+        """It takes no memory."""
+
+    def cancel(self) -> None:
+        """No handler runs."""
 
     def give_up(self, text: str) -> None:
         """It has its answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -86,12 +87,11 @@ class Route:
         self.timeout_ns = head.timeout_ns
 
 
-class Http2Stream(SendingStream):
+class Http2Stream(SendingStream, abc.ABC):
     """One stream from its HEADERS to its end. Subclasses are the calls and exchanges that handlers see.
 
     `is_ended` says that the client has sent everything. `num_received` are bytes of DATA without padding. The windows
-    are the bytes that each side may still send. Subclasses with bodies to receive or handlers to stop override the
-    methods that raise NotImplementedError here; a refused stream has neither.
+    are the bytes that each side may still send.
     """
 
     if not TYPE_CHECKING:  # mypy would take these for the only slots
@@ -104,41 +104,41 @@ class Http2Stream(SendingStream):
     num_received: int
     receive_window: int
 
+    @abc.abstractmethod
     def receive(self, data: memoryview) -> None:
         """A piece of the body, which is valid during this call only."""
-        raise NotImplementedError
 
     def room(self) -> memoryview | None:
         """Memory into which the next bytes of the body may be received directly, if there is any."""
         return None
 
+    @abc.abstractmethod
     def filled(self, num_bytes: int) -> None:
         """This many bytes were received into `room`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def end(self) -> None:
         """The client has sent everything."""
-        raise NotImplementedError
 
     def give_up_soon(self) -> None:
         """The budget of large requests has taken the memory of this one; another may be at work now."""
         self.connection.context.loop.call_soon(self.tell_short)
 
+    @abc.abstractmethod
     def tell_short(self) -> None:
         """Tell the client that the server lacks the memory for its request, unless the stream has ended meanwhile."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def cancel(self) -> None:
         """The answer is no longer wanted: stop the running handler. The stream is closed already."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def give_up(self, text: str) -> None:
         """The client stopped sending: answer with an error, and close the stream."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def dismiss(self, text: str) -> None:
         """Give up the handler: tell the client so if its answer has not begun, and stop it."""
-        raise NotImplementedError
 
     def release(self) -> None:
         """The stream is closed: release its resources. Called once."""

@@ -1,8 +1,8 @@
-/* What a transport asks of the system; modelserver/wire/sockets/calls.py says what for, and has the same in Python.
+/* The system calls of a transport; modelserver/wire/sockets/calls.py says what each is for, and has the same in Python.
  *
- * Nothing here lets go of the interpreter's lock, unless it waits on purpose: these calls are done at once, and a worker
- * that waits for the lock would be woken for a few microseconds each time. No state is kept. Only the stable ABI is
- * used, as in the accelerator.
+ * Nothing here releases the interpreter's lock, except to wait on purpose: these calls return at once, and a worker that
+ * waits for the lock would be woken for a few microseconds each time. No state is kept. Only the stable ABI is used, as
+ * in the accelerator.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -18,7 +18,7 @@
 
 #define MAX_READY 64
 
-/* Names of methods, and the size that is asked of `get_buffer`. */
+/* Names of methods, and the size passed to `get_buffer`. */
 static PyObject *get_buffer, *buffer_updated, *ready, *fail, *lose, *any_size;
 
 /* ---- Arguments and results ---------------------------------------------------------------------------------------- */
@@ -31,7 +31,7 @@ static int has_args(const char *name, Py_ssize_t num_args, Py_ssize_t num_wanted
     return 0;
 }
 
-/* -1 with an exception set for what is no descriptor. */
+/* -1 with an exception set if the object is not a descriptor. */
 static int descriptor_of(PyObject *number)
 {
     long descriptor = PyLong_AsLong(number);
@@ -49,7 +49,7 @@ static int would_wait(int error)
     return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
 
-/* The number of bytes that a call is done with; `nothing` where it would have had to wait. */
+/* The number of bytes that a call has handled; `nothing` where it would have had to wait. */
 static PyObject *outcome(ssize_t num_bytes, int error, long nothing)
 {
     if (num_bytes >= 0)
@@ -126,10 +126,10 @@ static PyObject *transmit(PyObject *module, PyObject *const *args, Py_ssize_t nu
 
 /* ---- Sockets that are ready ---------------------------------------------------------------------------------------
  *
- * A watcher is a pair: a transport, and the protocol that it reads for, or None. Where nothing but bytes has come they
- * go straight to the protocol; all else is the transport's, an exception that the protocol raises too. Those functions
- * return -1 with an exception set that is the loop's: a KeyboardInterrupt, say. What is ready then is so in the next
- * turn, too.
+ * A watcher is a pair: a transport, and the protocol that it reads for, or None. Bytes alone go straight to the
+ * protocol. The transport handles everything else, including an exception that the protocol raises. The functions return
+ * -1 with an exception set that is meant for the loop, such as a KeyboardInterrupt. The remaining sockets are still ready
+ * in the next turn.
  */
 
 static int tell(PyObject *transport, PyObject *method, PyObject *about)
@@ -140,7 +140,7 @@ static int tell(PyObject *transport, PyObject *method, PyObject *about)
     return done == NULL ? -1 : 0;
 }
 
-/* Tell of the exception that is set. */
+/* Report the exception that is set. */
 static int tell_raised(PyObject *transport, PyObject *method)
 {
     PyObject *type, *value, *traceback;
@@ -186,7 +186,7 @@ static int deliver(int descriptor, PyObject *transport, PyObject *protocol)
             return tell_raised(transport, fail);
         Py_DECREF(done);
     }
-    /* The end has come, or there may be more. */
+    /* The end of the stream, or there may be more. */
     return num_bytes == 0 || num_bytes == size ? tell(transport, ready, PyLong_FromLong(EPOLLIN)) : 0;
 }
 
@@ -204,8 +204,8 @@ static int serve_watcher(int descriptor, uint32_t events, PyObject *watcher)
     return status;
 }
 
-/* What else has become of a socket: an end, an error, or more bytes. uvloop watches it no more once it was reset, and
- * with the last bytes comes the reset that is behind them. */
+/* Other events of a socket: its end, an error, or more bytes. uvloop stops watching a socket once it was reset, and
+ * the last bytes arrive together with the reset that follows them. */
 static int serve_rest(int descriptor, PyObject *transport)
 {
     char byte;
@@ -250,7 +250,7 @@ static PyObject *serve(PyObject *module, PyObject *const *args, Py_ssize_t num_a
             return NULL;
         PyObject *watcher = PyDict_GetItemWithError(args[1], key);
         Py_DECREF(key);
-        /* One of those before it may have ended it. */
+        /* An earlier one of this turn may have closed it. */
         if (watcher == NULL ? PyErr_Occurred() != NULL : serve_watcher(events[i].data.fd, events[i].events, watcher) < 0)
             return NULL;
     }
