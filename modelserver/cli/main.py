@@ -18,6 +18,14 @@ DEBUG = "--debug"
 # Each command with the module that registers it and its line in the help. A module is imported when one of its commands
 # is called, since what one command needs would keep the others waiting.
 COMMANDS = {
+    "run": ("run", "Talk to a model by its name or path; it is pulled and served as needed."),
+    "pull": ("store", "Bring a model into the store: from a registry, Hugging Face, or a file."),
+    "push": ("store", "Upload a model of the store to a registry."),
+    "create": ("store", "Make a model in the store from files or another model."),
+    "cp": ("store", "Give a model of the store a second name."),
+    "rm": ("store", "Remove models from the store."),
+    "ls": ("store", "List the models of the store."),
+    "stop": ("store", "Unload a model of a running server; its next request loads it again."),
     "serve": ("serve", "Serve model repositories over HTTP and gRPC."),
     "check": ("check", "Validate every model of a repository without serving it."),
     "list": ("models", "List the models of a running server, or of a repository."),

@@ -11,7 +11,7 @@ import typer
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.client.address import URL_VARIABLE
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
-from modelserver.errors import ConfigError, InvalidArgumentError, ServerError
+from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnavailableError
 
 Url = Annotated[str, typer.Option("--url", "-u", envvar=URL_VARIABLE, help="HTTP address of the server.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -59,7 +59,10 @@ def show(
     model_repository: Repositories = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a model: its inputs and outputs, its completed config, and its statistics."""
+    """Show a model: its inputs and outputs, its completed config, and its statistics.
+
+    One that no server has may be of the store: then its template, parameters, and whether it can be served.
+    """
     if model_repository:
         from modelserver.cli.stored_models import read_model
         from modelserver.config.message import config_to_json
@@ -72,7 +75,14 @@ def show(
         document: dict[str, Any] = {"versions": [str(number) for number in stored.definition.versions]}
     else:
         client = ServerClient(url)
-        document = client.model_metadata(model, model_version)
+        try:
+            document = client.model_metadata(model, model_version)
+        except (NotFoundError, UnavailableError):
+            from modelserver.cli.store import show_stored
+
+            if model_version or not show_stored(model, as_json=as_json):
+                raise
+            return
         config = client.model_config(model, model_version)
         document["statistics"] = client.statistics(model, model_version)
     document["config"] = config

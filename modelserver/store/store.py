@@ -43,8 +43,11 @@ STORE_VARIABLE, OLLAMA_VARIABLE = "MODELSERVER_STORE", "OLLAMA_MODELS"
 # The address of a mirror of Ollama's registry.
 REGISTRY_VARIABLE = "MODELSERVER_REGISTRY"
 _NUM_DOWNLOADS = 4
-# Files that run code when they are loaded. They come into a store from this machine only.
-_CODE = (".py", ".pyc", ".so", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".plan", ".engine")
+# Files that run code when they are loaded, or make others do so.
+_CODE = (
+    *(".py", ".pyc", ".so", ".bin", ".pt", ".pt2", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".plan", ".engine"),
+    "config.pbtxt",
+)
 
 
 def default_directory() -> Path:
@@ -126,24 +129,30 @@ class Store:
         self.blobs.write(check_digest(digest), chunks, task or StoreTask(), digest)
 
     def pull(
-        self, source: str | ModelName, *, name: str = "", task: StoreTask | None = None, is_insecure: bool = False
+        self,
+        source: str | ModelName,
+        *,
+        name: str = "",
+        task: StoreTask | None = None,
+        is_insecure: bool = False,
+        is_trusted: bool = False,
     ) -> ModelName:
         """Bring a model into the store from where `source` says (see `names`), called `name` or after its source.
 
         A text may mean a file of this machine: parse requests of clients as a `ModelName` before. Only missing blobs
-        are fetched; an interrupted pull goes on where it stopped. `is_insecure` allows sources without TLS. Raises
-        ServerError, and CancelledError.
+        are fetched; an interrupted pull goes on where it stopped. `is_insecure` allows sources without TLS, and
+        `is_trusted` files that may run code. Raises ServerError, and CancelledError.
         """
         task = task or StoreTask()
         place = parse_place(source) if isinstance(source, str) else source
         target = parse_name(name) if name else name_of_place(place)
         target = self._existing(target)
         if isinstance(place, ModelName) and not place.is_on_hub:
-            self._pull_from_registry(place, target, task, is_insecure)
+            self._pull_from_registry(place, target, task, is_insecure, is_trusted)
         elif isinstance(place, FilePlace):
             self.create(str(target), Recipe(path=place.path), task)
         else:
-            self._pull_files(place, target, task, is_insecure)
+            self._pull_files(place, target, task, is_insecure, is_trusted)
         task.report("success")
         return target
 
@@ -227,19 +236,23 @@ class Store:
         address = os.environ.get(REGISTRY_VARIABLE, "") if name.host == DEFAULT_HOST else ""
         return Registry(name, address=address, is_insecure=is_insecure)
 
-    def _pull_from_registry(self, source: ModelName, target: ModelName, task: StoreTask, is_insecure: bool) -> None:
+    def _pull_from_registry(
+        self, source: ModelName, target: ModelName, task: StoreTask, is_insecure: bool, is_trusted: bool
+    ) -> None:
         registry = self._registry(source, is_insecure)
         task.report("pulling manifest")
         manifest = registry.manifest()
-        for layer in manifest.layers:
-            _check_no_code(layer.title, str(source))
+        if not is_trusted:
+            _check_no_code([layer.title for layer in manifest.layers], str(source))
         with self.blobs.claim() as claim:
             claim.add(layer.digest for layer in manifest.blobs)
             self._download(registry.transport, [registry.remote(layer) for layer in manifest.blobs], task)
             task.report("writing manifest")
             self._write_manifest(target, manifest)
 
-    def _pull_files(self, place: Place, target: ModelName, task: StoreTask, is_insecure: bool) -> None:
+    def _pull_files(
+        self, place: Place, target: ModelName, task: StoreTask, is_insecure: bool, is_trusted: bool
+    ) -> None:
         """From the hub, or a single file."""
         task.report("pulling manifest")
         transport = Transport(is_insecure=is_insecure)
@@ -256,8 +269,8 @@ class Store:
         else:
             assert isinstance(place, CloudPlace), "files of this machine are created from"
             raise InvalidArgumentError(f"'{place.address}' cannot be pulled yet")
-        for title in remotes:
-            _check_no_code(title, str(target))
+        if not is_trusted:
+            _check_no_code(remotes, str(target))
         with Draft(self.blobs, task) as draft:
             draft.claim.add(remote.digest for remote in remotes.values() if remote.digest is not None)
             digests = self._download(transport, list(remotes.values()), task)
@@ -327,9 +340,11 @@ class Store:
         return self.blobs.remove_unreferenced(referenced, candidates)
 
 
-def _check_no_code(title: str, source: str) -> None:
-    if title.lower().endswith(_CODE):
+def _check_no_code(titles: Iterable[str], source: str) -> None:
+    """Raise PermissionDeniedError for files that may run code. A config may name any other file as such."""
+    code = next((title for title in titles if title.lower().endswith(_CODE)), None)
+    if code is not None:
         raise PermissionDeniedError(
-            f"'{source}' has the file '{title}', which may run code when it is loaded and is not fetched; if you trust "
-            "it, get it by other means, and store it by 'modelserver create NAME --from DIRECTORY'"
+            f"'{source}' has the file '{code}', which may run code when it is loaded, and is not fetched; if you trust "
+            "it: modelserver pull --trust"
         )
