@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +16,10 @@ from modelserver.cli.models import AsJson, Url
 from modelserver.cli.output import print_json, print_line, print_table
 from modelserver.cli.usage import bytes_text, duration_text
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
+from modelserver.config.modelfile import FILENAME as MODELFILE
+from modelserver.config.modelfile import parse_modelfile, read_modelfile
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.store.draft import Recipe
-from modelserver.store.modelfile import parameter_lines
 from modelserver.store.names import parse_name
 from modelserver.store.store import OLLAMA_VARIABLE, STORE_VARIABLE, Store
 from modelserver.store.task import Progress, StoreTask
@@ -59,18 +61,22 @@ def push(name: Name, insecure: Insecure = False, store: Directory = None) -> Non
 
 def create(
     name: Name,
+    file: Annotated[Path | None, typer.Option("-f", "--file", help="A Modelfile; - reads standard input.")] = None,
     source: Annotated[str, typer.Option("--from", help="A file, a directory, or a model of the store.")] = "",
     template: Annotated[str | None, typer.Option(help="Its template.")] = None,
     system: Annotated[str | None, typer.Option(help="Its system message.")] = None,
     store: Directory = None,
 ) -> None:
-    """Make a model in the store from files or another model."""
-    if not source:
-        raise InvalidArgumentError("say what to make the model from: --from")
-    path = Path(source).expanduser()
-    made_from: dict[str, Any] = {"path": path} if path.exists() else {"base": source}
+    """Make a model in the store by a Modelfile, or from files or another model."""
+    if file is not None and source:
+        raise InvalidArgumentError("give one of -f and --from")
+    recipe = _recipe_of(source) if source else _read_recipe(file or Path(MODELFILE))
+    if template is not None:
+        recipe = replace(recipe, template=template)
+    if system is not None:
+        recipe = replace(recipe, system=system)
     with shown_task() as task:
-        made = Store(store).create(name, Recipe(**made_from, template=template, system=system), task)
+        made = Store(store).create(name, recipe, task)
     print_line(f"created {made}")
 
 
@@ -158,15 +164,20 @@ def show_stored(name: str, *, as_json: bool) -> bool:
     print_line(f"backend {document['backend']}" if served.is_valid else "cannot be served")
     for problem in document["problems"]:
         print_line(f"  {problem}")
-    texts = {"parameters": "\n".join(parameter_lines(described))} | {
-        key: document[key] for key in ("template", "system")
-    }
-    for title, text in texts.items():
-        if text:
-            print_line(f"\n{title}:\n{text}")
-    for text in described.licenses:
-        print_line(f"\nlicense: {text.strip().partition(chr(10))[0]}")
+    print_line("")
+    print_line(described.modelfile(str(stored.name)).text().rstrip())
     return True
+
+
+def _recipe_of(source: str) -> Recipe:
+    path = Path(source).expanduser()
+    return Recipe(path=path) if path.exists() else Recipe(base=source)
+
+
+def _read_recipe(file: Path) -> Recipe:
+    if str(file) == "-":
+        return Recipe.of(parse_modelfile(sys.stdin.read(), "standard input"), Path())
+    return Recipe.of(read_modelfile(file), file.parent)
 
 
 def repository_name(name: str) -> str:

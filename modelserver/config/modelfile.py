@@ -31,7 +31,7 @@ _INSTRUCTIONS = (
     "message",
     "requires",
 )
-_ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant")
 _BLANKS = " \t"
 _BETWEEN = re.compile(r"(?:[ \t\r\n]+|#[^\r\n]*)*")
 _WORD = re.compile(r"[A-Za-z]+(?=[ \t])")
@@ -127,7 +127,7 @@ def parse_modelfile(content: str | bytes, source: str = FILENAME) -> Modelfile:
             _add_parameter(parameters, name, text, reader)
         elif instruction == "message":
             role = reader.name("the role of a message")
-            if role not in _ROLES:
+            if role not in ROLES:
                 raise reader.error('message role must be one of "system", "user", or "assistant"')
             messages.append({"role": role, "content": reader.value()})
         else:

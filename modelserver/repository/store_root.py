@@ -20,20 +20,20 @@ import shutil
 import threading
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from modelserver.config.modelfile import FILENAME as MODELFILE
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.repository.namespaces import name_problem
 from modelserver.store.manifest import ADAPTER, MODEL, PROJECTOR, Layer, Manifest, parse_manifest
-from modelserver.store.modelfile import modelfile
 from modelserver.store.names import ModelName
 from modelserver.store.store import Store
 
 logger = logging.getLogger(__name__)
 
 STORED_NAME = "stored_name"
-_CONFIG, _MODELFILE, _MARKER = "config.pbtxt", "Modelfile", ".manifest"
+_CONFIG, _MARKER = "config.pbtxt", ".manifest"
 _IN_VERSION = re.compile(r"\d+/")
 
 
@@ -139,14 +139,15 @@ class StoreRoot:
             link.parent.mkdir(parents=True, exist_ok=True)
             if link != directory / _CONFIG:
                 link.symlink_to(os.path.relpath(self.store.blobs.path(layer.digest), link.parent))
-        if _MODELFILE not in files:
+        if MODELFILE not in files:
             described = self.store.describe(str(name))
             adapters = sorted(
                 {f"./{'/'.join(title.split('/')[:2])}" for title in files if title.startswith("adapter/")}
             )
-            text = modelfile("./model.gguf" if "model.gguf" in files else ".", described, adapters)
+            written = described.modelfile("./model.gguf" if "model.gguf" in files else ".", adapters)
+            text = replace(written, licenses=()).text()
             if text.count("\n") > 1:
-                (version / _MODELFILE).write_text(text)
+                (version / MODELFILE).write_text(text)
         given = files.get(_CONFIG)
         config = self.store.blobs.read(given.digest, 1 << 20).decode() if given is not None else ""
         (directory / _CONFIG).write_text(config + _parameters(config, name))

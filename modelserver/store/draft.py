@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from modelserver.config.modelfile import ROLES, Modelfile
+from modelserver.config.ollama_options import OPTION_KINDS
 from modelserver.core.documents import parse_json
-from modelserver.errors import InvalidArgumentError, NotFoundError
+from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from modelserver.store.blobs import Blobs
 from modelserver.store.manifest import (
     ADAPTER,
@@ -40,7 +42,7 @@ class Recipe:
 
     It is made from `base`, the name of a model, which is pulled if it is absent; or from `path`, a file or a directory
     of this machine; or from `files`, digests of blobs by the name of the file that each is. A text that is None is the
-    base's; `parameters` go over the base's own; messages and licenses replace the base's if there are any.
+    base's; `parameters` and `config` go over the base's own; messages and licenses replace the base's if there are any.
     """
 
     base: str = ""
@@ -53,6 +55,27 @@ class Recipe:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Mapping[str, Any]] = ()
     licenses: Sequence[str] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, modelfile: Modelfile, directory: Path) -> Recipe:
+        """As a Modelfile in that directory says. Raises UnsupportedError for parts that a store does not keep."""
+        if modelfile.drafts or len(modelfile.sources) > 1:
+            raise UnsupportedError("a Modelfile with DRAFT or with several FROM lines is not supported")
+        path = directory / Path(modelfile.source).expanduser()
+        is_path = path.exists() or modelfile.source.startswith((".", "/", "~"))
+        kept = {name: value for name in ("renderer", "parser", "requires") if (value := getattr(modelfile, name))}
+        return cls(
+            base="" if is_path else modelfile.source,
+            path=path if is_path else None,
+            adapter_paths=[directory / Path(each).expanduser() for each in modelfile.adapters],
+            template=modelfile.template,
+            system=modelfile.system,
+            parameters=modelfile.parameters,
+            messages=modelfile.messages,
+            licenses=modelfile.licenses,
+            config=kept,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +88,18 @@ class Description:
     messages: Sequence[Mapping[str, Any]] = ()
     licenses: Sequence[str] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+
+    def modelfile(self, source: str, adapters: Sequence[str] = ()) -> Modelfile:
+        """A Modelfile `FROM source`, with the parameters that are known."""
+        return Modelfile(
+            sources=(source,),
+            adapters=tuple(adapters),
+            template=self.template,
+            system=self.system,
+            parameters={name: value for name, value in self.parameters.items() if name in OPTION_KINDS},
+            messages=self.messages,
+            licenses=tuple(self.licenses),
+        )
 
 
 def describe(manifest: Manifest, blobs: Blobs) -> Description:
@@ -80,7 +115,7 @@ def describe(manifest: Manifest, blobs: Blobs) -> Description:
         template=next(iter(texts(TEMPLATE)), None),
         system=next(iter(texts(SYSTEM)), None),
         parameters=_document(parameters[0], dict) if parameters else {},
-        messages=_document(messages[0], list) if messages else (),
+        messages=_checked(_document(messages[0], list)) if messages else (),
         licenses=texts(LICENSE),
         config=_document(blobs.read(config.digest, _MAX_TEXT_BYTES), dict) if config is not None else {},
     )
@@ -94,6 +129,12 @@ def _document(text: str | bytes, kind: type[Any]) -> Any:
     if not isinstance(document, kind):
         raise InvalidArgumentError(f"a layer of the manifest is not the JSON that its type says: {text[:80]!r}")
     return document
+
+
+def _checked(messages: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+    if any(not isinstance(each, dict) or each.get("role") not in ROLES for each in messages):
+        raise InvalidArgumentError("a message of the model is not an object with a role and a content")
+    return messages
 
 
 class Draft:
@@ -170,6 +211,8 @@ class Draft:
             self._replace(MESSAGES, json.dumps(list(recipe.messages)))
         if recipe.licenses:
             self._replace(LICENSE, *recipe.licenses)
+
+        self.config |= recipe.config
 
     def manifest(self) -> Manifest:
         """The finished manifest; its config blob is written."""

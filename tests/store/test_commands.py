@@ -98,10 +98,32 @@ def test_models_are_listed_copied_shown_and_removed(shell: Shell, weights: Path)
     assert [line.split()[0] for line in out.splitlines()] == ["NAME", "tiny:latest", "me/mine:v1"]
     shown, _ = shell("show", "me/mine:v1", "--url", "http://127.0.0.1:1")
     assert "backend llm" in shown
-    assert "system:\nBe brief." in shown
+    assert "FROM me/mine:v1\nSYSTEM Be brief." in shown
     assert shell("rm", "tiny", "me/mine:v1")[0] == "removed tiny:latest\nremoved me/mine:v1\n"
     assert json.loads(shell("ls", "--json")[0]) == []
     assert "model 'tiny:latest' not found" in shell("rm", "tiny", status=1)[1]
+
+
+def test_a_model_is_made_by_a_modelfile(shell: Shell, store: Store, weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(weights.read_bytes())
+    (tmp_path / "Modelfile").write_text('''FROM ./tiny.gguf
+TEMPLATE """{{ .System }}
+{{ .Prompt }}"""
+SYSTEM Be brief.
+PARAMETER stop "END"
+PARAMETER num_predict 2
+MESSAGE user hello
+LICENSE free
+''')
+    assert shell("create", "mine", "-f", str(tmp_path / "Modelfile"))[0] == "created mine:latest\n"
+    described = store.describe("mine")
+    assert (described.template, described.system) == ("{{ .System }}\n{{ .Prompt }}", "Be brief.")
+    assert described.parameters == {"stop": ["END"], "num_predict": 2}
+    assert (list(described.messages), described.licenses) == ([{"role": "user", "content": "hello"}], ["free"])
+    shell("create", "yours", "-f", "-", piped="FROM mine\nPARAMETER num_predict 1\n")
+    assert store.describe("yours").parameters == {"stop": ["END"], "num_predict": 1}
+    assert shell("run", "yours", "hi")[0] != shell("run", "mine", "hi")[0]  # one token, and two
+    assert "(line 1)" in shell("create", "x", "-f", "-", piped="FORM mine\n", status=1)[1]
 
 
 def test_show_says_why_a_model_cannot_be_served(shell: Shell, tmp_path: Path) -> None:
