@@ -97,7 +97,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _expected() -> set[str]:
     """The files of our packages, as the wheel names them."""
-    patterns = ("*.py", "*.pyi", "*.yaml", "py.typed", "static/*")
+    patterns = ("*.py", "*.pyi", "*.yaml", "py.typed", "static/*", "routes.toml")
     return {
         f"{top}/{path.relative_to(source)}"
         for top, source in SOURCES.items()

@@ -210,7 +210,7 @@ function speed(message) {
 function probabilityView(tokens) {
   const box = h("div", { class: "token-box", role: "status", hidden: true });
   const spans = tokens.map((token, index) => {
-    const span = h("span", { class: "token", "data-index": index }, token.token);
+    const span = h("span", { class: /^<\|.*\|>$/.test(token.token) ? "token special" : "token", "data-index": index }, token.token);
     span.style.setProperty("--doubt", `${Math.round((1 - Math.exp(token.logprob)) * 70)}%`);
     return span;
   });
@@ -224,6 +224,7 @@ function probabilityView(tokens) {
     box.replaceChildren(h("b", {}, `“${visible(token)}” ${percent(logprob)}`), ...others.filter((other) => other.token !== token).map((other) => h("span", {}, `“${visible(other.token)}” ${percent(other.logprob)}`)));
     box.style.left = `${Math.min(span.offsetLeft, Math.max(0, view.clientWidth - 190))}px`;
     box.style.top = `${span.offsetTop + span.offsetHeight + 4}px`;
+    box.scrollIntoView({ block: "nearest" });
   }
   const hide = () => { box.hidden = true; spans[current]?.classList.remove("current"); };
   const view = h("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": "Tokens with probabilities; arrow keys move",

@@ -72,7 +72,7 @@ function modelRow(name, rows) {
        String(sum((row) => row.instances.length))]
     : ["", "", "", "", "", ""];
   const states = rows.map((row) => h("span", { class: "state" }, row.version && rows.length > 1 && h("span", { class: "muted" }, `v${row.version}`), statePill(row)));
-  const cells = [h("a", { href: link(name) }, name), states, served[0]?.backend ?? "", ...figures];
+  const cells = [h("a", { href: link(name), title: name }, name), states, served[0]?.backend ?? "", ...figures];
   const reasons = reasonsOf(rows);
   return [
     h("tr", { "data-model": name }, cells.map((cell, index) => h("td", { "data-label": COLUMNS[index], class: index > 2 ? "number" : "" }, cell)),
@@ -86,7 +86,7 @@ export function modelsPage({ root, atEnd }) {
   const summary = h("p", { class: "muted" });
   const body = h("tbody");
   const table = h("table", { class: "models cards" }, h("thead", {}, h("tr", {}, COLUMNS.map((text, index) => h("th", { scope: "col", class: index > 2 ? "number" : "" }, text)))), body);
-  const place = h("div", {});
+  const place = h("div", { class: "scroll" });
   root.append(h("div", { class: "head" }, h("h1", {}, "Models"), summary, search), place);
   let drawn = "";
   function draw() {
