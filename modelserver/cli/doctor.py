@@ -26,8 +26,8 @@ from modelserver.errors import ServerError
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.sources import resolve_options
 from modelserver.platform.diagnosis import Finding, FindingLevel
-from modelserver.repository.cloud_uri import is_cloud_uri
 from modelserver.repository.options import gpu_ids
+from modelserver.store.cloud_uri import is_cloud_uri
 from modelserver.telemetry.host import HostGauges
 
 OK, WARNING, PROBLEM = FindingLevel.OK, FindingLevel.WARNING, FindingLevel.PROBLEM

@@ -12,11 +12,11 @@ from modelserver.config.problem import Problem
 from modelserver.config.schema import EnsembleStep, ModelConfig, ModelTransactionPolicy
 from modelserver.errors import ConfigError, NotFoundError, ServerError
 from modelserver.options.flags import nearest_hint
-from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
 from modelserver.repository.definition import ModelDefinition, read_definition
 from modelserver.repository.layout import IgnoredPath, ModelLayout, RemoteModel, scan_model
 from modelserver.repository.options import DefinitionOptions, RepositoryOptions, gpu_ids
 from modelserver.repository.roots import RepositoryScan, open_roots, scan_roots
+from modelserver.store.cloud_uri import is_cloud_uri, parse_cloud_uri
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from modelserver.backend.discovery import backend_for_model_files
-from modelserver.repository.cloud_store import CloudUnavailableError
 from modelserver.repository.fingerprint import ModelFingerprint
 from modelserver.repository.layout import IgnoredPath, fingerprint_model
 from modelserver.repository.roots import RepositoryRoot, RepositoryScan, scan_roots
 from modelserver.repository.store_root import StoreChanges
+from modelserver.store.cloud_store import CloudUnavailableError
 
 logger = logging.getLogger(__name__)
 

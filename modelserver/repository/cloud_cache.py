@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 from modelserver.errors import InternalError, InvalidArgumentError
-from modelserver.repository.cloud_store import Listing, RemoteFile
 from modelserver.repository.held_resource import HeldResource
+from modelserver.store.cloud_store import Listing, RemoteFile
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from modelserver.repository.cloud_cache import CloudCache, CloudTree
-from modelserver.repository.cloud_store import CloudStore, Listing, RemoteFile
 from modelserver.repository.fingerprint import FileStamp, ModelFingerprint, TreeFingerprint, is_ignored
 from modelserver.repository.namespaces import name_problem
+from modelserver.store.cloud_store import CloudStore, Listing, RemoteFile
 
 logger = logging.getLogger(__name__)
 

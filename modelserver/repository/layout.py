@@ -15,7 +15,6 @@ from pathlib import Path
 
 from modelserver.config.schema import ModelVersionPolicy
 from modelserver.repository.cloud_root import CloudRoot, fingerprint_listing, versions_of
-from modelserver.repository.cloud_store import Listing
 from modelserver.repository.fingerprint import (
     ModelFingerprint,
     TreeFingerprint,
@@ -24,6 +23,7 @@ from modelserver.repository.fingerprint import (
     is_ignored,
 )
 from modelserver.repository.namespaces import key_of
+from modelserver.store.cloud_store import Listing
 
 CONFIG_FILENAME = "config.pbtxt"
 CONFIGS_DIRECTORY = "configs"

@@ -12,7 +12,7 @@ from modelserver.config.config_limits import ConfigLimits, parse_config_limits
 from modelserver.errors import UnavailableError
 from modelserver.options.server_options import ServerOptions
 from modelserver.platform.gpus import usable_gpus
-from modelserver.repository.cloud_uri import CloudUri, is_cloud_uri, parse_cloud_uri
+from modelserver.store.cloud_uri import CloudUri, is_cloud_uri, parse_cloud_uri
 
 
 def gpu_ids(least_capability: float = 0.0) -> tuple[int, ...]:

@@ -19,8 +19,6 @@ from modelserver.config.modelfile import is_modelfile, name_of_modelfile
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.repository.cloud_cache import CloudCache
 from modelserver.repository.cloud_root import CloudRoot
-from modelserver.repository.cloud_store import CloudStore
-from modelserver.repository.cloud_uri import CloudUri, storage_options
 from modelserver.repository.layout import (
     CONFIG_FILENAME,
     IgnoredPath,
@@ -34,6 +32,8 @@ from modelserver.repository.layout import (
 from modelserver.repository.namespaces import SEPARATOR, check_model_name, key_of, name_problem, repository_names
 from modelserver.repository.options import RepositoryOptions
 from modelserver.repository.store_root import StoreRoot
+from modelserver.store.cloud_store import CloudStore
+from modelserver.store.cloud_uri import CloudUri, storage_options
 from modelserver.store.store import Store
 
 # Says which backend, if any, recognises a file in the directory as its model.

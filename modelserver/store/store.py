@@ -20,6 +20,8 @@ from urllib.parse import unquote, urlsplit
 from modelserver.config.suggestion import did_you_mean, suggest
 from modelserver.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError, ServerError
 from modelserver.store.blobs import Blobs
+from modelserver.store.cloud_store import CloudStore, RemoteFile
+from modelserver.store.cloud_uri import parse_cloud_uri, storage_options
 from modelserver.store.download import RemoteBlob, download, probe
 from modelserver.store.draft import Description, Draft, Recipe, describe
 from modelserver.store.hub import find_on_hub
@@ -151,6 +153,8 @@ class Store:
             self._pull_from_registry(place, target, task, is_insecure, is_trusted)
         elif isinstance(place, FilePlace):
             self.create(str(target), Recipe(path=place.path), task)
+        elif isinstance(place, CloudPlace):
+            self._pull_from_cloud(place, target, task, is_trusted)
         else:
             self._pull_files(place, target, task, is_insecure, is_trusted)
         task.report("success")
@@ -263,12 +267,10 @@ class Store:
             if found.is_gguf:
                 remotes = {path.rpartition("/")[2]: remote for path, remote in remotes.items()}
             file_type = place.tag
-        elif isinstance(place, UrlPlace):
+        else:
+            assert isinstance(place, UrlPlace), "places of other kinds are pulled elsewhere"
             title = check_title(unquote(urlsplit(place.url).path).rpartition("/")[2] or "model")
             remotes = {title: probe(transport, place.url, title)}
-        else:
-            assert isinstance(place, CloudPlace), "files of this machine are created from"
-            raise InvalidArgumentError(f"'{place.address}' cannot be pulled yet")
         if not is_trusted:
             _check_no_code(remotes, str(target))
         with Draft(self.blobs, task) as draft:
@@ -277,6 +279,29 @@ class Store:
             draft.add_files(dict(zip(remotes, digests, strict=True)))
             if file_type:
                 draft.config["file_type"] = file_type
+            task.report("writing manifest")
+            self._write_manifest(target, draft.manifest())
+
+    def _pull_from_cloud(self, place: CloudPlace, target: ModelName, task: StoreTask, is_trusted: bool) -> None:
+        """A file, or all files of a directory in an object store."""
+        task.report("listing files")
+        store, files = _list_cloud(place.address)
+        if not is_trusted:
+            _check_no_code(files, place.address)
+        self.blobs.check_room(sum(file.size_bytes for _, file in files.values()), place.address)
+        with Draft(self.blobs, task) as draft:
+            digests = {}
+            for title, (path, file) in files.items():
+                task.report(f"pulling {title}", title, file.size_bytes, 0)
+                temporary = self.blobs.temporary()
+                try:
+                    store.fetch(path, file, temporary)
+                    digests[check_title(title)] = self.blobs.adopt(temporary, task)
+                finally:
+                    temporary.unlink(missing_ok=True)
+                task.report(f"pulling {title}", title, file.size_bytes, file.size_bytes)
+                draft.claim.add([digests[title]])
+            draft.add_files(digests)
             task.report("writing manifest")
             self._write_manifest(target, draft.manifest())
 
@@ -338,6 +363,26 @@ class Store:
             except (OSError, ServerError):
                 return 0
         return self.blobs.remove_unreferenced(referenced, candidates)
+
+
+def _list_cloud(address: str) -> tuple[CloudStore, dict[str, tuple[str, RemoteFile]]]:
+    """The files at an address of an object store: by title the path in the returned store, and the file.
+
+    Raises NotFoundError if there are none.
+    """
+    uri = parse_cloud_uri(address)
+    if "/" not in uri.path:
+        raise InvalidArgumentError(f"'{address}': name a file or a directory in it")
+    parent, _, name = address.rstrip("/").rpartition("/")
+    store = CloudStore(parse_cloud_uri(parent), storage_options(uri, os.environ))
+    file = store.file(name)
+    if file is not None:
+        return store, {name: (name, file)}
+    files = store.list(name).files.items()
+    found = {path: (f"{name}/{path}", each) for path, each in files if not path.startswith(".") and "/." not in path}
+    if not found:
+        raise NotFoundError(f"there are no files at {address}")
+    return store, found
 
 
 def _check_no_code(titles: Iterable[str], source: str) -> None:

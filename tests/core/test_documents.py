@@ -91,7 +91,7 @@ def _override(path: Path) -> Any:
 
 
 def _credentials(path: Path) -> Any:
-    from modelserver.repository.cloud_uri import VARIABLE, parse_cloud_uri, storage_options
+    from modelserver.store.cloud_uri import VARIABLE, parse_cloud_uri, storage_options
 
     return storage_options(parse_cloud_uri("s3://bucket/models"), {VARIABLE: str(path)})
 

@@ -12,13 +12,13 @@ from modelserver_backends.llm.backend import _LIBRARIES as LLM_LIBRARIES
 
 from docs.generate import distributions
 from modelserver.backend.discovery import _BUNDLED
-from modelserver.repository.cloud_store import _LIBRARIES as CLOUD_LIBRARIES
+from modelserver.store.cloud_store import _LIBRARIES as CLOUD_LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = {extra: set(names) for extra, names in distributions().items()}
 # Files whose messages name an extra, and the distributions that each message speaks of.
 MESSAGES = {
-    "modelserver/repository/cloud_store.py": {"cloud": {"fsspec", *CLOUD_LIBRARIES.values()}},
+    "modelserver/store/cloud_store.py": {"cloud": {"fsspec", *CLOUD_LIBRARIES.values()}},
     "modelserver/cache/open_store.py": {"redis": {"redis"}},
     "modelserver/cli/infer.py": {"images": {"pillow"}},
     "modelserver/store/hub.py": {"hub": {"huggingface_hub"}},

@@ -9,7 +9,7 @@ from support.cloud import listing_of
 
 from modelserver.errors import InternalError, InvalidArgumentError, UnavailableError
 from modelserver.repository.cloud_cache import CloudCache, CloudTree
-from modelserver.repository.cloud_store import RemoteFile
+from modelserver.store.cloud_store import RemoteFile
 
 
 class Source:

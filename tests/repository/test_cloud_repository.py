@@ -12,9 +12,9 @@ from support.repositories import GatedLoader, infer, open_repository, write_mode
 
 from modelserver.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from modelserver.repository import roots
-from modelserver.repository.cloud_store import CloudUnavailableError
 from modelserver.repository.options import ControlMode
 from modelserver.repository.repository import ModelRepository
+from modelserver.store.cloud_store import CloudUnavailableError
 
 ALL = "version_policy { all { } }"
 

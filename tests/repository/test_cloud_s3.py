@@ -11,8 +11,8 @@ from support.cloud import S3Server, s3_server
 from support.repositories import infer, open_repository
 
 from modelserver.errors import UnavailableError
-from modelserver.repository.cloud_uri import VARIABLE, parse_cloud_uri
 from modelserver.repository.options import ControlMode
+from modelserver.store.cloud_uri import VARIABLE, parse_cloud_uri
 
 pytestmark = [
     # botocore and moto use what Python will drop one day.

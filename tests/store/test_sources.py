@@ -7,7 +7,13 @@ import os
 import pytest
 from support.model_sources import MODEL, FakeHost, digest_of
 
-from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
+from modelserver.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnavailableError,
+    UnsupportedError,
+)
 from modelserver.store.hub import HubFile, choose
 from modelserver.store.names import (
     CloudPlace,
@@ -144,6 +150,25 @@ def test_a_single_file_is_pulled_and_resumed(store: Store, host: FakeHost) -> No
     name = store.pull(f"{host.address}/models/tiny.gguf", name="mine")
     assert (str(name), store.read_manifest("mine").layers[0].digest) == ("mine:latest", digest_of(WEIGHTS))
     assert host.requests[-1][2]["Range"] == "bytes=1000-"
+
+
+def test_files_and_directories_of_object_stores_are_pulled(store: Store) -> None:
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    files.pipe("/pulled/models/tiny.gguf", WEIGHTS)
+    files.pipe("/pulled/checkpoint/config.json", b"{}")
+    files.pipe("/pulled/checkpoint/model.safetensors", b"weights")
+    files.pipe("/pulled/unsafe/model.py", b"import os")
+    store.pull("memory://pulled/models/tiny.gguf")
+    assert [layer.digest for layer in store.read_manifest("tiny").layers] == [digest_of(WEIGHTS)]
+    store.pull("memory://pulled/checkpoint")
+    titles = [layer.title for layer in store.read_manifest("checkpoint").layers]
+    assert titles == ["config.json", "model.safetensors"]
+    with pytest.raises(NotFoundError, match="there are no files at memory://pulled/none"):
+        store.pull("memory://pulled/none")
+    with pytest.raises(PermissionDeniedError):
+        store.pull("memory://pulled/unsafe")
 
 
 def test_a_file_of_another_kind_is_called_as_its_backend_expects(store: Store, host: FakeHost) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import fsspec
 from support.repositories import IDENTITY_CONFIG
 
-from modelserver.repository.cloud_store import CloudStore, Listing, RemoteFile
-from modelserver.repository.cloud_uri import parse_cloud_uri
+from modelserver.store.cloud_store import CloudStore, Listing, RemoteFile
+from modelserver.store.cloud_uri import parse_cloud_uri
 
 
 class MemoryBucket:

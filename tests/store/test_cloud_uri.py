@@ -1,7 +1,7 @@
 import pytest
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.repository.cloud_uri import is_cloud_uri, parse_cloud_uri
+from modelserver.store.cloud_uri import is_cloud_uri, parse_cloud_uri
 
 
 @pytest.mark.parametrize(

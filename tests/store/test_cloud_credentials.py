@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.repository.cloud_uri import VARIABLE, parse_cloud_uri, storage_options
+from modelserver.store.cloud_uri import VARIABLE, parse_cloud_uri, storage_options
 
 # The example of Triton's documentation, in its shape.
 DOCUMENT = {

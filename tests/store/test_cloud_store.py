@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from support.cloud import CountingStore, MemoryBucket, memory_bucket
 
-from modelserver.repository import cloud_store
-from modelserver.repository.cloud_store import CloudStore, CloudUnavailableError
-from modelserver.repository.cloud_uri import parse_cloud_uri
+from modelserver.store import cloud_store
+from modelserver.store.cloud_store import CloudStore, CloudUnavailableError
+from modelserver.store.cloud_uri import parse_cloud_uri
 
 
 @pytest.fixture

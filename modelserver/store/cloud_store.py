@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from modelserver.errors import UnavailableError
-from modelserver.repository.cloud_uri import CloudUri
+from modelserver.store.cloud_uri import CloudUri
 
 Result = TypeVar("Result")
 
@@ -70,6 +70,18 @@ class CloudStore:
             return found
 
         return _listing(self._guard("listed", find), top)
+
+    def file(self, path: str) -> RemoteFile | None:
+        """One file, by its path relative to the repository; None if it does not exist."""
+
+        def find() -> Any:
+            try:
+                return self._files.info(f"{self.uri.path}/{path}")
+            except FileNotFoundError:
+                return None
+
+        found = self._guard(f"read: '{path}'", find)
+        return None if found is None or found.get("type") == "directory" else _remote_file(found)
 
     def fetch(self, path: str, file: RemoteFile, target: Path) -> None:
         """Copy a file (path relative to the repository) to `target`. It must still be the one that was listed."""
