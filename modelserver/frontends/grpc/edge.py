@@ -64,7 +64,8 @@ def fail(call: UnaryCall, error: Exception) -> None:
     status, message = status_of(told)
     is_late = call.deadline_ns is not None and time.monotonic_ns() >= call.deadline_ns
     if is_late and status == Status.UNAVAILABLE:
-        call.fail(Status.DEADLINE_EXCEEDED, message)
+        # The first words are those that gRPC's clients use when their own clock expires.
+        call.fail(Status.DEADLINE_EXCEEDED, f"Deadline Exceeded: {message}")
     elif told.retry_after_s is None:
         call.fail(status, message)
     else:
