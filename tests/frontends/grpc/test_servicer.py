@@ -190,7 +190,10 @@ async def test_unavailable_after_the_deadline_is_deadline_exceeded(
         model.refuses = error
     with pytest.raises(RefusedError) as caught:
         await call_unary(methods, "ModelInfer", infer_message(), pb.ModelInferResponse, deadline_ns=time.monotonic_ns())
-    assert (caught.value.status, caught.value.message) == (Status.DEADLINE_EXCEEDED, "Deadline Exceeded: it waited too long")
+    assert (caught.value.status, caught.value.message) == (
+        Status.DEADLINE_EXCEEDED,
+        "Deadline Exceeded: it waited too long",
+    )
 
 
 @pytest.mark.parametrize("code", ErrorCode)
