@@ -4,6 +4,8 @@ A server has a model that computes nothing and gives each request a token at eve
 (`benchmarks/backends/metronome`), so that only the server's own work is measured. That many clients, all in this
 process, read streams. Printed is CPU per token, by the kernel's account of each thread: of the event loop, on which
 frontends and sockets are, of the other threads (mostly the model's worker, which writes the responses), and of both.
+Then each route is called for one token, again and again, by one client: how long that takes, and what the call costs.
+Routes are measured in turns. `all` are the routes of every API.
 """
 
 from __future__ import annotations
@@ -30,36 +32,54 @@ parameters {{ key: "tokens_per_s" value {{ string_value: "{rate}" }} }}
 WARMUP_S = 1.5
 
 
-def chat(num_tokens: int) -> tuple[str, dict[str, object]]:
-    body = {"model": "metronome", "messages": [{"role": "user", "content": "hello"}]}
+def chat(model: str, num_tokens: int) -> tuple[str, dict[str, object]]:
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
     return "/v1/chat/completions", {**body, "max_tokens": num_tokens, "stream": True}
 
 
-def completions(num_tokens: int) -> tuple[str, dict[str, object]]:
-    return "/v1/completions", {"model": "metronome", "prompt": "hello", "max_tokens": num_tokens, "stream": True}
+def completions(model: str, num_tokens: int) -> tuple[str, dict[str, object]]:
+    return "/v1/completions", {"model": model, "prompt": "hello", "max_tokens": num_tokens, "stream": True}
 
 
-def generate(num_tokens: int) -> tuple[str, dict[str, object]]:
+def responses(model: str, num_tokens: int) -> tuple[str, dict[str, object]]:
+    return "/v1/responses", {"model": model, "input": "hello", "max_output_tokens": num_tokens, "stream": True}
+
+
+def generate(model: str, num_tokens: int) -> tuple[str, dict[str, object]]:
     parameters = json.dumps({"max_tokens": num_tokens})
     body = {"text_input": "hello", "stream": True, "sampling_parameters": parameters}
-    return "/v2/models/metronome/generate_stream", body
+    return f"/v2/models/{model}/generate_stream", body
 
 
-def llamacpp(num_tokens: int) -> tuple[str, dict[str, object]]:
-    return "/completion", {"prompt": "hello", "n_predict": num_tokens, "stream": True}
+def llamacpp(model: str, num_tokens: int) -> tuple[str, dict[str, object]]:
+    return "/completion", {"model": model, "prompt": "hello", "n_predict": num_tokens, "stream": True}
 
 
-def messages(num_tokens: int) -> tuple[str, dict[str, object]]:
-    return "/v1/messages", chat(num_tokens)[1]
+def messages(model: str, num_tokens: int) -> tuple[str, dict[str, object]]:
+    return "/v1/messages", chat(model, num_tokens)[1]
 
 
-ROUTES: dict[str, Callable[[int], tuple[str, dict[str, object]]]] = {
+def ollama(model: str, num_tokens: int) -> tuple[str, dict[str, object]]:
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
+    return "/api/chat", {**body, "options": {"num_predict": num_tokens}}
+
+
+def tgi(model: str, num_tokens: int) -> tuple[str, dict[str, object]]:
+    return "/generate_stream", {"model": model, "inputs": "hello", "parameters": {"max_new_tokens": num_tokens}}
+
+
+ROUTES: dict[str, Callable[[str, int], tuple[str, dict[str, object]]]] = {
     "chat": chat,
     "completions": completions,
-    "generate": generate,
-    "llamacpp": llamacpp,
+    "responses": responses,
     "messages": messages,
+    "ollama": ollama,
+    "tgi": tgi,
+    "llamacpp": llamacpp,
+    "generate": generate,
 }
+# As it stands in an event of any of them.
+TOKEN = b'" token"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,36 +95,45 @@ class Spent:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.streams", description="CPU per streamed token.")
-    parser.add_argument("routes", nargs="*", metavar="ROUTE", help=f"of {' '.join(ROUTES)} (chat)")
+    parser.add_argument("routes", nargs="*", metavar="ROUTE", help=f"of {' '.join(ROUTES)}, or all (chat)")
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--rate", type=float, default=20.0, help="tokens per second of each stream")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3, help="the median of these is printed")
     options = parser.parse_args()
     routes = options.routes or ["chat"]
+    if routes == ["all"]:
+        routes = list(ROUTES)
     unknown = [route for route in routes if route not in ROUTES]
     if unknown:
         parser.error(f"unknown route {unknown[0]!r}, expected one of {' '.join(ROUTES)}")
-    print(f"{'route':<12} {'tokens/s':>9} {'loop µs':>8} {'others µs':>9} {'all µs':>7} {'cores':>6}")
     with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "metronome" / "1").mkdir(parents=True)
-        (Path(scratch) / "metronome" / "config.pbtxt").write_text(CONFIG.format(rate=options.rate))
+        for model, rate in (("metronome", options.rate), ("at_once", 1e6)):
+            (Path(scratch) / model / "1").mkdir(parents=True)
+            (Path(scratch) / model / "config.pbtxt").write_text(CONFIG.format(rate=rate))
         with modelserver(Path(scratch), f"--backend-directory={BACKENDS}") as server:
-            for route in routes:
-                rounds = [measure(server, route, options) for _ in range(options.rounds)]
-                figures = [statistics.median(column) for column in zip(*rounds, strict=True)]
-                loop_us, others_us, tokens_per_s = figures
-                cores = (loop_us + others_us) * tokens_per_s / 1e6
-                print(
-                    f"{route:<12} {tokens_per_s:>9.0f} {loop_us:>8.1f} {others_us:>9.1f} {loop_us + others_us:>7.1f} "
-                    f"{cores:>6.2f}"
-                )
+            # In turns, so that all have the same share of what the machine does besides.
+            rounds = [
+                {route: (*measure(server, route, options), *first_tokens(server, route)) for route in routes}
+                for _ in range(options.rounds)
+            ]
+    print(
+        f"{'route':<12} {'tokens/s':>9} {'loop µs':>8} {'others µs':>9} {'all µs':>7} {'cores':>6}  first ms  call µs"
+    )
+    for route in routes:
+        figures = [statistics.median(column) for column in zip(*(each[route] for each in rounds), strict=True)]
+        loop_us, others_us, tokens_per_s, first_ms, call_us = figures
+        cores = (loop_us + others_us) * tokens_per_s / 1e6
+        print(
+            f"{route:<12} {tokens_per_s:>9.0f} {loop_us:>8.1f} {others_us:>9.1f} {loop_us + others_us:>7.1f} "
+            f"{cores:>6.2f} {first_ms:>9.2f} {call_us:>8.0f}"
+        )
 
 
 def measure(server: ServerProcess, route: str, options: argparse.Namespace) -> tuple[float, float, float]:
     """CPU µs per token of the loop and of all else, and tokens per second."""
     num_tokens = int(options.rate * (options.seconds + WARMUP_S + 10))
-    path, body = ROUTES[route](num_tokens)
+    path, body = ROUTES[route]("metronome", num_tokens)
     readers = Readers(server.ports["http"], path, json.dumps(body).encode(), options.streams)
     try:
         readers.read_for(WARMUP_S)
@@ -118,6 +147,33 @@ def measure(server: ServerProcess, route: str, options: argparse.Namespace) -> t
     return used.loop_s / count * 1e6, used.others_s / count * 1e6, count / took_s
 
 
+def first_tokens(server: ServerProcess, route: str, num_calls: int = 200) -> tuple[float, float]:
+    """Calls of one token each, one after the other: ms to that token, and CPU µs of the server for the whole call."""
+    path, body = ROUTES[route]("at_once", 1)
+    request = request_of(path, json.dumps(body).encode())
+    times_s = []
+    with socket.create_connection(("127.0.0.1", server.ports["http"])) as connected:
+        before = spent(server.process.pid)
+        for _ in range(num_calls):
+            start_s = time.perf_counter()
+            connected.sendall(request)
+            answer = first = b""
+            while not answer.endswith(b"0\r\n\r\n"):
+                answer += connected.recv(1 << 16)
+                if not first and TOKEN in answer:
+                    first = answer
+                    times_s.append(time.perf_counter() - start_s)
+            if not first:
+                raise SystemExit(f"no token: {answer[:500]!r}")
+        used = spent(server.process.pid).since(before)
+    return statistics.median(times_s) * 1e3, (used.loop_s + used.others_s) / num_calls * 1e6
+
+
+def request_of(path: str, body: bytes) -> bytes:
+    fields = ("Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    return "\r\n".join((f"POST {path} HTTP/1.1", *fields, "", "")).encode() + body
+
+
 class Readers:
     """Clients of one stream each, read by one thread."""
 
@@ -125,11 +181,10 @@ class Readers:
         self.num_tokens = 0
         self._poll = select.epoll()
         self._sockets: dict[int, socket.socket] = {}
-        fields = ("Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
-        head = "\r\n".join((f"POST {path} HTTP/1.1", *fields, "", ""))
+        request = request_of(path, body)
         for _ in range(count):
             connected = socket.create_connection(("127.0.0.1", port))
-            connected.sendall(head.encode() + body)
+            connected.sendall(request)
             connected.setblocking(False)
             self._sockets[connected.fileno()] = connected
             self._poll.register(connected, select.EPOLLIN)
@@ -140,9 +195,9 @@ class Readers:
         while (left_s := ends_s - time.monotonic()) > 0:
             for number, _ in self._poll.poll(left_s):
                 data = self._sockets[number].recv(1 << 16)
-                if not data or b'"error"' in data:
+                if not data or b'"error":{' in data or b'"error":"' in data:
                     raise SystemExit(f"a stream failed: {data[:500]!r}")
-                self.num_tokens += data.count(b"data: ")
+                self.num_tokens += data.count(TOKEN)
 
     def close(self) -> None:
         self._poll.close()

@@ -13,12 +13,23 @@ import orjson
 from modelserver_backends.llm.answer import AnswerWriter
 from modelserver_backends.llm.contract import RETURNS, complete_config
 from modelserver_backends.llm.generation import GenerationRequest, SequenceOutput
+from modelserver_backends.llm.plan import TokenLogprobs
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.sequence import FinishReason
 
 from modelserver.backend import Backend, BackendContext, InferRequest, ModelConfig, Placement, StepInstance
 
 WORD = " token"
+
+
+class _Words:
+    """The tokenizer, of one word."""
+
+    def token_bytes(self, _token_id: int) -> bytes:
+        return WORD.encode()
+
+    def token_text(self, _token_id: int) -> str:
+        return WORD
 
 
 class _Stream:
@@ -30,13 +41,22 @@ class _Stream:
         self.num_left = int(sampling["max_tokens"])
         self.asked = GenerationRequest([1, 2, 3], SamplingParams())
         wants = {output for name, output in RETURNS.items() if name in request.inputs}
-        self.writer = AnswerWriter(wants, None, [1, 2, 3], prefix="", has_index=False)  # type: ignore[arg-type]  # no tokens are told
+        self.has_logprobs = sampling.get("logprobs") is not None
+        self.writer = AnswerWriter(
+            wants,
+            _Words(),  # type: ignore[arg-type]
+            [1, 2, 3],
+            prefix="",
+            has_index=False,
+            has_logprobs=self.has_logprobs,
+        )
         self.unsent: SequenceOutput | None = None
 
     def tick(self) -> bool:
         """Send a token; False with the last one."""
         self.num_left -= 1
-        output = SequenceOutput(self.asked, 0, WORD, [7], 1, 0)
+        logprobs = [TokenLogprobs(-0.5, 1)] if self.has_logprobs else None
+        output = SequenceOutput(self.asked, 0, WORD, [7], 1, 0, logprobs)
         if self.num_left == 0:
             output.finish_reason = FinishReason.LENGTH
         if self.unsent is not None:

@@ -40,13 +40,13 @@ class _Made:
     """A document. It holds as long as the configs are those of the models."""
 
     configs: Sequence[ModelConfig]
-    body: bytes
+    body: tuple[bytes, ...]
     tag: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Paths:
-    """The paths of a model with that config."""
+    """The paths of a model with that config, after a comma."""
 
     config: ModelConfig
     text: bytes
@@ -97,7 +97,7 @@ class OpenApi:
             exchange.respond(error_response(error))
             return
         exchange.on_disconnect = None
-        respond_unless_known(exchange, HttpResponse(200, _HEADERS, (made.body,)), made.tag)
+        respond_unless_known(exchange, HttpResponse(200, _HEADERS, made.body), made.tag)
 
     async def _document(self) -> _Made:
         configs = await self._configs()
@@ -130,14 +130,18 @@ class OpenApi:
         security = [] if infer is None else described.security(infer)
         if len(self._paths) > _MAX_KNOWN + len(configs):
             self._paths.clear()
-        found = []
-        for config in configs:
-            known = self._paths.get(config.name)
-            if known is None or known.config is not config:
-                text = model_paths(config, security)
-                known = self._paths[config.name] = _Paths(config, text, sha256(text).digest())
-                yield
-            found.append(known)
-        body = b"".join((self._head, *(b"," + each.text for each in found), b"}}"))
-        yield
-        return _Made(configs, body, entity_tag(self._head, *(each.digest for each in found)))
+        parts, digests = [self._head], [self._head]
+        for start in range(0, len(configs), _MODELS_AT_ONCE):
+            texts = []
+            for config in configs[start : start + _MODELS_AT_ONCE]:
+                known = self._paths.get(config.name)
+                if known is None or known.config is not config:
+                    text = b"," + model_paths(config, security)
+                    known = self._paths[config.name] = _Paths(config, text, sha256(text).digest())
+                    yield
+                texts.append(known.text)
+                digests.append(known.digest)
+            parts.append(b"".join(texts))
+            yield
+        parts.append(b"}}")
+        return _Made(configs, tuple(parts), entity_tag(*digests))
