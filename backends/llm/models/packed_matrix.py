@@ -65,7 +65,8 @@ class PackedMatrix:
 
     `codes` as `pack_codes` makes them, with inputs padded to `width`. `scales`, `zeros` and `mins`
     [blocks, groups, lanes] and factors of these [blocks, n, lanes] mean what they do in QuantizedWeight; all may be
-    float32, float16, bfloat16, uint8 or int8. `zeros` may be one number for all. `order` [inputs] too.
+    float32, float16, bfloat16, uint8 or int8. `zeros` may be one number for all. `order` [inputs] too. A factor serves
+    `scale_each` or `min_each` groups.
     """
 
     kernels: ModuleType
@@ -80,6 +81,8 @@ class PackedMatrix:
     mins: torch.Tensor | None = None
     scale_factors: torch.Tensor | None = None
     min_factors: torch.Tensor | None = None
+    scale_each: int = 1
+    min_each: int = 1
     table: torch.Tensor | None = None
     order: torch.Tensor | None = None
     _description: bytes = field(init=False)
@@ -91,8 +94,8 @@ class PackedMatrix:
         unit = _CODE_STEP if is_whole and self.form is not Form.CODES6 else _CODE_STEP // 2
         numbers = [self.form, self.kernels.lanes(), self.num_outputs, self.num_inputs, self.width]
         numbers += [unit, self.group, num_groups]
-        for count in num_factors:
-            numbers += [count, -(-num_groups // count)]
+        for count, each in zip(num_factors, (self.scale_each, self.min_each), strict=True):
+            numbers += [count, each]
         for values in (self.scales, self.zeros, self.mins, self.scale_factors, self.min_factors):
             if isinstance(values, int):
                 numbers += [_CONSTANT, values]

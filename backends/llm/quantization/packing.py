@@ -41,11 +41,13 @@ def pack(weight: QuantizedWeight, kernels: ModuleType) -> PackedMatrix | None:
     def grouped(values: torch.Tensor | None) -> torch.Tensor | None:
         return None if values is None else _blocked(_narrowed(values), num_padded, lanes)
 
+    def groups_of_each(factors: torch.Tensor | None) -> int:
+        return 1 if factors is None else num_groups // factors.shape[1]
+
     def factors(values: torch.Tensor | None) -> torch.Tensor | None:
         if values is None:
             return None
-        each = num_groups // values.shape[1]
-        return _blocked(_narrowed(values), -(-num_padded // each), lanes)
+        return _blocked(_narrowed(values), -(-num_padded // groups_of_each(values)), lanes)
 
     return PackedMatrix(
         kernels=kernels,
@@ -60,6 +62,8 @@ def pack(weight: QuantizedWeight, kernels: ModuleType) -> PackedMatrix | None:
         mins=grouped(weight.mins),
         scale_factors=factors(weight.scale_factors),
         min_factors=factors(weight.min_factors),
+        scale_each=groups_of_each(weight.scale_factors),
+        min_each=groups_of_each(weight.min_factors),
         table=None if weight.table is None else weight.table.contiguous(),
         order=None if weight.order is None else weight.order.to(torch.int64).contiguous(),
     )

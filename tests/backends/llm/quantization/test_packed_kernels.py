@@ -158,6 +158,17 @@ if PACKED_KERNELS is not None:
         exact = quantized_rows(rows) @ weight.dequantized().double().T
         torch.testing.assert_close(linear_of(weight)(rows, None).double(), exact, atol=1e-4, rtol=1e-5)
 
+    def test_factors_of_groups_that_are_no_whole_blocks(instructions: str) -> None:
+        """Five groups share a factor, and what fills the row up begins a sixth."""
+        generator = torch.Generator().manual_seed(0)
+        codes = torch.randint(0, 16, (9, 80), generator=generator, dtype=torch.uint8)
+        small, factors = codes[:, :5].contiguous(), torch.rand(9, 1, generator=generator).half()
+        scaled = {"scales": small, "scale_factors": factors, "mins": small, "min_factors": factors}
+        weight, rows = QuantizedWeight(codes=codes, **scaled, group=16, bits=4), torch.randn(3, 80)
+        exact = quantized_rows(rows) @ weight.dequantized().double().T
+        torch.testing.assert_close(linear_of(weight)(rows, None).double(), exact, atol=1e-3, rtol=1e-4)
+        assert torch.equal(linear_of(weight).matrix.expanded(torch.arange(9)), weight.dequantized())
+
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_large_matrix_is_packed_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         weight = made(kind, 45, 512)
