@@ -28,6 +28,7 @@ from modelserver.store.hub import find_on_hub
 from modelserver.store.manifest import Manifest, check_digest, check_title, parse_manifest
 from modelserver.store.names import (
     DEFAULT_HOST,
+    DEFAULT_TAG,
     CloudPlace,
     FilePlace,
     ModelName,
@@ -266,7 +267,7 @@ class Store:
             remotes = {check_title(file.path): remote for file, remote in found.files}
             if found.is_gguf:
                 remotes = {path.rpartition("/")[2]: remote for path, remote in remotes.items()}
-            file_type = place.tag
+            file_type = "" if place.tag == DEFAULT_TAG else place.tag
         else:
             assert isinstance(place, UrlPlace), "places of other kinds are pulled elsewhere"
             title = check_title(unquote(urlsplit(place.url).path).rpartition("/")[2] or "model")
