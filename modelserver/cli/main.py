@@ -18,10 +18,10 @@ DEBUG = "--debug"
 # Each command with the module that registers it and its line in the help. A module is imported when one of its commands
 # is called, since what one command needs would keep the others waiting.
 COMMANDS = {
-    "run": ("run", "Talk to a model by its name or path; it is pulled and served as needed."),
-    "pull": ("store", "Bring a model into the store: from a registry, Hugging Face, or a file."),
-    "push": ("store", "Upload a model of the store to a registry."),
-    "create": ("store", "Make a model in the store from files or another model."),
+    "run": ("run", "Talk to a model by its name or path."),
+    "pull": ("store", "Bring a model into the store."),
+    "push": ("store", "Upload a model of the store to the registry in its name."),
+    "create": ("store", "Make a model in the store by a Modelfile, or from files or another model."),
     "cp": ("store", "Give a model of the store a second name."),
     "rm": ("store", "Remove models from the store."),
     "ls": ("store", "List the models of the store."),

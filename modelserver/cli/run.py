@@ -34,8 +34,11 @@ def run(
     url: Annotated[str, typer.Option("--url", "-u", envvar=URL_VARIABLE, help="Ask this server, and no other.")] = "",
     store: Directory = None,
 ) -> None:
-    """Talk to a model: of a running server that has it, else of the store, into which it is pulled. Without a terminal,
-    all of standard input is one message."""
+    """Talk to a model by its name or path.
+
+    A running server that has it is asked. Otherwise it is served here, from the store, into which it is pulled if need
+    be. Without a terminal, all of standard input is one message.
+    """
     with ExitStack() as stack:
         name, address = _serving(stack, model, url, store)
         chat(name, prompt, system, max_tokens, temperature, address)

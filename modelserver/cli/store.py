@@ -46,7 +46,7 @@ def pull(
     trust: Annotated[bool, typer.Option("--trust", help="Also fetch files that may run code when loaded.")] = False,
     store: Directory = None,
 ) -> None:
-    """Bring a model into the store; an interrupted pull goes on where it stopped."""
+    """Bring a model into the store. An interrupted pull continues where it stopped."""
     with shown_task() as task:
         pulled = Store(store).pull(source, name=name, task=task, is_insecure=insecure, is_trusted=trust)
     print_line(str(pulled))
@@ -92,7 +92,7 @@ def cp(
 def rm(
     names: Annotated[list[str], typer.Argument(help="Names of models of the store.")], store: Directory = None
 ) -> None:
-    """Remove models from the store, with all that no other model needs."""
+    """Remove models from the store. Files that another model needs stay."""
     opened = Store(store)
     for name in names:
         print_line(f"removed {opened.remove(name)}")

@@ -306,8 +306,11 @@ def test_version_is_of_the_program_and_of_the_server(shell: Shell, server: Runni
     assert "statistics" in document["server"]["extensions"]
 
 
-def test_serve_explains_its_flags_and_where_values_come_from(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_explains_its_flags_and_where_values_come_from(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MODELSERVER_GRPC_PORT", "7")
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))  # a store without models
     out, _ = shell.run("serve", "--help")
     assert "--model-repository, --model-store=DIRECTORY" in out
     out, _ = shell.run("serve", "--print-config", "--http-port=5", "--log-info=0")
