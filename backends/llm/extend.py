@@ -7,7 +7,7 @@ from __future__ import annotations
 from .checkpoint import Checkpoint
 from .models.build import DecoderBuilder
 from .models.decoder import Block, Decoder, DecoderLayer
-from .models.decoder_config import DecoderConfig, MoeConfig
+from .models.decoder_config import DecoderConfig, MoeConfig, Names
 from .models.families.family import Family
 from .models.families.readers import (
     Entries,
@@ -19,7 +19,6 @@ from .models.families.readers import (
 )
 from .models.linear import DenseEmbedding, GroupedLinear, Linear, ListedLinears, TokenEmbedding, float_linear
 from .models.linear_tensors import LinearTensors, Part, Rank, Split
-from .models.names import Names
 from .models.norm import Norm
 from .models.weights import Weights
 from .quantization.quantized_linear import quantized_embedding, quantized_linear

@@ -21,13 +21,12 @@ from .captured_decode import CapturedDecode, CudaCapture, Ending
 from .checkpoint import Checkpoint
 from .compute_thread import ComputeThread, choose_num_threads
 from .embedding.head import EmbeddingHead, load_head
-from .fresh_sequences import compute_fresh
 from .kv_memory import reserve_kv_memory, reserve_states
 from .models.load import LoadedNetwork, load_network
 from .options import EngineOptions
 from .plan import Chunk, SampledToken, StepPlan, StepResult, TokenLogprobs
 from .sampler import SampledRows
-from .step_context import StepContext
+from .step_context import StepContext, compute_fresh
 from .step_inputs import StepInputs
 from .tensor_parallel import Followers, Pool, rank_options
 

@@ -1,14 +1,18 @@
-"""One step as a network sees it. What layers and linear layers must know of their rows is here."""
+"""One step as a network sees it: the facts about its rows that layers and linear layers need."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import torch
+import numpy as np
+import torch
 
+if TYPE_CHECKING:
+    from .attention.chunked import ChunkedSdpa
     from .attention.paged import PagedAttention, Rotation
+    from .attention.sdpa import SdpaAttention
     from .models.recurrent_states import StateGroup
 
 
@@ -28,3 +32,31 @@ class StepContext:
     inputs: Any
     state_groups: tuple[StateGroup, ...] = ()
     rotations: tuple[Rotation, ...] = ()
+
+
+def compute_fresh(
+    network: Any,
+    attention: SdpaAttention | ChunkedSdpa,
+    token_id_lists: Sequence[Sequence[int]],
+    device: torch.device,
+    *,
+    state_groups: tuple[StateGroup, ...] = (),
+) -> tuple[torch.Tensor, ...]:
+    """The hidden states [tokens, hidden_size] of each list, none of them empty: texts to embed.
+
+    The lists are computed as wholes, in one pass, without the KV cache.
+
+    `network` is that of a `LoadedNetwork`.
+    """
+    lengths = [len(token_ids) for token_ids in token_id_lists]
+    input_ids = np.concatenate([np.asarray(token_ids, dtype=np.int64) for token_ids in token_id_lists])
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    step = StepContext(
+        positions=torch.from_numpy(positions).to(device),
+        attention=attention,
+        inputs=attention.prepare_fresh(lengths),
+        state_groups=state_groups,
+    )
+    hidden: torch.Tensor = network(torch.from_numpy(input_ids).to(device), step)
+    parts: tuple[torch.Tensor, ...] = torch.split(hidden, lengths)
+    return parts

@@ -33,11 +33,10 @@ from .attention.kv_blocks import KvBlocks
 from .attention.paged import AttentionBatch
 from .checkpoint import open_checkpoint
 from .compute_thread import share_of_threads
-from .fresh_sequences import compute_fresh
 from .models.linear_tensors import Rank
 from .models.load import LoadedNetwork, load_network
 from .options import EngineOptions
-from .step_context import StepContext
+from .step_context import StepContext, compute_fresh
 from .step_inputs import StepInputs
 
 # Ranks load weights at their own pace before the first sum is taken.

@@ -9,12 +9,11 @@ import torch
 from modelserver.backend import UnsupportedError
 
 from .decoder import Block, DecoderLayer, Layer, PostNormLayer, SelfAttention
-from .decoder_config import DecoderConfig
+from .decoder_config import DecoderConfig, Names
 from .linear import DenseEmbedding, Linear, SummedLinear, TokenEmbedding
 from .linear_tensors import Part
 from .mlp import Mlp, activation_of
 from .moe import Experts, Moe, SharedExpert
-from .names import Names
 from .norm import LayerNorm, Norm, RmsNorm, WholeQkNorm, identity
 from .weights import Weights
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import modelserver
 from modelserver.telemetry.access_log import ACCESS_LOGGER, write_access
 
 _MARK = b"\x1e"
@@ -183,7 +182,7 @@ class ChildOutput:
 
 
 _MAX_FRAMES = 20
-_SERVER_SOURCE = str(Path(modelserver.__file__).parent)
+_SERVER_SOURCE = str(Path(__file__).parents[2])
 
 
 def describe_exception(error: BaseException) -> str:

@@ -13,9 +13,8 @@ from ...attention.kv_blocks import KvLayout
 from ...checkpoint import Checkpoint, config_path, text_config
 from ..build import DecoderBuilder
 from ..decoder import Block, Decoder, DecoderLayer
-from ..decoder_config import DecoderConfig
+from ..decoder_config import DecoderConfig, Names
 from ..linear import Linear, TokenEmbedding
-from ..names import Names
 from ..norm import Norm
 from .readers import Entries, base_config
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..decoder_config import DecoderConfig
-from ..names import Names
+from ..decoder_config import DecoderConfig, Names
 from .family import Family
 from .readers import Entries, base_config, layer_types, typed_windows, with_ropes_by_type
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from modelserver.backend import UnsupportedError
 
-from ..decoder_config import DecoderConfig
-from ..names import Names
+from ..decoder_config import DecoderConfig, Names
 from .family import Family
 from .readers import Entries, base_config
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..decoder_config import DecoderConfig, MoeConfig
-from ..names import Names
+from ..decoder_config import DecoderConfig, MoeConfig, Names
 from .family import Family
 from .readers import Entries, base_config, uniform_windows
 
