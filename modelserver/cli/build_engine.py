@@ -16,8 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from modelserver.cli.models import AsJson
-from modelserver.cli.output import print_error, print_json, print_line, print_table
+from modelserver.cli.output import AsJson, print_error, print_json, print_line, print_table
 from modelserver.errors import ErrorCode, InvalidArgumentError, ServerError, UnavailableError
 
 MISUSED, UNSUPPORTED, FAILED, NO_LIBRARY = 2, 3, 4, 5

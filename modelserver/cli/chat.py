@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from modelserver.cli.models import Url
-from modelserver.cli.output import print_error, print_line
+from modelserver.cli.output import Url, print_error, print_line
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.errors import InvalidArgumentError, ServerError
 

@@ -18,8 +18,7 @@ import typer
 from modelserver.auth.api_keys import open_keys
 from modelserver.backend.discovery import find_backend, list_backends
 from modelserver.cli.completion import FlagCommand
-from modelserver.cli.models import AsJson
-from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.cli.output import AsJson, print_json, print_line, print_table
 from modelserver.cli.usage import bytes_text
 from modelserver.client.server_client import ServerClient
 from modelserver.errors import ServerError

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from modelserver.cli.models import Url
-from modelserver.cli.output import print_line
+from modelserver.cli.output import Url, print_line
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
 
 # A slower probe counts as failed: kubelet and container engines wait a few seconds only.

@@ -10,8 +10,7 @@ import typer
 
 from modelserver.backend import BackendContext
 from modelserver.backend.discovery import find_backend
-from modelserver.cli.models import AsJson
-from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.cli.output import AsJson, print_json, print_line, print_table
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError
 

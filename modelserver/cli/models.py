@@ -8,13 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from modelserver.cli.output import print_json, print_line, print_table
-from modelserver.client.address import URL_VARIABLE
+from modelserver.cli.output import AsJson, Url, print_json, print_line, print_table
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnavailableError
 
-Url = Annotated[str, typer.Option("--url", "-u", envvar=URL_VARIABLE, help="HTTP address of the server.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Repositories = Annotated[
     list[str] | None,
     typer.Option("--model-repository", help="Read this directory, or s3://..., instead of asking a server."),

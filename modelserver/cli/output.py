@@ -1,15 +1,22 @@
-"""Output of the commands: tables for people, JSON for programs, plain text without a terminal."""
+"""Options that commands share, and their output: tables for people, JSON for programs, text without a terminal."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from modelserver.client.address import URL_VARIABLE
 
 # rich is imported where something is drawn on a terminal, so that programs do not wait for it.
 if TYPE_CHECKING:
     from rich.live import Live
+
+Url = Annotated[str, typer.Option("--url", "-u", envvar=URL_VARIABLE, help="HTTP address of the server.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
 

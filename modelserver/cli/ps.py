@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from modelserver.cli.models import AsJson, Url
-from modelserver.cli.output import print_json, print_line, print_table
+from modelserver.cli.output import AsJson, Url, print_json, print_line, print_table
 from modelserver.cli.usage import COLUMNS, ModelUsage, bytes_text, duration_text, model_usages, usage_cells
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
 

@@ -18,8 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from modelserver.cli.models import Url
-from modelserver.cli.output import STATE_STYLES, print_line, print_table
+from modelserver.cli.output import STATE_STYLES, Url, print_line, print_table
 from modelserver.cli.usage import COLUMNS, ModelUsage, bytes_text, duration_text, model_usages, usage_cells
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.errors import ServerError

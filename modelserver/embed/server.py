@@ -192,7 +192,7 @@ class Server:
 
         `options` replace the program's own. Raises SystemExit if the stop was forced or overran.
         """
-        from modelserver.cli.serve import run
+        from modelserver.cli.foreground import run
 
         status = 1
         try:
