@@ -43,7 +43,10 @@ COMMANDS = {
     "chat": ("chat", "Talk to a language model."),
     "bench": ("bench", "Measure a running server: throughput and latency."),
     "tune": ("tune", "Find the instance count, batching and threads that serve a model best."),
-    "convert": ("convert", "Convert PyTorch to ONNX, torch.export or compiled code, and ONNX to FP16."),
+    "convert": (
+        "convert",
+        "Convert PyTorch to ONNX, torch.export or compiled code, ONNX to FP16, and language models to and from GGUF.",
+    ),
     "quantize": ("quantize", "Quantize a model to 8 or 4 bits, and report the loss of accuracy."),
     "build-engine": ("build_engine", "Build a TensorRT engine from an ONNX file."),
     "inspect": ("inspect", "Describe a model file: its kind, its inputs and outputs, and how it was built."),
