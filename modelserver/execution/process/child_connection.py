@@ -45,7 +45,7 @@ from modelserver.execution.process.packing import Payload, response_of
 from modelserver.execution.process.shared_buffer import ByteView
 
 # How long the readiness endpoint may block the event loop for an idle child's answer.
-_READINESS_WAIT_S = 0.05
+_READINESS_WAIT_S = 0.005
 # A child that takes longer to answer the readiness question is not ready.
 _READINESS_LIMIT_S = 5.0
 

@@ -137,7 +137,7 @@ class ProcessInstance(BatchInstance):
         return [result for result in results if result is not None]
 
     def is_ready(self) -> bool:
-        """Whether the child is up and, if its instance overrides `is_ready`, ready. Waits at most 50 ms."""
+        """Whether the child is up and, if its instance overrides `is_ready`, ready. Waits at most 5 ms."""
         if self._life.state is not State.READY:
             return False
         if not self.child.readiness.is_asked:
