@@ -27,7 +27,7 @@ _SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")
 _SERVICE_LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
 # Variables read by the client commands, and variables needed before the options are parsed.
 _OTHER_VARIABLES = frozenset(
-    {f"MODELSERVER_{name}" for name in ("URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY")}
+    {f"MODELSERVER_{name}" for name in ("URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY", "REGISTRY")}
     | {accelerator.VARIABLE}
 )
 
