@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from modelserver.client.address import URL_VARIABLE
+from modelserver.client.address import OLLAMA_VARIABLE, URL_VARIABLE, usual_url
 
 # rich is imported where something is drawn on a terminal, so that programs do not wait for it.
 if TYPE_CHECKING:
     from rich.live import Live
 
-Url = Annotated[str, typer.Option("--url", "-u", envvar=URL_VARIABLE, help="HTTP address of the server.")]
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url", "-u", envvar=[URL_VARIABLE, OLLAMA_VARIABLE], callback=usual_url, help="HTTP address of the server."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}

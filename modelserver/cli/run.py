@@ -12,7 +12,7 @@ import typer
 from modelserver.cli.chat import chat
 from modelserver.cli.output import Steps
 from modelserver.cli.store import Directory, shown_task
-from modelserver.client.address import URL_VARIABLE
+from modelserver.client.address import OLLAMA_VARIABLE, URL_VARIABLE, usual_url
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from modelserver.store.names import FilePlace, parse_place
@@ -31,7 +31,16 @@ def run(
     system: Annotated[str, typer.Option(help="System message at the start of the conversation.")] = "",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 always picks the most likely token.")] = None,
-    url: Annotated[str, typer.Option("--url", "-u", envvar=URL_VARIABLE, help="Ask this server, and no other.")] = "",
+    url: Annotated[
+        str,
+        typer.Option(
+            "--url",
+            "-u",
+            envvar=[URL_VARIABLE, OLLAMA_VARIABLE],
+            callback=usual_url,
+            help="Ask this server, and no other.",
+        ),
+    ] = "",
     store: Directory = None,
 ) -> None:
     """Talk to a model by its name or path.

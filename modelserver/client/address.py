@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from modelserver.errors import InvalidArgumentError, UnavailableError
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 10.0
 
 URL_VARIABLE = "MODELSERVER_URL"
+# Where Ollama's clients look for a server; counts without the other.
+OLLAMA_VARIABLE = "OLLAMA_HOST"
+_OLLAMA_PORT = 11434
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where servers listen is where clients do not ask
 # The API key of every command that calls a server. Not a flag: other users of the machine can see flags.
 KEY_VARIABLE = "MODELSERVER_API_KEY"
 # PEM files: trusted authorities (default: the system's), and our certificate if a server asks for one.
@@ -25,6 +30,24 @@ CA_VARIABLE = "MODELSERVER_CA_FILE"
 CERTIFICATE_VARIABLE = "MODELSERVER_CLIENT_CERT"
 CERTIFICATE_KEY_VARIABLE = "MODELSERVER_CLIENT_KEY"
 TLS_VARIABLES = (CA_VARIABLE, CERTIFICATE_VARIABLE, CERTIFICATE_KEY_VARIABLE)
+
+
+def usual_url(given: str) -> str:
+    """The URL that was given by a flag or a variable; that of OLLAMA_HOST in the forms that Ollama takes.
+
+    These are `host`, `host:port` and a URL, with Ollama's port where a host has none.
+    """
+    if os.environ.get(URL_VARIABLE) or not given or given != os.environ.get(OLLAMA_VARIABLE):
+        return given
+    scheme, separator, rest = given.strip().strip("\"'").rpartition("://")
+    usual_port = {"": _OLLAMA_PORT, "https": 443}.get(scheme if separator else "", 80)
+    try:
+        parts = urlsplit(f"//{rest.partition('/')[0]}")
+        host, port = parts.hostname or "127.0.0.1", parts.port or usual_port
+    except ValueError:
+        raise InvalidArgumentError(f"{OLLAMA_VARIABLE} expects <host>:<port>, got '{given:.200}'") from None
+    host = _ANY_HOST.get(host, host)
+    return f"{scheme or 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)

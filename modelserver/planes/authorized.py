@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from modelserver.planes.shared_memory import CudaSharedMemory, SharedMemory
     from modelserver.repository.state import IndexEntry
     from modelserver.repository.traffic import Traffic
+    from modelserver.store.store import Store
     from modelserver.telemetry.log_settings import LogControl
     from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
     from modelserver.telemetry.trace_settings import Changes
@@ -121,6 +122,10 @@ class AuthorizedDataPlane(AuthorizedInferPlane):
         _caller().check_model(name)
         return self._plane.model_directories(name)
 
+    def store_of(self, name: str) -> Store | None:
+        _caller().check_model(name)
+        return self._plane.store_of(name)
+
     def statistics(self, name: str = "", version: int | None = None) -> list[tuple[Model, StatisticsSnapshot]]:
         key = _caller()
         if name:
@@ -199,6 +204,11 @@ class AuthorizedControlPlane:
     def keep(self, name: str, keep_alive_s: float) -> None:
         _check("load", name)
         self._plane.keep(name, keep_alive_s)
+
+    def store_for(self, action: str, *names: str) -> Store:
+        for name in names or ("",):
+            _check(f"store: {action}", name)
+        return self._plane.store_for(action, *names)
 
     def traffic(self, name: str) -> Traffic | None:
         _check("read traffic", name)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.config.on_demand import KEEP_ALIVE, parse_keep_alive
-from modelserver.errors import InvalidArgumentError
+from modelserver.errors import InvalidArgumentError, UnsupportedError
 from modelserver.repository.namespaces import check_model_name
 from modelserver.repository.repository import ModelRepository
 from modelserver.repository.state import IndexEntry, ModelState
 from modelserver.repository.traffic import Traffic, parse_traffic
+from modelserver.store.store import Store
 from modelserver.telemetry.audit import audited
 from modelserver.telemetry.log_settings import LogControl
 
@@ -146,6 +147,19 @@ class ControlPlane:
     def keep(self, name: str, keep_alive_s: float) -> None:
         """Set how long a model on demand stays in memory without requests, as `ModelRepository.keep`."""
         self._repository.keep(name, keep_alive_s)
+
+    def store_for(self, action: str, *names: str) -> Store:
+        """The model store, for an action on models of these names, or on the store itself, which is audited.
+
+        Raises UnsupportedError for a server without one.
+        """
+        with audited(f"store: {action}", ", ".join(names)):
+            if self._repository.store is None:
+                raise UnsupportedError(
+                    "this server has no model store: start it with --store=DIRECTORY to pull, create and remove "
+                    "models; /v2/repository loads and unloads those of a repository"
+                )
+            return self._repository.store
 
     def traffic(self, name: str) -> Traffic | None:
         """Which versions of a model share its requests, and which see copies; None: the highest answers alone."""

@@ -35,6 +35,7 @@ from modelserver.planes.shared_memory import CudaSharedMemory, Region, SharedMem
 from modelserver.planes.shared_memory_io import TransferStream, long_inputs, region_slices, resolve
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
+from modelserver.store.store import Store
 from modelserver.telemetry.access_log import LoggedStream, log_refusal, note_request
 from modelserver.telemetry.audit import audited
 from modelserver.telemetry.counts import RefusalCounts
@@ -448,6 +449,10 @@ class DataPlane:
     def model_directories(self, name: str) -> tuple[Path, ...]:
         """The directory of the model's newest ready version, then that of the model."""
         return self._repository.get(name, None).directories
+
+    def store_of(self, name: str) -> Store | None:  # noqa: ARG002 - access is checked by the model
+        """The model store, which may have a model of that name; None for a server without one."""
+        return self._repository.store
 
     def statistics(self, name: str = "", version: int | None = None) -> list[tuple[Model, StatisticsSnapshot]]:
         """Statistics since load, or the last reset: of one model (all its ready versions, or one), or of all.

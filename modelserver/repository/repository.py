@@ -42,6 +42,7 @@ from modelserver.repository.table import ModelTable
 from modelserver.repository.traffic import Traffic, TrafficTable
 from modelserver.repository.traffic_control import TrafficControl
 from modelserver.store.names import DEFAULT_TAG, parse_name
+from modelserver.store.store import Store
 from modelserver.telemetry.counts import LoadCounts
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,8 @@ class ModelRepository:
             ),
         )
         self.traffic = TrafficTable()
+        # The model store whose models are served too, if any.
+        self.store = Store(options.store) if options.store is not None else None
 
     # Lookups by requests.
 

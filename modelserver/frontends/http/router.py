@@ -176,7 +176,7 @@ def allowed_methods(routes: Mapping[str, Route]) -> list[str]:
 
 def route_for(routes: Mapping[str, Route], method: str) -> Route | None:
     """The route that serves `method`; the wire drops the body of an answer to HEAD."""
-    return routes.get("GET" if method == "HEAD" else method)
+    return routes.get(method) or (routes.get("GET") if method == "HEAD" else None)
 
 
 def _find(node: _Node, segments: list[str], index: int) -> Match | None:

@@ -29,7 +29,7 @@ from modelserver.frontends.llm.models import load_on_demand
 from modelserver.protocol.compression import decompress
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
-from modelserver.protocol.response import ErrorWriter, json_response
+from modelserver.protocol.response import ErrorWriter, HttpResponse, json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
@@ -223,18 +223,28 @@ class LaterAnswers:
         self._tasks: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
 
     def begin(
-        self, exchange: HttpExchange, document: Coroutine[Any, Any, dict[str, Any]], *, outlives_client: bool = False
+        self,
+        exchange: HttpExchange,
+        document: Coroutine[Any, Any, dict[str, Any] | HttpResponse],
+        *,
+        outlives_client: bool = False,
     ) -> None:
-        """Answer when the document is made. Making it ends with its client, unless others may wait for the same."""
+        """Answer when the document, or a whole answer, is made.
+
+        Making it ends with its client, unless others may wait for the same.
+        """
         task = asyncio.get_running_loop().create_task(self._respond(exchange, document), name="llm-document")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if not outlives_client:
             exchange.on_disconnect = task.cancel  # type: ignore[assignment]  # its result is ignored
 
-    async def _respond(self, exchange: HttpExchange, document: Coroutine[Any, Any, dict[str, Any]]) -> None:
+    async def _respond(
+        self, exchange: HttpExchange, document: Coroutine[Any, Any, dict[str, Any] | HttpResponse]
+    ) -> None:
         try:
-            response = json_response(await document)
+            made = await document
+            response = made if isinstance(made, HttpResponse) else json_response(made)
         except Exception as error:
             response = self._errors.failed(error)
         exchange.on_disconnect = None

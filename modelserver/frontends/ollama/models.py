@@ -25,6 +25,7 @@ from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownModel
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models
 from modelserver.frontends.llm.prompts import find_modelfile
+from modelserver.store.store import Store
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
@@ -135,7 +136,8 @@ class OllamaModels:
         directories: tuple[Path, ...] = ()
         with suppress(ServerError):  # a model that is not in memory
             directories = self._dataplane.model_directories(model.name)
-        return await asyncio.get_running_loop().run_in_executor(None, _read_files, model, directories)
+        store = self._dataplane.store_of(model.name)
+        return await asyncio.get_running_loop().run_in_executor(None, _read_files, model, directories, store)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +162,8 @@ class ModelFiles:
     modified_at: str
     checkpoint: CheckpointFacts
     modelfile: Modelfile | None = None
+    # The entries of the config of a model of the store.
+    stored: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _asked_name(fields: Fields) -> str:
@@ -169,8 +173,10 @@ def _asked_name(fields: Fields) -> str:
     return asked
 
 
-def _read_files(model: LanguageModel, directories: tuple[Path, ...]) -> ModelFiles:
+def _read_files(model: LanguageModel, directories: tuple[Path, ...], store: Store | None) -> ModelFiles:
     """Reads the directory of the newest version, which is the first one. In a thread."""
+    if store is not None and (found := _read_stored(model, directories, store)) is not None:
+        return found
     state = hashlib.sha256(model.name.encode())
     num_bytes, modified_s = 0, 0.0
     for path in sorted(_all_files(directories[:1])):
@@ -182,12 +188,43 @@ def _read_files(model: LanguageModel, directories: tuple[Path, ...]) -> ModelFil
         modified_s = max(modified_s, status.st_mtime)
         state.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     digest = state.hexdigest()
-    found = find_modelfile(model, directories)
-    modelfile = found[1] if found is not None else None
+    given = find_modelfile(model, directories)
+    modelfile = given[1] if given is not None else None
     place = directories[0] / (modelfile.source if modelfile is not None else "") if directories else None
     described = _describe_checkpoint(place, digest) if place is not None else _NO_CHECKPOINT
-    modified_at = datetime.fromtimestamp(modified_s, UTC).isoformat().replace("+00:00", "Z")
-    return ModelFiles(num_bytes, digest, modified_at, described, modelfile)
+    return ModelFiles(num_bytes, digest, _time_text(modified_s), described, modelfile)
+
+
+def _read_stored(model: LanguageModel, directories: tuple[Path, ...], store: Store) -> ModelFiles | None:
+    """What the manifest of a model of the store says, in memory or not; None for any other model."""
+    try:
+        stored = store.find(model.shown_name)
+        described = store.describe(model.shown_name)
+    except ServerError:
+        return None
+    digest = stored.manifest.digest.removeprefix("sha256:")
+    modelfile = Modelfile(
+        sources=(str(stored.name),),
+        template=described.template,
+        system=described.system,
+        parameters=described.parameters,
+        messages=described.messages,
+        licenses=tuple(described.licenses),
+    )
+    checkpoint = _describe_checkpoint(_weights(directories[0]), digest) if directories else _NO_CHECKPOINT
+    return ModelFiles(
+        stored.manifest.size_bytes, digest, _time_text(stored.modified_s), checkpoint, modelfile, described.config
+    )
+
+
+def _weights(directory: Path) -> Path:
+    """What the view of a stored model shows as its weights."""
+    path = directory / "model.gguf"
+    return path if path.exists() else directory
+
+
+def _time_text(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 @lru_cache(maxsize=256)
@@ -239,15 +276,22 @@ def _running(model: LanguageModel, files: ModelFiles) -> Document:
 
 
 def _details(files: ModelFiles) -> Document:
-    family = str(files.checkpoint.config.get("model_type", ""))
+    """By the weights, as far as they are known; those of a model of the store that is not loaded, by its config."""
+    family = str(files.checkpoint.config.get("model_type", "")) or _text(files.stored, "model_family")
+    size = _size_text(files.checkpoint.num_parameters)
     return {
         "parent_model": "",
-        "format": files.checkpoint.format,
+        "format": files.checkpoint.format or _text(files.stored, "model_format"),
         "family": family,
         "families": [family] if family else [],
-        "parameter_size": _size_text(files.checkpoint.num_parameters),
-        "quantization_level": _quantization(files.checkpoint.config),
+        "parameter_size": size or _text(files.stored, "model_type"),
+        "quantization_level": _text(files.stored, "file_type") or _quantization(files.checkpoint.config),
     }
+
+
+def _text(entries: Mapping[str, Any], name: str) -> str:
+    value = entries.get(name)
+    return value if isinstance(value, str) else ""
 
 
 def _size_text(num_parameters: int | None) -> str:

@@ -13,6 +13,7 @@ from modelserver.frontends.ollama.errors import OllamaErrors
 from modelserver.frontends.ollama.generation import Generation
 from modelserver.frontends.ollama.models import OllamaModels
 from modelserver.frontends.ollama.schemas import SCHEMAS, TYPES
+from modelserver.frontends.ollama.store import StoreRoutes
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.limits import HttpLimits
@@ -31,6 +32,8 @@ class Ollama:
 
     def __init__(self, dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: HttpLimits) -> None:
         self._dataplane = dataplane
+        self._controlplane = controlplane
+        self._limits = limits
         self._errors = OllamaErrors()
         self._models = OllamaModels(dataplane, controlplane)
         self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=NDJSON, takes_any_type=True)
@@ -47,9 +50,16 @@ class Ollama:
             "/api/embed": embedding.embed,
             "/api/embeddings": embedding.embed_one,
         }
+        store = StoreRoutes(self._dataplane, self._controlplane, self._limits, self._later)
+        changes = {"pull": store.pull, "push": store.push, "create": store.create, "copy": store.copy}
+        changing = ApiGroup.MODEL_REPOSITORY
         return Api(
             "Ollama",
             (
+                *(Route("POST", f"/api/{name}", handler(serve), changing) for name, serve in changes.items()),
+                Route("DELETE", "/api/delete", handler(store.delete), changing),
+                Route("HEAD", "/api/blobs/{digest}", store.has_blob, changing),
+                Route("POST", "/api/blobs/{digest}", store.add_blob, changing),
                 *(Route("POST", path, handler(serve), ApiGroup.INFERENCE) for path, serve in calls.items()),
                 Route("POST", "/api/show", handler(self._models.show), ApiGroup.METADATA),
                 Route("GET", "/api/tags", self._tags, ApiGroup.METADATA),

@@ -1,0 +1,203 @@
+"""The routes that change the model store, by Ollama's own client and against a registry of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+from support.gguf_models import write_gguf
+from support.keys import KeyFile
+from support.model_sources import MODEL, FakeHost, fake_host
+from support.serving import RunningServer, running_server
+from support.tiny_checkpoints import write_checkpoint
+from support.waiting import until_true
+
+from modelserver.auth.api_keys import Scope
+
+TEMPLATE, PARAMETERS = "application/vnd.ollama.image.template", "application/vnd.ollama.image.params"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    root = tmp_path_factory.mktemp("weights")
+    return write_gguf(write_checkpoint(root / "source"), root / "tiny.gguf").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[FakeHost]:
+    with fake_host() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server((), store=str(tmp_path_factory.mktemp("store"))) as running:
+        yield running
+
+
+@pytest.fixture
+def client(served: RunningServer) -> Iterator[ollama.Client]:
+    with ollama.Client(host=f"http://{served.http_url}") as connected:
+        yield connected
+
+
+@pytest.fixture
+def http(served: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"http://{served.http_url}", timeout=30) as connected:
+        yield connected
+
+
+@pytest.fixture
+def tiny(client: ollama.Client, weights: bytes, tmp_path: Path) -> str:
+    """A model of the store, made from a blob."""
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(weights)
+    digest = client.create_blob(path)
+    client.create("tiny", files={"tiny.gguf": digest}, template="{{ .Prompt }}!", parameters={"num_predict": 2})
+    return "tiny"
+
+
+def names(client: ollama.Client) -> list[str | None]:
+    return [each.model for each in client.list().models]
+
+
+def refused(http: httpx.Client, method: str, path: str, **body: Any) -> tuple[int, str]:
+    answer = http.request(method, path, json=body)
+    return answer.status_code, answer.json()["error"]
+
+
+def test_a_model_is_created_shown_asked_copied_and_deleted(
+    client: ollama.Client, http: httpx.Client, tiny: str
+) -> None:
+    (listed,) = [each for each in client.list().models if each.model == "tiny:latest"]
+    assert listed.size is not None and listed.size > 1000 and listed.details is not None and listed.digest  # noqa: PT018
+    assert listed.details.format == "gguf"
+    shown = client.show("tiny")
+    assert (shown.template, shown.parameters) == ("{{ .Prompt }}!", "num_predict                    2")
+    assert "FROM tiny:latest\n" in (shown.modelfile or "")
+    answer = client.chat("tiny", [{"role": "user", "content": "one"}])
+    assert answer.eval_count == 2
+    assert [each.digest for each in client.ps().models] == [listed.digest]
+    assert client.copy("tiny", "team/second:v1").status == "success"
+    assert "team/second:v1" in names(client)
+    assert client.generate("team/second:v1", "one").eval_count == 2
+    assert client.delete("team/second:v1").status == "success"
+    assert "team/second:v1" not in names(client)
+    with pytest.raises(ollama.ResponseError, match="not found"):
+        client.generate("team/second:v1", "one")
+
+
+def test_a_model_is_made_from_another_with_progress(client: ollama.Client, tiny: str) -> None:
+    reports = list(client.create("child", from_=tiny, system="Be brief.", parameters={"stop": ["x"]}, stream=True))
+    assert reports[-1].status == "success"
+    assert "writing manifest" in [each.status for each in reports]
+    shown = client.show("child")
+    assert shown.parameters is not None
+    assert shown.parameters.splitlines() == ["num_predict                    2", 'stop                           "x"']
+    client.delete("child")
+
+
+def test_a_pull_reports_each_blob(client: ollama.Client, host: FakeHost, weights: bytes) -> None:
+    host.add_model("library/pulled", {MODEL: weights, TEMPLATE: b"{{ .Prompt }}?", PARAMETERS: b'{"num_predict":1}'})
+    name = f"{host.name}/library/pulled"
+    reports = list(client.pull(name, insecure=True, stream=True))
+    statuses = [each.status for each in reports]
+    assert (statuses[0], statuses[-2:]) == ("pulling manifest", ["writing manifest", "success"])
+    blobs = {each.digest: each.completed for each in reports if each.digest}
+    assert blobs[f"sha256:{hashlib.sha256(weights).hexdigest()}"] == len(weights)
+    assert client.generate(name, "one").eval_count == 1
+    assert client.push(name, insecure=True).status == "success"
+    client.delete(name)
+
+
+def test_a_failure_is_the_last_line_or_the_status(client: ollama.Client, http: httpx.Client, host: FakeHost) -> None:
+    body = {"model": f"{host.name}/library/none", "insecure": True}
+    lines = http.post("/api/pull", json=body).text.splitlines()
+    assert lines[0] == '{"status":"pulling manifest"}'
+    assert lines[-1].startswith('{"error":')
+    status, message = refused(http, "POST", "/api/pull", **body, stream=False)
+    assert (status, "none" in message) == (404, True)
+
+
+def test_a_client_that_leaves_ends_its_pull(served: RunningServer, host: FakeHost, weights: bytes) -> None:
+    path = "/v2/library/gated/blobs/"
+    host.add_model("library/gated", {MODEL: weights[:-1] + b"x"})
+    blob = next(each for each in host.files if each.startswith(path) and len(host.files[each]) > 1000)
+    host.gates[blob] = threading.Event()
+    body = {"model": f"{host.name}/library/gated", "insecure": True}
+    with (
+        httpx.Client(base_url=f"http://{served.http_url}", timeout=30) as http,
+        http.stream("POST", "/api/pull", json=body) as answer,
+    ):
+        assert next(answer.iter_lines())
+        until_true(lambda: host.num_requests("GET", blob) > 0, "the blob is asked for")
+    host.gates[blob].set()
+    with httpx.Client(base_url=f"http://{served.http_url}", timeout=30) as http:
+        assert f"{host.name}/library/gated:latest" not in [
+            each["name"] for each in http.get("/api/tags").json()["models"]
+        ]
+
+
+def test_blobs(http: httpx.Client) -> None:
+    digest = f"sha256:{hashlib.sha256(b'text').hexdigest()}"
+    assert http.head(f"/api/blobs/{digest}").status_code == 404
+    assert http.post(f"/api/blobs/{digest}", content=b"text").status_code == 201
+    assert http.post(f"/api/blobs/{digest}", content=b"text").status_code == 200
+    assert http.head(f"/api/blobs/{digest}").status_code == 200
+    assert http.post(f"/api/blobs/sha256:{'0' * 64}", content=b"text").status_code == 400
+    assert http.post("/api/blobs/latest", content=b"text").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "message"),
+    [
+        ("POST", "pull", {}, 400, "model is required"),
+        ("POST", "pull", {"model": "a b"}, 400, "cannot be its model"),
+        ("POST", "pull", {"model": "/etc/passwd"}, 400, "cannot be its"),
+        ("POST", "push", {"model": "absent"}, 404, "not found"),
+        ("POST", "copy", {"source": "absent", "destination": "x"}, 404, "model 'absent' not found"),
+        ("DELETE", "delete", {"model": "absent"}, 404, "model 'absent' not found"),
+        ("POST", "create", {"model": "x"}, 400, "neither 'from' or 'files' was specified"),
+        ("POST", "create", {"model": "x", "from": "y", "quantize": "q4_K_M"}, 400, "'quantize' is not supported"),
+        ("POST", "create", {"model": "x", "from": "y", "adapters": {"a": "b"}}, 400, "'adapters' is not supported"),
+        ("POST", "create", {"model": "x", "from": "y", "template": "{{ if }}"}, 400, "line 1, column 7"),
+        ("POST", "create", {"model": "x", "from": "y", "parameters": {"top_kk": 1}}, 400, "unknown parameter 'top_kk'"),
+        ("POST", "create", {"model": "x", "from": "y", "parameters": {"top_k": "z"}}, 400, "invalid integer value 'z'"),
+        ("POST", "create", {"model": "x", "modelfile": "SYSTEM hi"}, 400, "no FROM line"),
+        ("POST", "create", {"model": "x", "files": {"a.gguf": f"sha256:{'1' * 64}"}}, 404, "is not in the store"),
+    ],
+)
+def test_wrong_requests_are_refused_in_words(
+    http: httpx.Client, method: str, path: str, body: dict[str, Any], status: int, message: str
+) -> None:
+    found = refused(http, method, f"/api/{path}", **body, stream=False)
+    assert (found[0], message in found[1]) == (status, True), found
+
+
+def test_a_server_without_a_store_says_what_to_do(llm_server: RunningServer) -> None:
+    with httpx.Client(base_url=f"http://{llm_server.http_url}") as http:
+        status, message = refused(http, "POST", "/api/pull", model="tiny")
+        assert (status, "start it with --store=DIRECTORY" in message) == (400, True)
+        assert http.head(f"/api/blobs/sha256:{'0' * 64}").status_code == 400
+
+
+def test_keys_change_the_store_if_they_may_load_and_only_their_models(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    asks = keys.add("asks", Scope.INFER)
+    loads = keys.add("loads", Scope.ADMIN, models=("mine*",))
+    with (
+        running_server((), store=str(tmp_path / "store"), api_keys_file=str(keys.path)) as running,
+        httpx.Client(base_url=f"http://{running.http_url}") as http,
+    ):
+
+        def delete(key: str, model: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return http.request("DELETE", "/api/delete", json={"model": model}, headers=headers).status_code
+
+        assert [delete(asks, "mine"), delete(loads, "yours"), delete(loads, "mine-1")] == [403, 403, 404]
