@@ -114,6 +114,7 @@ class ModelRepository:
             ),
         )
         self.traffic = TrafficTable()
+        self._following = asyncio.Lock()  # who asks for models sees all that the store has
         # The model store whose models are served too, if any.
         self.store = Store(options.store) if options.store is not None else None
 
@@ -160,10 +161,10 @@ class ModelRepository:
 
     async def unloaded_configs(self) -> list[ModelConfig]:
         """The configs of unloaded models on demand, as far as they are known without a load."""
-        if not self.on_demand.is_active:
-            return []
         if self._options.store is not None:
             await self._follow_store()
+        if not self.on_demand.is_active:
+            return []
         layouts = [each for each in self._catalog.scan.models.values() if self.on_demand.can_load(each.name, None)]
         return await self._pools.in_scan(read_unloaded, layouts, self._options.definition) if layouts else []
 
@@ -482,16 +483,17 @@ class ModelRepository:
 
     async def _follow_store(self) -> None:
         """Take models that were added to the store, and unload those that were removed or replaced."""
-        await self._pools.in_scan(self._catalog.refresh)
-        changes = self._catalog.take_store_changes()
-        scan = self._catalog.scan.models
-        await self.on_demand.survey(scan[key] for key in changes.added | changes.changed if key in scan)
-        for key in changes.added | changes.changed:
-            self.on_demand.keep(key, None)  # also if it was removed before, or has failed to load
-        for key in (changes.removed | changes.changed) & self._lifecycles.keys():
-            unload = asyncio.create_task(self._unload_stored(key, evicts=key in changes.changed))
-            self._unloads.add(unload)
-            unload.add_done_callback(self._unloads.discard)
+        async with self._following:
+            await self._pools.in_scan(self._catalog.refresh)
+            changes = self._catalog.take_store_changes()
+            scan = self._catalog.scan.models
+            await self.on_demand.survey(scan[key] for key in changes.added | changes.changed if key in scan)
+            for key in changes.added | changes.changed:
+                self.on_demand.keep(key, None)  # also if it was removed before, or has failed to load
+            for key in (changes.removed | changes.changed) & self._lifecycles.keys():
+                unload = asyncio.create_task(self._unload_stored(key, evicts=key in changes.changed))
+                self._unloads.add(unload)
+                unload.add_done_callback(self._unloads.discard)
 
     async def _unload_stored(self, key: str, *, evicts: bool) -> None:
         logger.info("model '%s' %s in the store: it is unloaded", key, "has changed" if evicts else "is no longer")

@@ -84,7 +84,7 @@ class StoreRoutes:
         reports = _Reports(asyncio.get_running_loop())
         task = StoreTask(reports.take)
         running = asyncio.get_running_loop().run_in_executor(self._pool, work, task)
-        running.add_done_callback(lambda _: reports.arrived.set())
+        running.add_done_callback(reports.end)
         try:
             while not running.done():
                 await reports.arrived.wait()
@@ -173,6 +173,12 @@ class _Reports:
             self._waiting[progress.status, progress.digest] = progress
         if is_first:
             self._loop.call_soon_threadsafe(self.arrived.set)
+
+    def end(self, done: asyncio.Future[object]) -> None:
+        """The operation has ended. Its error is looked at, even if the client has left."""
+        if not done.cancelled():
+            done.exception()
+        self.arrived.set()
 
     def frames(self) -> list[bytes]:
         """The documents of the reports since this was called last."""
