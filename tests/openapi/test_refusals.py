@@ -31,7 +31,7 @@ OTHERS: dict[str, Any] = {"content": "x", "tokens": [1], "max_tokens": 4, "input
 FAMILIES = ("KServe", "OpenAI", "Anthropic", "Ollama", "TGI", "llamacpp")
 # Calls that never reach a model, or only its description.
 _WITHOUT_MODEL = re.compile(
-    r"/v1/responses/.*|/ping|.*/(apply-template|show|reset|index|load|unload|traffic|register|unregister)"
+    r"/v1/responses/.*|/ping|/api/(pull|push|create|copy|blobs/.*)|.*/(apply-template|show|reset|index|load|unload|traffic|register|unregister)"
 )
 _REFUSED = ("/props", "/lora-adapters", "/slots/{id_slot}", "/rerank", "/reranking", "/infill")
 
@@ -150,6 +150,8 @@ class Walk:
         told = f"{operation.name}: {answer.status_code} {answer.text[:200]}"
         if answer.status_code not in statuses:
             self._problems.append(told)
+        elif operation.method == "HEAD":
+            pass  # without a body
         elif not answer.headers.get("content-type", "").startswith("application/json"):
             self._problems.append(f"not JSON: {told}")
         elif not operation.form.is_valid(answer.json()):
