@@ -20,8 +20,9 @@ _VARIABLES = {
     "perf_analyzer": "MODELSERVER_PERF_ANALYZER",
     "triton-launcher": "MODELSERVER_TRITON",
 }
-# A directory with node_modules/@grpc/grpc-js in it.
+# A directory with node_modules in it, and @grpc/grpc-js and ollama in these.
 _NODE_VARIABLE = "MODELSERVER_NODE"
+_NODE_PACKAGES = {"grpc-js": "@grpc/grpc-js", "ollama-js": "ollama"}
 # Libraries of Python that tests use where they are installed.
 _PYTHON_LIBRARIES = frozenset(
     {
@@ -56,9 +57,9 @@ def find_tool(name: str) -> str | None:
     if name == "tensorrt-bindings":
         directory = os.environ.get(_BINDINGS_VARIABLE, "")
         return directory if directory and any(Path(directory).glob("*/tensorrt_bindings")) else None
-    if name == "grpc-js":
+    if name in _NODE_PACKAGES:
         directory = os.environ.get(_NODE_VARIABLE, "")
-        return directory if directory and Path(directory, "node_modules", "@grpc", "grpc-js").is_dir() else None
+        return directory if directory and Path(directory, "node_modules", _NODE_PACKAGES[name]).is_dir() else None
     if name == "kserve-crds":
         directory = os.environ.get(_KSERVE_VARIABLE, "")
         return directory if directory and Path(directory).is_dir() else None
