@@ -24,6 +24,7 @@ ControlParameter = bool | int | str | bytes
 _CONFIG = "config"
 _FILE_PREFIX = "file:"
 _PERSIST = "persist"
+_OVERRIDE = "override"
 _VERSION = "version"
 _MOST_VERSION_DIGITS = 19
 _UNLOAD_DEPENDENTS = "unload_dependents"
@@ -62,7 +63,8 @@ class ControlPlane:
 
         `config` is a model config as JSON that replaces the file; `file:<version>/<path>` is the content
         of a file (bytes, or base64 in a str), and together these replace the model's directory. `persist`
-        keeps them for later starts; false forgets what was kept. `keep_alive` is how long a model on demand stays in
+        keeps them for later starts; false forgets what was kept. `override` false loads the model as it is on disk,
+        where a config without files would otherwise stay. `keep_alive` is how long a model on demand stays in
         memory without requests: seconds, or a duration such as 5m.
         Raises InvalidArgumentError for parameters that do not make sense, else as `ModelRepository.load`.
         """
@@ -76,6 +78,7 @@ class ControlPlane:
         config_json: str | None = None
         files: dict[str, bytes] = {}
         persists: bool | None = None
+        keeps_override = True
         keep_alive_s: float | None = None
         for key, value in parameters.items():
             if key == _CONFIG:
@@ -89,11 +92,14 @@ class ControlPlane:
                 version = _as_version("load", value, version)
             elif key == _PERSIST:
                 persists = _as_bool("load", key, value)
+            elif key == _OVERRIDE:
+                keeps_override = _as_bool("load", key, value)
             elif key == KEEP_ALIVE:
                 keep_alive_s = _as_duration(key, value)
             else:
                 accepted = (
-                    f"'{_CONFIG}', '{_FILE_PREFIX}<version>/<path>', '{KEEP_ALIVE}', '{_PERSIST}' and '{_VERSION}'"
+                    f"'{_CONFIG}', '{_FILE_PREFIX}<version>/<path>', '{KEEP_ALIVE}', '{_OVERRIDE}', '{_PERSIST}' and "
+                    f"'{_VERSION}'"
                 )
                 raise _unknown(key, "load", accepted)
         await self._repository.load(
@@ -102,6 +108,7 @@ class ControlPlane:
             files=files or None,
             version=version,
             persists=persists,
+            keeps_override=keeps_override,
             keep_alive_s=keep_alive_s,
             repository=repository_name,
         )

@@ -26,6 +26,12 @@ class HandLane(Lane):
         self.start_ns = self.sent_ns = monotonic_ns()
         self.sent.append(request)
 
+    async def connect(self) -> None:
+        """It is ready as it is."""
+
+    def close(self) -> None:
+        self.is_busy = False
+
     def finish(self, failure: str | None = None) -> None:
         self.is_busy = False
         self.answers.answered(self, monotonic_ns(), failure)

@@ -17,6 +17,7 @@ SOURCES = Path(__file__).parents[2] / "modelserver"
 READERS_OF_THE_WALL_CLOCK = {
     "auth/api_keys.py",  # the day on which a key expires
     "repository/cloud_cache.py",
+    "store/blobs.py",
     "repository/definition.py",
     "frontends/llm/edge.py",
     "frontends/ollama/answers.py",

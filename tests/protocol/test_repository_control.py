@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,6 +223,9 @@ def test_a_config_override_replaces_the_file(control: ProtocolClient, root: Path
     assert control.model_config("echo")["max_batch_size"] == 3
     assert control.model_metadata("echo")["versions"] == ["1", "2"]
     assert _infer(control, version="1") == (1, "1")
+    control.load("echo")  # as in Triton the override stays
+    assert control.model_config("echo")["max_batch_size"] == 3
+    os.utime(root / "echo" / "config.pbtxt")
     control.load("echo")
     assert control.model_config("echo")["max_batch_size"] == 8
     assert _refused(_infer, control, version="1").code in (ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE)

@@ -56,9 +56,10 @@ def test_every_route_is_refused_without_the_header_unless_it_is_of_health(served
                 assert answer.status_code == 200, path
             else:
                 assert answer.status_code == 403, path
-                error = answer.json()["error"]  # an object in OpenAI's API
-                message = error if isinstance(error, str) else error["message"]
-                assert message == "This API is restricted, expecting header 'admin-key'"
+                if method != "HEAD":
+                    error = answer.json()["error"]  # an object in OpenAI's API
+                    message = error if isinstance(error, str) else error["message"]
+                    assert message == "This API is restricted, expecting header 'admin-key'"
             assert client.request(method, path, headers={KEY: "secret"}).status_code == answer.status_code
             allowed = client.request(method, path, headers={KEY: "s=ecret"})
             assert allowed.status_code != 403, path

@@ -518,7 +518,11 @@ async def test_a_load_ends_what_an_override_or_a_lone_version_changed(tmp_path: 
         await repository.load("m", config_json='{"backend": "identity", "max_batch_size": 2, ' + TENSORS)
         assert repository.get("m", None).config.max_batch_size == 2
         await repository.load("m")
+        assert repository.get("m", None).config.max_batch_size == 2
+        await repository.load("m", keeps_override=False)
         assert repository.get("m", None).config.max_batch_size == 8
+        with pytest.raises(InvalidArgumentError, match="'override': false is for loads without 'config'"):
+            await repository.load("m", config_json="{}", keeps_override=False)
         await repository.load("m", version=1)
         assert repository.ready_versions("m") == (1, 2)
         await repository.load("m")

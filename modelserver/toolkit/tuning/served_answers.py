@@ -83,7 +83,7 @@ class TunedModel:
         if not self.was_loaded:
             self._control.unload(self.name)
             return
-        self._control.load(self.name)
+        self._control.load(self.name, {"override": False})
         # The served config may have been an override itself, or the file may have changed since.
         if self._control.model_config(self.name) != self._document:
             self._load_with(self._document)

@@ -128,7 +128,7 @@ def test_overrides_and_unloaded_models_come_back_too(
     assert trial.best is not None
     assert trial.best.throughput > 0
     assert client.model_config("slow") == own
-    client.load("slow", {})
+    client.load("slow", {"override": False})
 
     tune(options(client, "idle", **quick), Silent())
     (row,) = [row for row in client.index() if row["name"] == "idle"]
