@@ -75,10 +75,12 @@ def _announce(server: Server) -> None:
     ]
     try:
         print_table(("model", "version", "backend", "state", "reason"), rows)
-        for name, address in server.addresses.items():
-            print_line(f"{name:<8} {address}")
+        addresses = dict(server.addresses)
         if server.console_address is not None:
-            print_line(f"console  {server.console_address}")
+            addresses["console"] = server.console_address
+        width = max(8, *map(len, addresses))
+        for name, address in addresses.items():
+            print_line(f"{name:<{width}} {address}")
         sys.stdout.flush()
     except OSError as error:
         logger.warning("cannot print what is served: %s; the server runs anyway", error.strerror)
