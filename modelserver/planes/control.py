@@ -78,7 +78,7 @@ class ControlPlane:
         config_json: str | None = None
         files: dict[str, bytes] = {}
         persists: bool | None = None
-        keeps_override = True
+        drops_override = False
         keep_alive_s: float | None = None
         for key, value in parameters.items():
             if key == _CONFIG:
@@ -93,7 +93,7 @@ class ControlPlane:
             elif key == _PERSIST:
                 persists = _as_bool("load", key, value)
             elif key == _OVERRIDE:
-                keeps_override = _as_bool("load", key, value)
+                drops_override = not _as_bool("load", key, value)
             elif key == KEEP_ALIVE:
                 keep_alive_s = _as_duration(key, value)
             else:
@@ -108,7 +108,7 @@ class ControlPlane:
             files=files or None,
             version=version,
             persists=persists,
-            keeps_override=keeps_override,
+            drops_override=drops_override,
             keep_alive_s=keep_alive_s,
             repository=repository_name,
         )

@@ -214,7 +214,7 @@ class ModelLifecycle:
         if not is_whole or any(each.definition is not definition or not each.is_ready for each in loaded.values()):
             return False
         if self._has_own_config:
-            keeps = request.keeps_override and request.persists is None
+            keeps = not request.drops_override and request.persists is None
             return keeps and await self._context.in_load_pool(
                 self._context.loader.has_same_files, self.name, definition
             )

@@ -74,16 +74,16 @@ class LoadRequest:
 
     A file is its content, or a path to copy it from. `version` limits the load to that version, regardless of the
     version policy. `persists` True stores the override for later starts, False deletes the stored override,
-    None leaves it unchanged. `keeps_override`: a config that serves instead of the file's may stay; else the model
-    serves as on disk, whatever is stored. `is_stored`: this is the stored override; or, with nothing else given: use
-    the stored override if it exists.
+    None leaves it unchanged. `drops_override`: the model serves as on disk, where a config without files would
+    otherwise stay. `is_stored`: this is the stored override; or, with nothing else given: use the stored override if
+    it exists.
     """
 
     config_json: str | None = None
     files: Mapping[str, bytes | Path] | None = None
     version: int | None = None
     persists: bool | None = None
-    keeps_override: bool = True
+    drops_override: bool = False
     is_stored: bool = False
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class LoadRequest:
             contained_path(path)
         if self.persists and self.config_json is None:
             raise InvalidArgumentError("load parameter 'persist': there is no override to keep; give 'config' as well")
-        if not self.keeps_override and self.config_json is not None:
+        if self.drops_override and self.config_json is not None:
             raise InvalidArgumentError("load parameter 'override': false is for loads without 'config'; leave one out")
         if self.persists is not None and self.version is not None:
             raise InvalidArgumentError(

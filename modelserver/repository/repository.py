@@ -301,7 +301,7 @@ class ModelRepository:
         files: Mapping[str, bytes] | None = None,
         version: int | None = None,
         persists: bool | None = None,
-        keeps_override: bool = True,
+        drops_override: bool = False,
         keep_alive_s: float | None = None,
         repository: str = "",
     ) -> None:
@@ -311,8 +311,8 @@ class ModelRepository:
         A version that was loaded by number is served, despite the version policy, until the next load without one.
         `config_json` replaces its config file; `files` (path relative to the model directory -> content)
         replace its whole directory and need `config_json`. `persists` stores that for later starts, or with False
-        deletes the stored override. A config that replaced the file before stays if the files are unchanged and
-        `keeps_override`. `keep_alive_s` is how long a model on demand stays without requests, until the next
+        deletes the stored override. A config that replaced the file before stays if the files are unchanged,
+        unless `drops_override`. `keep_alive_s` is how long a model on demand stays without requests, until the next
         load; for other models it raises InvalidArgumentError. Raises UnavailableError unless the control
         mode is explicit, NotFoundError for a model that no root holds, and ServerError, the old versions
         still serving, for a load that fails.
@@ -321,7 +321,7 @@ class ModelRepository:
         name = self._canonical(name)
         check_model_name(name)
         with named_failure(name):
-            request = LoadRequest(config_json, dict(files) if files else None, version, persists, keeps_override)
+            request = LoadRequest(config_json, dict(files) if files else None, version, persists, drops_override)
         if persists:
             self._check_storable(name)
         with named_failure(name):

@@ -415,7 +415,7 @@ async def test_what_would_not_come_back_as_it_is_stays(tmp_path: Path) -> None:
         await repository.load("a", config_json=override)
         await asyncio.sleep(0.15)
         assert repository.get("a", None).config.max_batch_size == 3
-        await repository.load("a", keep_alive_s=0.0, keeps_override=False)
+        await repository.load("a", keep_alive_s=0.0, drops_override=True)
         await until(lambda: not ready(repository), "what is on disk may leave")
 
 

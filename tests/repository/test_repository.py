@@ -519,10 +519,10 @@ async def test_a_load_ends_what_an_override_or_a_lone_version_changed(tmp_path: 
         assert repository.get("m", None).config.max_batch_size == 2
         await repository.load("m")
         assert repository.get("m", None).config.max_batch_size == 2
-        await repository.load("m", keeps_override=False)
+        await repository.load("m", drops_override=True)
         assert repository.get("m", None).config.max_batch_size == 8
         with pytest.raises(InvalidArgumentError, match="'override': false is for loads without 'config'"):
-            await repository.load("m", config_json="{}", keeps_override=False)
+            await repository.load("m", config_json="{}", drops_override=True)
         await repository.load("m", version=1)
         assert repository.ready_versions("m") == (1, 2)
         await repository.load("m")
