@@ -48,14 +48,10 @@ MAX_COROUTINES = 256
 
 
 class Model:
-    """A model as a class: one object for each instance. `predict` is the function, with its annotations."""
+    """A model as a class: one object for each instance. Its own method `predict` is the function, with annotations."""
 
     def load(self, placement: Placement) -> None:
         """Read weights. `placement` says on which device the instance is. Called once, on a thread of the server."""
-
-    def predict(self, *_args: Any, **_inputs: Any) -> Any:
-        """Answer a request, or a batch of them if the model has a `max_batch_size`."""
-        raise NotImplementedError(f"{type(self).__name__} has no method predict")
 
     def unload(self) -> None:
         """Free what `load` took."""
@@ -95,8 +91,10 @@ def _method(target: Any) -> Any:
     """The method or function whose annotations count; a class's without `self`."""
     if not isinstance(target, type):
         return target if inspect.isroutine(target) else target.__call__
-    method = getattr(target, "predict", None) or target.__call__
-    return _Unbound(method)
+    for name in ("predict", "__call__"):
+        if any(name in vars(base) for base in target.__mro__):
+            return _Unbound(getattr(target, name))
+    raise InvalidArgumentError(f"class {target.__name__} has no method predict, which would answer requests")
 
 
 class _Unbound:

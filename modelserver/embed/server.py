@@ -470,6 +470,7 @@ def _config(
     document: dict[str, Any] = {
         "name": name,
         "backend": "function",
+        "version_policy": {"all": {}},
         "max_batch_size": max_batch_size,
         "instance_group": [group],
         "parameters": parameters,

@@ -81,7 +81,7 @@ def refuse(kind: str) -> str:
 
 
 def who(request: ms.Request, number: int) -> str:
-    return f"{request.id or 'nobody'} {request.parameters.get('lang', '')} {number}"
+    return f"{request.id or 'no id'} {request.parameters.get('lang', '')} {number}"
 
 
 def chat(text_input: str = "", messages: dict[str, Any] | None = None) -> Iterator[TEXT]:
@@ -189,7 +189,7 @@ def test_a_wait_has_an_end(server: ms.Server) -> None:
 
 
 def test_a_function_may_see_the_request(server: ms.Server) -> None:
-    assert server.infer("who", number=3, parameters={"lang": "de"})["output"] == "nobody de 3"
+    assert server.infer("who", number=3, parameters={"lang": "de"})["output"] == "no id de 3"
 
 
 @pytest.mark.parametrize(
@@ -232,11 +232,17 @@ def test_classes_processes_and_late_models() -> None:
 
             assert server.infer("late", number=1)["output"] == 1 + step
         assert late(1) == 3  # still a function
+
+        def twice(number: int, step: int = 0) -> int:
+            return 2 * number + step
+
+        server.add("late", twice, version=2)
+        assert [server.infer("late", version=one, number=4)["output"] for one in (1, 2, None)] == [6, 8, 8]
     assert Counter.ended == 2
     with pytest.raises(RuntimeError, match="the server is not running"):
         server.infer("late", number=1)
     with server:  # again
-        assert server.infer("late", number=1)["output"] == 3
+        assert server.infer("late", version=1, number=1)["output"] == 3
 
 
 def no_result(x: int):
@@ -269,6 +275,7 @@ def odd_output(x: int) -> complex:
         (process_id, {"inputs": {"y": int}}, ConfigError, "has no parameter 'y'"),
         (process_id, {"config": {"max_batch": 1}}, ConfigError, "max_batch"),
         (3, {}, ms.InvalidArgumentError, "expected a function or a class, got int"),
+        (ms.Model, {}, ms.InvalidArgumentError, "class Model has no method predict"),
     ],
 )
 def test_what_cannot_be_served_is_refused_when_it_is_added(
