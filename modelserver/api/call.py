@@ -15,10 +15,11 @@ from modelserver.core.long_work import long_work
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import ParameterValue, ResponseStream
 from modelserver.core.tensor import Buffer, Tensor
-from modelserver.errors import InvalidArgumentError, LoadOnDemandError, UnsupportedError
+from modelserver.errors import InvalidArgumentError, UnsupportedError
 from modelserver.frontends.http.body import check_size, respond_compressed
 from modelserver.frontends.http.json_body import object_slices
 from modelserver.frontends.http.proxy_headers import adopt
+from modelserver.planes.on_demand import ask
 from modelserver.protocol.compression import choose_encoding, decompress
 from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
@@ -160,23 +161,10 @@ class Call:
 
         A model that can wait does so while the loop's body is busy. Leaving the loop early cancels the request.
         """
-        request = self._request(model, inputs, version, parameters)
-        try:
-            self._dataplane.infer(request)
-        except LoadOnDemandError as unloaded:
-            await unloaded.load()
-            request = self._request(model, inputs, version, parameters)
-            self._dataplane.infer(request)
-        try:
-            async for response in request.stream:
-                if response.error is not None:
-                    raise response.error
-                if response.outputs:
-                    yield {tensor.name: tensor.data for tensor in response.outputs}
-                request.stream.has_read()
-        finally:
-            if not request.stream.is_finished:
-                request.cancel()
+        responses = ask(self._dataplane, lambda: self._request(model, inputs, version, parameters))
+        async with aclosing(responses):
+            async for outputs in responses:
+                yield {tensor.name: tensor.data for tensor in outputs}
 
     def _request(
         self, model: str, inputs: Arrays, version: int | None, parameters: Mapping[str, ParameterValue] | None

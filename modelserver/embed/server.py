@@ -23,28 +23,19 @@ import tempfile
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import numpy as np
-
-from modelserver.backend import (
-    Array,
-    Datatype,
-    InternalError,
-    InvalidArgumentError,
-    ModelConfig,
-    UnsupportedError,
-)
-from modelserver.backend import Tensor as Data
-from modelserver.config.message import config_from_json
+from modelserver.backend import Array, InternalError, InvalidArgumentError, UnsupportedError
 from modelserver.config.pbtxt import config_text
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import ParameterValue, ResponseStream
-from modelserver.embed.backend import FUNCTIONS, RECIPE, Served, recipe_of
-from modelserver.errors import LoadOnDemandError
+from modelserver.embed.backend import FUNCTIONS, RECIPE
+from modelserver.embed.model import Added
+from modelserver.embed.values import tensors_of, values_of
 from modelserver.options.server_options import ServerOptions
+from modelserver.planes.on_demand import ask
 
 if TYPE_CHECKING:
     from modelserver.app.server import Server as RunningServer
@@ -54,16 +45,6 @@ Result = TypeVar("Result")
 
 START_TIMEOUT_S = 600.0
 STOP_GRACE_S = 10.0
-PLACES = ("thread", "loop", "process")
-
-
-@dataclass(frozen=True, slots=True)
-class _Added:
-    """A model of the program: what it serves, and where another process finds that."""
-
-    served: Served
-    config: ModelConfig
-    recipe: Mapping[str, Any]
 
 
 class Server:
@@ -87,7 +68,7 @@ class Server:
         # The options that the program gives; flags of a command line win over them.
         self.options = closed | options | {"model_repository": tuple(map(str, paths))}
         self._options = ServerOptions(**self.options)
-        self._models: dict[tuple[str, int], _Added] = {}
+        self._models: dict[tuple[str, int], Added] = {}
         self._directory: Path | None = None
         self._numbers = itertools.count(1)
         self._running: RunningServer | None = None
@@ -129,13 +110,17 @@ class Server:
         Raises ConfigError for annotations that are missing or not understood, and InvalidArgumentError for settings
         that contradict each other; of a running server, what the load raises.
         """
-        served = Served.of(target, inputs=inputs, outputs=outputs)
-        if max_batch_size:
-            _check_batches(name, served)
-        recipe = recipe_of(target, inputs=inputs, outputs=outputs) if place == "process" else {}
-        written = _config(name, served, max_batch_size, max_delay_ms, instances, place)
-        completed = config_from_json(json.dumps(_merged(written, config or {})), source=f"model '{name}'")
-        added = _Added(served, completed, recipe)
+        added = Added.of(
+            name,
+            target,
+            max_batch_size=max_batch_size,
+            max_delay_ms=max_delay_ms,
+            instances=instances,
+            place=place,
+            inputs=inputs,
+            outputs=outputs,
+            config=config,
+        )
         self._models[name, version] = added
         if self._directory is not None:
             self._write(name, version, added)
@@ -287,7 +272,7 @@ class Server:
 
     # Implementation.
 
-    def _write(self, name: str, version: int, added: _Added) -> None:
+    def _write(self, name: str, version: int, added: Added) -> None:
         """The model's directory. Its file differs each time, so that a reload sees that the function is another."""
         assert self._directory is not None
         directory = self._directory / name / str(version)
@@ -362,36 +347,26 @@ class Server:
         running = self._running
         assert running is not None, "checked by _submit"
 
-        def ask() -> InFlightRequest:
+        def make() -> InFlightRequest:
             config = running.dataplane.model_config(model, version)
-            request = InFlightRequest(
+            return InFlightRequest(
                 model_name=model,
                 version=version,
-                inputs=_tensors(config, inputs),
+                inputs=tensors_of(config, inputs),
                 parameters=parameters or {},
                 stream=_Stream(),
             )
-            running.dataplane.infer(request)
-            return request
 
-        try:
-            request = ask()
-        except LoadOnDemandError as unloaded:
-            await unloaded.load()
-            request = ask()
-        added = (
-            self._models.get((model, version) if version else self._newest(model)) if self._is_added(model) else None
-        )
-        try:
-            async for response in request.stream:
-                if response.error is not None:
-                    raise response.error
-                if response.outputs:
-                    yield _values(response.outputs, added)
-                request.stream.has_read()
-        finally:
-            if not request.stream.is_finished:
-                request.cancel()
+        async with contextlib.aclosing(ask(running.dataplane, make)) as responses:
+            async for outputs in responses:
+                yield values_of(outputs, self._readers(model, version))
+
+    def _readers(self, model: str, version: int | None) -> Mapping[str, Callable[[Array], Any]]:
+        """How the outputs of a model that was added become what its annotations say."""
+        if not self._is_added(model):
+            return {}
+        added = self._models.get((model, version) if version else self._newest(model))
+        return {} if added is None else {value.name: value.read for value in added.served.signature.outputs}
 
     def _is_added(self, name: str) -> bool:
         return any(known == name for known, _ in self._models)
@@ -434,117 +409,3 @@ def _new_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
-
-
-def _check_batches(name: str, served: Served) -> None:
-    """Raise InvalidArgumentError for a function that cannot have its requests in batches."""
-    signature = served.signature
-    if signature.is_stream or signature.is_async or signature.request_name:
-        raise InvalidArgumentError(
-            f"model '{name}': max_batch_size is for functions that are called with whole batches; generators, "
-            "coroutines and functions that take the request are called once for each"
-        )
-    single = [value.name for value in (*signature.inputs, *signature.outputs) if not value.is_array]
-    if single:
-        raise InvalidArgumentError(
-            f"model '{name}': with max_batch_size '{single[0]}' must be a Tensor, whose first dimension is the batch, "
-            "for example Tensor['BYTES', 1] for texts"
-        )
-
-
-def _config(
-    name: str, served: Served, max_batch_size: int, max_delay_ms: float, instances: int, place: str
-) -> dict[str, Any]:
-    """The model's config in its JSON form."""
-    device, _, number = place.partition(":")
-    if place not in PLACES and (device != "cuda" or not number.isdecimal()):
-        raise InvalidArgumentError(f"model '{name}': place '{place}' is none of {', '.join(PLACES)}, cuda:0, cuda:1, …")
-    group = {"count": instances, "kind": "KIND_CPU"}
-    if device == "cuda":
-        group |= {"kind": "KIND_GPU", "gpus": [int(number)]}
-    parameters = {}
-    if place == "process":
-        parameters["instance_in_process"] = {"string_value": "true"}
-    parameters["inline_execution"] = {"string_value": "always" if place == "loop" else "never"}
-    signature = served.signature
-    document: dict[str, Any] = {
-        "name": name,
-        "backend": "function",
-        "version_policy": {"all": {}},
-        "max_batch_size": max_batch_size,
-        "instance_group": [group],
-        "parameters": parameters,
-    }
-    for kind, values in (("input", signature.inputs), ("output", signature.outputs)):
-        document[kind] = [
-            {"name": value.name, "data_type": value.datatype.config_name, "dims": list(value.dims)}
-            | ({"optional": True} if value.is_optional else {})
-            for value in values
-        ]
-    if max_batch_size:
-        document["dynamic_batching"] = {"max_queue_delay_microseconds": round(1000 * max_delay_ms)}
-    if signature.is_stream:
-        document["model_transaction_policy"] = {"decoupled": True}
-    return document
-
-
-def _merged(document: dict[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings are merged, everything else is replaced."""
-    merged = dict(document)
-    for name, value in further.items():
-        known = merged.get(name)
-        merged[name] = {**known, **value} if isinstance(known, dict) and isinstance(value, Mapping) else value
-    return merged
-
-
-def _tensors(config: ModelConfig, inputs: Mapping[str, Any]) -> dict[str, Data]:
-    """Arrays of the model's datatypes. Raises InvalidArgumentError for values that have none."""
-    known = {spec.name: spec for spec in config.input}
-    tensors = {}
-    for name, value in inputs.items():
-        spec = known.get(name)
-        datatype = spec.data_type if spec is not None and spec.data_type is not None else None
-        data = _array(name, value, datatype)
-        if data.ndim == 0 and spec is not None:
-            data = data.reshape((1,) * (len(spec.dims) + bool(config.max_batch_size)))
-        tensors[name] = Data(name, datatype or _datatype(name, data), data)
-    return tensors
-
-
-def _array(name: str, value: Any, datatype: Datatype | None) -> Array:
-    is_text = isinstance(value, str | bytes | dict)
-    array = np.asarray(value, object) if is_text or datatype is Datatype.BYTES else np.asarray(value)
-    if datatype is None or (array.dtype == datatype.numpy and datatype is not Datatype.BYTES):
-        return array
-    try:
-        if datatype is not Datatype.BYTES:
-            return array.astype(datatype.numpy, casting="same_kind" if isinstance(value, np.ndarray) else "unsafe")
-        return _texts(array)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"input '{name}': no {datatype.value} can be made of it: {error}") from None
-
-
-def _texts(array: Array) -> Array:
-    import orjson
-
-    flat = [
-        one.encode() if isinstance(one, str) else one if isinstance(one, bytes) else orjson.dumps(one)
-        for one in array.ravel().tolist()
-    ]
-    made = np.empty(len(flat), object)
-    made[:] = flat
-    return made.reshape(array.shape)
-
-
-def _datatype(name: str, data: Array) -> Datatype:
-    try:
-        return Datatype.from_numpy(data.dtype)
-    except KeyError:
-        raise InvalidArgumentError(f"input '{name}': no datatype carries arrays of {data.dtype}") from None
-
-
-def _values(outputs: Sequence[Data], added: _Added | None) -> dict[str, Any]:
-    readers = {} if added is None else {value.name: value.read for value in added.served.signature.outputs}
-    return {
-        tensor.name: readers[tensor.name](tensor.data) if tensor.name in readers else tensor.data for tensor in outputs
-    }
