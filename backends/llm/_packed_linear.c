@@ -195,18 +195,28 @@ static int can_run(const Kernels *kernels)
 #endif
 }
 
-/* ---- One product --------------------------------------------------------------------------------------------------- */
+/* ---- A product ----------------------------------------------------------------------------------------------------- */
 
-/* `rows` have no gaps; `output_stride` values lie between the beginnings of two rows of the output. `is_added`: the output
- * is added to. Rows of floats are read with `stride`: the caller's own, or copies that are padded. */
+/* A matrix, and the rows [row, row + num_rows) that it multiplies. */
+typedef struct {
+    const Matrix *weight;
+    const float *bias;
+    int64_t row, num_rows;
+} Group;
+
+/* One matrix by all rows, or the experts of a mixture, each by rows of its own: matrices of groups have one shape, form
+ * and unit, and `weight` is any of them. Only groups with rows are here, in the order of their rows. `rows` have no gaps;
+ * `output_stride` values lie between the beginnings of two rows of the output. `is_added`: the output is added to. Rows
+ * of floats are read with `stride`: the caller's own, or padded copies. */
 typedef struct {
     Work work;
+    const Group *groups;
     const Matrix *weight;
     const Kernels *kernels;
-    const float *rows, *bias;
+    const float *rows;
     float *output, *copies;
     Quantized quantized;
-    int64_t num_rows, stride, output_stride, blocks_per_part;
+    int64_t num_groups, num_rows, stride, output_stride, blocks_per_part, parts_per_group;
     int is_added;
 } Product;
 
@@ -215,11 +225,24 @@ static inline int is_float(const Matrix *w)
     return w->form >= BF16 && w->form <= F32;
 }
 
-/* A row as kernels read it: in the order of the codes, and quantized or padded. */
+static const Matrix *matrix_of(const Product *product, int64_t row)
+{
+    int64_t first = 0, stop = product->num_groups;
+    while (stop - first > 1) {
+        const int64_t middle = (first + stop) / 2;
+        if (product->groups[middle].row <= row)
+            first = middle;
+        else
+            stop = middle;
+    }
+    return product->groups[first].weight;
+}
+
+/* Prepares one row for the kernels: in the order of the codes, and quantized or padded. */
 static void prepare_row(const Work *shared, int64_t row)
 {
     const Product *product = (const Product *)shared;
-    const Matrix *w = product->weight;
+    const Matrix *w = matrix_of(product, row);
     const float *given = product->rows + row * w->num_inputs;
     if (is_float(w)) {
         float *copy = product->copies + row * product->stride;
@@ -243,11 +266,10 @@ static void prepare_row(const Work *shared, int64_t row)
     }
 }
 
-/* Of blocks [block, stop) and a segment of inputs, for rows [row, row + num_rows): adds to `sums`. */
-static void multiply_segment(const Product *product, int64_t block, int64_t stop, int64_t first, int64_t count,
-                             int64_t row, int64_t num_rows, float *sums)
+/* Multiplies blocks [block, stop) and a segment of inputs by rows [row, row + num_rows), and adds to `sums`. */
+static void multiply_segment(const Product *product, const Matrix *w, int64_t block, int64_t stop, int64_t first,
+                             int64_t count, int64_t row, int64_t num_rows, float *sums)
 {
-    const Matrix *w = product->weight;
     const Kernels *kernels = product->kernels;
     if (is_float(w)) {
         const float *rows = product->copies == NULL ? product->rows : product->copies;
@@ -260,35 +282,38 @@ static void multiply_segment(const Product *product, int64_t block, int64_t stop
                                 sums + (at - block) * kernels->lanes);
 }
 
-static void finish(const Product *product, int64_t output, int64_t stop, int64_t row, int64_t num_rows, const float *sums)
+static void finish(const Product *product, const float *bias, int64_t output, int64_t stop, int64_t row,
+                   int64_t num_rows, const float *sums)
 {
     for (int64_t at = 0; at < num_rows; at++) {
         float *written = product->output + (row + at) * product->output_stride;
         for (int64_t o = output; o < stop; o++) {
             float value = sums[at * SUMS_PER_ROW + o - output];
-            if (product->bias != NULL)
-                value += product->bias[o];
+            if (bias != NULL)
+                value += bias[o];
             written[o] = product->is_added ? written[o] + value : value;
         }
     }
 }
 
-/* Some blocks, for all rows. Few rows take a block's inputs to their end, as memory has them; many take one segment of
- * all blocks after the other, so that the rows' part of it stays near. */
+/* Some blocks of a group's matrix by all of its rows. Few rows take a block's inputs to their end, as memory has them;
+ * many take one segment of all blocks after the other, so that the rows' part of it stays in the cache. */
 static void multiply_part(const Work *shared, int64_t part)
 {
     const Product *product = (const Product *)shared;
-    const Matrix *w = product->weight;
+    const Group *group = product->groups + part / product->parts_per_group;
+    const Matrix *w = group->weight;
     const int64_t lanes = product->kernels->lanes, num_blocks = (w->num_outputs + lanes - 1) / lanes;
-    const int64_t block = part * product->blocks_per_part, most = block + product->blocks_per_part;
-    const int64_t stop = most < num_blocks ? most : num_blocks, together = is_float(w) ? 4 : 1;
-    const int64_t last = stop * lanes < w->num_outputs ? stop * lanes : w->num_outputs;
+    const int64_t block = part % product->parts_per_group * product->blocks_per_part;
+    const int64_t most = block + product->blocks_per_part, stop = most < num_blocks ? most : num_blocks;
+    const int64_t last = stop * lanes < w->num_outputs ? stop * lanes : w->num_outputs, together = is_float(w) ? 4 : 1;
+    const int64_t last_row = group->row + group->num_rows;
     int64_t segment = is_float(w) ? FLOAT_SEGMENT : SEGMENT;
     if (is_float(w) && w->num_groups > 1)
         segment = w->group;
     float sums[MOST_ROWS * SUMS_PER_ROW];
-    for (int64_t row = 0; row < product->num_rows; row += MOST_ROWS) {
-        const int64_t num_rows = product->num_rows - row < MOST_ROWS ? product->num_rows - row : MOST_ROWS;
+    for (int64_t row = group->row; row < last_row; row += MOST_ROWS) {
+        const int64_t num_rows = last_row - row < MOST_ROWS ? last_row - row : MOST_ROWS;
         const int64_t stride = num_rows > 8 ? stop - block : together;
         memset(sums, 0, (size_t)num_rows * SUMS_PER_ROW * sizeof *sums);
         for (int64_t outer = block; outer < stop; outer += stride)
@@ -296,13 +321,14 @@ static void multiply_part(const Work *shared, int64_t part)
                 for (int64_t inner = outer; inner < outer + stride && inner < stop; inner += together) {
                     const int64_t end = inner + together < stop ? inner + together : stop;
                     const int64_t count = w->width - first < segment ? w->width - first : segment;
-                    multiply_segment(product, inner, end, first, count, row, num_rows, sums + (inner - block) * lanes);
+                    multiply_segment(product, w, inner, end, first, count, row, num_rows,
+                                     sums + (inner - block) * lanes);
                 }
-        finish(product, block * lanes, last, row, num_rows, sums);
+        finish(product, group->bias, block * lanes, last, row, num_rows, sums);
     }
 }
 
-/* Memory for the rows as kernels read them; 0 if there is none. */
+/* Takes memory for the rows as kernels read them; returns 0 if there is none. */
 static int prepare(Product *product)
 {
     const Matrix *w = product->weight;
@@ -332,6 +358,8 @@ static int multiply_all(Product *product)
 {
     const Matrix *w = product->weight;
     const int64_t lanes = product->kernels->lanes, num_blocks = (w->num_outputs + lanes - 1) / lanes;
+    if (product->num_rows == 0)
+        return 1;
     if (!prepare(product))
         return 0;
     if (!is_float(w) || product->copies != NULL) {
@@ -340,12 +368,14 @@ static int multiply_all(Product *product)
         share(&product->work, product->num_rows * w->width);
     }
     /* At least four parts for each thread, of at most SUMS_PER_ROW outputs. */
-    int64_t per_part = num_blocks / (4 * (product->work.num_threads < 1 ? 1 : product->work.num_threads));
+    const int64_t num_threads = product->work.num_threads < 1 ? 1 : product->work.num_threads;
+    int64_t per_part = num_blocks * product->num_groups / (4 * num_threads);
     per_part = per_part < 4 ? 4 : per_part;
     product->blocks_per_part = per_part * lanes < SUMS_PER_ROW ? per_part : SUMS_PER_ROW / lanes;
+    product->parts_per_group = (num_blocks + product->blocks_per_part - 1) / product->blocks_per_part;
     product->work.compute = multiply_part;
-    product->work.num_parts = (num_blocks + product->blocks_per_part - 1) / product->blocks_per_part;
-    share(&product->work, w->width * w->num_outputs);
+    product->work.num_parts = product->num_groups * product->parts_per_group;
+    share(&product->work, product->num_groups * w->width * w->num_outputs);
     free(product->copies);
     free(product->quantized.codes);
     return 1;
@@ -486,66 +516,114 @@ static int is_right(const Matrix *w)
            (w->num_groups == 1 || w->group % w->unit == 0);
 }
 
-static const Matrix *read_matrix(PyObject *packed)
+/* Whether all matrices can be multiplied in one product. */
+static int are_alike(const Matrix *first, int64_t num_matrices)
+{
+    for (const Matrix *w = first + 1; w < first + num_matrices; w++)
+        if (w->form != first->form || w->lanes != first->lanes || w->num_outputs != first->num_outputs ||
+            w->num_inputs != first->num_inputs || w->width != first->width || w->unit != first->unit)
+            return 0;
+    return 1;
+}
+
+/* One matrix, or several that are alike. */
+static const Matrix *read_matrices(PyObject *packed, int64_t *num_matrices)
 {
     char *bytes;
     Py_ssize_t size;
     if (PyBytes_AsStringAndSize(packed, &bytes, &size) < 0)
         return NULL;
     const Matrix *w = (const Matrix *)bytes;
-    if (size != sizeof *w || !is_right(w)) {
-        PyErr_SetString(PyExc_ValueError, "that is no packed matrix");
+    *num_matrices = size / (Py_ssize_t)sizeof *w;
+    int are_right = *num_matrices > 0 && size % (Py_ssize_t)sizeof *w == 0;
+    for (int64_t at = 0; are_right && at < *num_matrices; at++)
+        are_right = is_right(w + at);
+    if (!are_right || !are_alike(w, *num_matrices)) {
+        PyErr_SetString(PyExc_ValueError, "expected packed matrices of one shape and form");
         return NULL;
     }
     return w;
 }
 
-/* multiply(matrix, rows, num_rows, output, output_stride, bias, is_added, num_threads) */
+/* The groups that have rows, of `counts` [num_matrices], or all rows for the only matrix; returns their number, or -1
+ * with an exception. */
+static int64_t make_groups(Group *groups, const Matrix *matrices, int64_t num_matrices, const int64_t *counts,
+                           int64_t num_rows, const float *bias)
+{
+    int64_t num_groups = 0, row = 0;
+    for (int64_t at = 0; at < num_matrices; at++) {
+        const int64_t count = counts == NULL ? num_rows : counts[at];
+        if (count < 0 || count > num_rows - row)
+            break;
+        if (count > 0)
+            groups[num_groups++] =
+                (Group){matrices + at, bias == NULL ? NULL : bias + at * matrices->num_outputs, row, count};
+        row += count;
+    }
+    if (row == num_rows)
+        return num_groups;
+    PyErr_SetString(PyExc_ValueError, "the counts of rows do not add up to the rows");
+    return -1;
+}
+
+/* multiply(matrices, counts, rows, num_rows, output, output_stride, bias, is_added, num_threads)
+ *
+ * `matrices` are one after the other. `counts` [matrices] says how many of the rows, in turn, each of them multiplies; 0
+ * for a single matrix. `bias` is [matrices][outputs] or 0. */
 static PyObject *multiply(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
-    int64_t n[7];
+    int64_t n[8], num_matrices;
     int is_done;
     (void)module;
-    if (!read_integers(args + 1, num_args - 1, 7, n))
+    if (!read_integers(args + 1, num_args - 1, 8, n))
         return NULL;
-    const Matrix *w = read_matrix(args[0]);
+    const Matrix *w = read_matrices(args[0], &num_matrices);
     if (w == NULL)
         return NULL;
     if (w->lanes != chosen->lanes) {
         PyErr_SetString(PyExc_ValueError, "the matrix was packed for other instructions");
         return NULL;
     }
-    if (n[3] < w->num_outputs) {
+    if (n[4] < w->num_outputs) {
         PyErr_SetString(PyExc_ValueError, "rows of the output overlap");
         return NULL;
     }
+    Group only, *groups = num_matrices == 1 ? &only : malloc((size_t)num_matrices * sizeof *groups);
+    if (groups == NULL)
+        return PyErr_NoMemory();
     Product product = {
-        .work = {.num_threads = n[6]},
+        .work = {.num_threads = n[7]},
+        .groups = groups,
+        .num_groups = make_groups(groups, w, num_matrices, (const int64_t *)(intptr_t)n[0], n[2],
+                                  (const float *)(intptr_t)n[5]),
         .weight = w,
         .kernels = chosen,
-        .rows = (const float *)(intptr_t)n[0],
-        .num_rows = n[1],
-        .output = (float *)(intptr_t)n[2],
-        .output_stride = n[3],
-        .bias = (const float *)(intptr_t)n[4],
-        .is_added = n[5] != 0,
+        .rows = (const float *)(intptr_t)n[1],
+        .num_rows = n[2],
+        .output = (float *)(intptr_t)n[3],
+        .output_stride = n[4],
+        .is_added = n[6] != 0,
     };
-    Py_BEGIN_ALLOW_THREADS
-    is_done = multiply_all(&product);
-    Py_END_ALLOW_THREADS
-    if (!is_done)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    PyObject *result = NULL;
+    if (product.num_groups >= 0) {
+        Py_BEGIN_ALLOW_THREADS
+        is_done = multiply_all(&product);
+        Py_END_ALLOW_THREADS
+        result = is_done ? Py_NewRef(Py_None) : PyErr_NoMemory();
+    }
+    if (groups != &only)
+        free(groups);
+    return result;
 }
 
 /* expand(matrix, outputs, num_outputs, rows, num_threads) */
 static PyObject *expand(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
-    int64_t n[4];
+    int64_t n[4], num_matrices;
     (void)module;
     if (!read_integers(args + 1, num_args - 1, 4, n))
         return NULL;
-    const Matrix *w = read_matrix(args[0]);
+    const Matrix *w = read_matrices(args[0], &num_matrices);
     if (w == NULL)
         return NULL;
     const int64_t *outputs = (const int64_t *)(intptr_t)n[0];

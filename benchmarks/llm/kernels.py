@@ -15,10 +15,13 @@ from functools import partial
 import torch
 import torch.nn.functional as functional
 from modelserver_backends.llm.kernels import PACKED_KERNELS
-from modelserver_backends.llm.models.linear import PackedLinear
-from modelserver_backends.llm.models.packed_matrix import PackedMatrixLinear, pack_floats
+from modelserver_backends.llm.models.linear import GroupedLinear, ListedLinears, PackedLinear
+from modelserver_backends.llm.models.mlp import activation_of
+from modelserver_backends.llm.models.moe import Experts, Moe
+from modelserver_backends.llm.models.packed_matrix import PackedMatrixLinear, grouped_linears, pack_floats
 from modelserver_backends.llm.quantization.packing import pack
 from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
+from modelserver_backends.llm.step_context import StepContext
 
 Product = Callable[[torch.Tensor], object]
 SHAPES = [(4096, 4096), (1024, 3072)]
@@ -83,16 +86,20 @@ def quantized(form: str, outputs: int, inputs: int) -> QuantizedWeight:
 
 def ours(form: str, outputs: int, inputs: int) -> tuple[Product, int]:
     """A product, and the bytes of its weight."""
+    linear = packed(form, outputs, inputs)
+    return lambda rows: linear(rows, None), linear.num_bytes
+
+
+def packed(form: str, outputs: int, inputs: int) -> PackedMatrixLinear:
     assert PACKED_KERNELS is not None, "the part in C is needed"
     if form in ("W16 bf16", "W16 f16"):
         weight = torch.randn(outputs, inputs) * 0.02
         matrix = pack_floats(weight.to(torch.bfloat16 if form == "W16 bf16" else torch.float16), PACKED_KERNELS)
     else:
-        packed = pack(quantized(form, outputs, inputs), PACKED_KERNELS)
-        assert packed is not None, form
-        matrix = packed
-    linear = PackedMatrixLinear(matrix, None)
-    return lambda rows: linear(rows, None), matrix.num_bytes
+        found = pack(quantized(form, outputs, inputs), PACKED_KERNELS)
+        assert found is not None, form
+        matrix = found
+    return PackedMatrixLinear(matrix, None)
 
 
 def torchs(form: str, outputs: int, inputs: int) -> tuple[Product, int]:
@@ -139,17 +146,55 @@ def stream_gb_per_s() -> float:
     return values.nbytes / measure([lambda _: values.sum()], values, 7) / 1e9
 
 
+def measure_experts(form: str) -> None:
+    """A mixture of 64 experts of Qwen3-30B-A3B's shape, 8 for a row: expert by expert, and in one product."""
+    num_experts, hidden, width = 64, 2048, 768
+    ups = [packed(form, 2 * width, hidden) for _ in range(num_experts)]
+    downs = [packed(form, hidden, width) for _ in range(num_experts)]
+    router = PackedLinear(torch.randn(num_experts, hidden), None)
+    kinds: list[Callable[[Sequence[PackedMatrixLinear]], GroupedLinear]] = [ListedLinears, grouped_linears]
+    layers = [
+        Moe(
+            router,
+            Experts(make(ups), make(downs), activation=activation_of("silu", is_gated=True)),
+            num_experts=num_experts,
+            num_experts_per_tok=8,
+            is_normalised=True,
+            shared=None,
+        )
+        for make in kinds
+    ]
+    step = StepContext(positions=torch.empty(0), attention=None, inputs=None)
+    for count in (1, 8, 32, 256):
+        times: list[list[float]] = [[], []]
+        for seed in range(30 if count < 100 else 6):
+            rows = torch.randn(count, hidden, generator=torch.Generator().manual_seed(seed))
+            for layer, found in zip(layers, times, strict=True):
+                start = time.perf_counter()
+                layer(rows, step)
+                found.append(time.perf_counter() - start)
+        loop, one = (statistics.median(found) * 1e3 for found in times)
+        print(f"| {form}, {count} rows | {loop:.2f} | {one:.2f} | {loop / one:.2f}x |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.llm.kernels", description=__doc__)
     parser.add_argument("--only", nargs="*", help="forms, beginning with these words")
     parser.add_argument("--shape", type=int, choices=range(len(SHAPES)), help="one of the shapes alone")
     parser.add_argument("--instructions", help="another set of instructions than the fastest")
+    parser.add_argument("--experts", type=int, metavar="THREADS", help="mixtures of experts instead, with this many")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.experts or 1)
     torch.manual_seed(0)
     assert PACKED_KERNELS is not None, "the part in C is needed"
     if arguments.instructions is not None:
         PACKED_KERNELS.use(arguments.instructions)
+    if arguments.experts is not None:
+        print(f"{arguments.experts} threads\n\n| 64 experts | loop ms | one product ms | ratio |\n|---|--:|--:|--:|")
+        with torch.inference_mode():
+            for form in ("W4K", "W8 g32", "W16 bf16"):
+                measure_experts(form)
+        return
     print(
         f"{arguments.instructions or PACKED_KERNELS.instructions()[0]}; reads {stream_gb_per_s():.1f} GB/s of memory\n"
     )

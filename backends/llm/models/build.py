@@ -173,8 +173,9 @@ class DecoderBuilder:
             activation=activation,
         )
         return Moe(
-            self.weights.tensor(f"{prefix}{names.router}.weight", (moe.num_experts, hidden)),
+            self.weights.floats(Part(prefix + names.router, hidden, (moe.num_experts,))),
             experts,
+            num_experts=moe.num_experts,
             num_experts_per_tok=moe.num_experts_per_tok,
             is_normalised=moe.is_normalised,
             shared=self._shared_expert(prefix, moe.shared_intermediate_size) if moe.shared_intermediate_size else None,
@@ -190,7 +191,7 @@ class DecoderBuilder:
             self.weights.rows(Part(inner + names.expert_down, size, (hidden,))),
             activation=activation_of(config.activation, is_gated=config.is_gated),
         )
-        return SharedExpert(mlp, self.weights.tensor(f"{prefix}{names.shared_expert_gate}.weight", (1, hidden)))
+        return SharedExpert(mlp, self.weights.floats(Part(prefix + names.shared_expert_gate, hidden, (1,))))
 
     def _expert_ups(self, prefix: str, size: int) -> list[Part]:
         names, hidden = self.names, self.config.hidden_size

@@ -110,15 +110,20 @@ class JoinedLinear:
 
     def __init__(self, linears: Sequence[Linear]) -> None:
         self._linears = tuple(linears)
-        stored = [linear for linear in linears if isinstance(linear, StoredLinear)]
-        self.form = " and ".join(dict.fromkeys(linear.form for linear in stored))
-        self.num_bytes = sum(linear.num_bytes for linear in stored)
+        self.form, self.num_bytes = _stored_form(linears)
 
     def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         return torch.cat([linear(rows, step) for linear in self._linears], dim=-1)
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         return residual.add_(self(rows, step))
+
+
+def _stored_form(linears: Sequence[Linear]) -> tuple[str, int]:
+    """The forms of several layers, and the bytes of all."""
+    stored = [linear for linear in linears if isinstance(linear, StoredLinear)]
+    forms = dict.fromkeys(linear.form for linear in stored)
+    return " and ".join(forms), sum(linear.num_bytes for linear in stored)
 
 
 class SmallLinear:
@@ -167,8 +172,11 @@ def float_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
 
 
 class GroupedLinear(Protocol):
-    def __call__(self, rows: torch.Tensor, counts: Sequence[int], step: StepContext | None, /) -> torch.Tensor:
-        """`rows` [rows, in_features] are sorted by expert; expert i has `counts[i]` of them -> [rows, out_features]."""
+    def __call__(self, rows: torch.Tensor, counts: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        """`rows` [rows, in_features] are sorted by expert; expert i has `counts[i]` of them -> [rows, out_features].
+
+        `counts` int64 [experts] is on the device of the rows.
+        """
         ...
 
 
@@ -177,9 +185,10 @@ class ListedLinears:
 
     def __init__(self, linears: Sequence[Linear]) -> None:
         self._linears = tuple(linears)
+        self.form, self.num_bytes = _stored_form(linears)
 
-    def __call__(self, rows: torch.Tensor, counts: Sequence[int], _step: StepContext | None, /) -> torch.Tensor:
-        parts = rows.split(list(counts))
+    def __call__(self, rows: torch.Tensor, counts: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
+        parts = rows.split(counts.tolist())
         # The rows are not those of the step: they are sorted, and occur once for each of their experts.
         outputs = [linear(part, None) for linear, part in zip(self._linears, parts, strict=True) if part.shape[0]]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from ..step_context import StepContext
-from .linear import GroupedLinear
+from .linear import GroupedLinear, Linear
 from .mlp import Activation, Mlp
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """One that every token goes through, as much as `gate` [1, hidden_size] lets it."""
+    """One that every token goes through, as much as `gate`, a layer of one output, lets it."""
 
     mlp: Mlp
-    gate: torch.Tensor
+    gate: Linear
 
     def __call__(self, rows: torch.Tensor, step: StepContext) -> torch.Tensor:
-        return self.mlp(rows, step).mul_(F.linear(rows, self.gate).sigmoid_())
+        return self.mlp(rows, step).mul_(self.gate(rows, step).sigmoid_())
 
 
 class Experts:
@@ -32,21 +31,22 @@ class Experts:
         self._down = down
         self._activation = activation
 
-    def __call__(self, rows: torch.Tensor, counts: Sequence[int], step: StepContext) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, counts: torch.Tensor, step: StepContext) -> torch.Tensor:
         return self._down(self._activation(self._up(rows, counts, step)), counts, step)
 
 
 class Moe:
-    """`router` [experts, hidden_size]. `is_normalised`: the weights of a token's experts are made to sum to one.
+    """`router` scores `num_experts`. `is_normalised`: the weights of a token's experts are made to sum to one.
 
     `sum_ranks`: with experts split over ranks, adds up what each has.
     """
 
     def __init__(
         self,
-        router: torch.Tensor,
+        router: Linear,
         experts: Experts,
         *,
+        num_experts: int,
         num_experts_per_tok: int,
         is_normalised: bool,
         shared: SharedExpert | None,
@@ -54,13 +54,15 @@ class Moe:
     ) -> None:
         self._router = router
         self._experts = experts
+        self._num_experts = num_experts
         self._num_chosen = num_experts_per_tok
         self._is_normalised = is_normalised
         self._shared = shared
         self._sum_ranks = sum_ranks
 
     def __call__(self, rows: torch.Tensor, step: StepContext, /) -> torch.Tensor:
-        weights, chosen = F.linear(rows, self._router).softmax(dim=-1, dtype=torch.float32).topk(self._num_chosen)
+        scores = self._router(rows, step).softmax(dim=-1, dtype=torch.float32)
+        weights, chosen = scores.topk(self._num_chosen)
         if self._is_normalised:
             weights /= weights.sum(dim=-1, keepdim=True)
         mixed = self._mix(rows, weights.to(rows.dtype), chosen, step)
@@ -75,7 +77,7 @@ class Moe:
         """Rows sorted by expert, so that each expert multiplies all of its rows at once; those without any, nothing."""
         flat = chosen.view(-1)
         order = flat.argsort(stable=True)
-        counts = flat.bincount(minlength=self._router.shape[0]).tolist()
+        counts = flat.bincount(minlength=self._num_experts)
         outputs = self._experts(rows[order // self._num_chosen], counts, step)
         outputs *= weights.view(-1)[order, None]
         mixed = torch.empty_like(outputs)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ..step_context import StepContext
+from .linear import GroupedLinear, Linear, ListedLinears
 
 
 class Form(enum.IntEnum):
@@ -85,13 +86,15 @@ class PackedMatrix:
     min_each: int = 1
     table: torch.Tensor | None = None
     order: torch.Tensor | None = None
-    _description: bytes = field(init=False)
+    unit: int = field(init=False)
+    description: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         num_groups = 1 if self.scales is None else self.scales.shape[1]
         num_factors = [1 if each is None else each.shape[1] for each in (self.scale_factors, self.min_factors)]
         is_whole = num_groups == 1 or self.group % _CODE_STEP == 0
         unit = _CODE_STEP if is_whole and self.form is not Form.CODES6 else _CODE_STEP // 2
+        object.__setattr__(self, "unit", unit)
         numbers = [self.form, self.kernels.lanes(), self.num_outputs, self.num_inputs, self.width]
         numbers += [unit, self.group, num_groups]
         for count, each in zip(num_factors, (self.scale_each, self.min_each), strict=True):
@@ -102,7 +105,7 @@ class PackedMatrix:
             else:
                 numbers += [_KINDS[None if values is None else values.dtype], _address(values)]
         numbers += [_address(self.codes), _address(self.table), _address(self.order)]
-        object.__setattr__(self, "_description", struct.pack(f"{len(numbers)}q", *numbers))
+        object.__setattr__(self, "description", struct.pack(f"{len(numbers)}q", *numbers))
 
     @property
     def num_bytes(self) -> int:
@@ -119,30 +122,46 @@ class PackedMatrix:
         self, output: torch.Tensor, first: int, rows: torch.Tensor, bias: torch.Tensor | None, *, is_added: bool
     ) -> None:
         """The same into columns `first` and those that follow of an output without gaps, or added to them."""
-        rows = rows.contiguous()
-        num_rows, width = output.shape
-        assert num_rows == rows.shape[0], f"an output of {num_rows} rows for {rows.shape[0]}"
-        assert first + self.num_outputs <= width, "the output has fewer columns"
-        if num_rows:
-            self.kernels.multiply(
-                self._description,
-                rows.data_ptr(),
-                num_rows,
-                output.data_ptr() + first * output.itemsize,
-                width,
-                0 if bias is None else bias.data_ptr(),
-                is_added,
-                torch.get_num_threads(),
-            )
+        _multiply(self, self.description, None, rows, output, first, bias, is_added=is_added)
 
     def expanded(self, outputs: torch.Tensor) -> torch.Tensor:
         """Some outputs' weights, exactly, in float32 [count, inputs]."""
         outputs = outputs.to(torch.int64).contiguous()
         rows = torch.empty(outputs.shape[0], self.num_inputs)
         self.kernels.expand(
-            self._description, outputs.data_ptr(), outputs.shape[0], rows.data_ptr(), torch.get_num_threads()
+            self.description, outputs.data_ptr(), outputs.shape[0], rows.data_ptr(), torch.get_num_threads()
         )
         return rows
+
+
+def _multiply(
+    matrix: PackedMatrix,
+    descriptions: bytes,
+    counts: torch.Tensor | None,
+    rows: torch.Tensor,
+    output: torch.Tensor,
+    first: int,
+    bias: torch.Tensor | None,
+    *,
+    is_added: bool,
+) -> None:
+    """Multiply by one matrix, or by several like `matrix`, of which each has `counts` of the rows in turn."""
+    rows = rows.contiguous()
+    num_rows, width = output.shape
+    assert num_rows == rows.shape[0], f"an output of {num_rows} rows for {rows.shape[0]}"
+    assert first + matrix.num_outputs <= width, "the output has fewer columns"
+    if num_rows:
+        matrix.kernels.multiply(
+            descriptions,
+            _address(counts),
+            rows.data_ptr(),
+            num_rows,
+            output.data_ptr() + first * output.itemsize,
+            width,
+            _address(bias),
+            is_added,
+            torch.get_num_threads(),
+        )
 
 
 def pack_codes(codes: torch.Tensor, form: Form, lanes: int) -> torch.Tensor:
@@ -221,20 +240,20 @@ class PackedMatrixLinear:
         self.matrix = matrix
         self.form = matrix.form.name
         self.num_bytes = matrix.num_bytes
-        self._bias = None if bias is None else bias.float().contiguous()
+        self.bias = None if bias is None else bias.float().contiguous()
 
     def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
         if rows.dtype is torch.float32:  # asked here, since in a step of one row each call of torch counts
-            return self.matrix.multiply(rows, self._bias, None)
-        return self.matrix.multiply(rows.float(), self._bias, None).to(rows.dtype)
+            return self.matrix.multiply(rows, self.bias, None)
+        return self.matrix.multiply(rows.float(), self.bias, None).to(rows.dtype)
 
     def write_to(self, output: torch.Tensor, first: int, rows: torch.Tensor) -> None:
         """The result for rows of float32 into some columns of an output without gaps."""
-        self.matrix.multiply_into(output, first, rows, self._bias, is_added=False)
+        self.matrix.multiply_into(output, first, rows, self.bias, is_added=False)
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         if residual.dtype is torch.float32 and residual.is_contiguous():
-            return self.matrix.multiply(rows.float(), self._bias, residual)
+            return self.matrix.multiply(rows.float(), self.bias, residual)
         return residual.add_(self(rows, step))
 
 
@@ -242,7 +261,7 @@ class SideBySide:
     """Layers of the same rows in unlike forms; each writes into its columns of one result."""
 
     def __init__(self, linears: Sequence[PackedMatrixLinear]) -> None:
-        self._linears = tuple(linears)
+        self.linears = tuple(linears)
         self._width = sum(linear.matrix.num_outputs for linear in linears)
         self.form = " and ".join(dict.fromkeys(linear.form for linear in linears))
         self.num_bytes = sum(linear.num_bytes for linear in linears)
@@ -251,13 +270,70 @@ class SideBySide:
         floats = rows.float()
         output = floats.new_empty(rows.shape[0], self._width)
         first = 0
-        for linear in self._linears:
+        for linear in self.linears:
             linear.write_to(output, first, floats)
             first += linear.matrix.num_outputs
         return output.to(rows.dtype)
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         return residual.add_(self(rows, step))
+
+
+class _PackedGroup:
+    """One part of the layer of all experts: matrices of one shape and form, in one product."""
+
+    def __init__(self, linears: Sequence[PackedMatrixLinear]) -> None:
+        self._linears = tuple(linears)
+        self._matrix = linears[0].matrix
+        self._descriptions = b"".join(linear.matrix.description for linear in linears)
+        self._bias: torch.Tensor | None = None
+        if any(linear.bias is not None for linear in linears):
+            none = torch.zeros(self.num_outputs)
+            self._bias = torch.stack([none if linear.bias is None else linear.bias for linear in linears])
+
+    @property
+    def num_outputs(self) -> int:
+        return self._matrix.num_outputs
+
+    def write_to(self, output: torch.Tensor, first: int, rows: torch.Tensor, counts: torch.Tensor) -> None:
+        _multiply(self._matrix, self._descriptions, counts, rows, output, first, self._bias, is_added=False)
+
+
+class PackedExperts:
+    """The same layer of all experts, as one product for each of its parts. A row's result does not depend on others."""
+
+    def __init__(self, experts: Sequence[Sequence[PackedMatrixLinear]]) -> None:
+        """`experts`: the parts of each, which lie side by side."""
+        self._parts = [_PackedGroup(part) for part in zip(*experts, strict=True)]
+        self._width = sum(part.num_outputs for part in self._parts)
+        linears = [linear for parts in experts for linear in parts]
+        self.form = " and ".join(dict.fromkeys(linear.form for linear in linears))
+        self.num_bytes = sum(linear.num_bytes for linear in linears)
+
+    def __call__(self, rows: torch.Tensor, counts: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
+        floats = rows.float()
+        output = floats.new_empty(rows.shape[0], self._width)
+        first = 0
+        for part in self._parts:
+            part.write_to(output, first, floats, counts)
+            first += part.num_outputs
+        return output.to(rows.dtype)
+
+
+def grouped_linears(linears: Sequence[Linear]) -> GroupedLinear:
+    """Of the same layer of all experts: one product where all are packed alike, else each expert's own."""
+    experts = [_packed_parts(linear) for linear in linears]
+    kinds = {
+        tuple((part.matrix.form, part.matrix.unit, part.matrix.num_outputs, part.matrix.num_inputs) for part in parts)
+        for parts in experts
+    }
+    return PackedExperts(experts) if len(kinds) == 1 and experts[0] else ListedLinears(linears)
+
+
+def _packed_parts(linear: Linear) -> Sequence[PackedMatrixLinear]:
+    if isinstance(linear, PackedMatrixLinear):
+        return (linear,)
+    return linear.linears if isinstance(linear, SideBySide) else ()
 
 
 class PackedMatrixEmbedding:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
 from ..checkpoint import Checkpoint
-from ..quantization.scheme import Scheme
+from ..quantization.scheme import Scheme, stored_float_linear
 from .linear import GroupedLinear, Linear, StoredLinear, TokenEmbedding
 from .linear_tensors import ALONE, LinearTensors, Part, Rank, Split, placed, stored_tensor
+
+_AnyLinear = TypeVar("_AnyLinear", Linear, GroupedLinear)
 
 
 class Weights:
@@ -58,10 +61,14 @@ class Weights:
         return self._counted(self._scheme.make_linear(self._tensors([part], Split.INPUTS)))
 
     def grouped_columns(self, experts: Sequence[Sequence[Part]]) -> GroupedLinear:
-        return self._scheme.make_grouped([self._tensors(parts, Split.OUTPUTS) for parts in experts])
+        return self._counted(self._scheme.make_grouped([self._tensors(parts, Split.OUTPUTS) for parts in experts]))
 
     def grouped_rows(self, experts: Sequence[Part]) -> GroupedLinear:
-        return self._scheme.make_grouped([self._tensors([part], Split.INPUTS) for part in experts])
+        return self._counted(self._scheme.make_grouped([self._tensors([part], Split.INPUTS) for part in experts]))
+
+    def floats(self, part: Part) -> Linear:
+        """A layer that no scheme quantizes (a router), whole on every rank."""
+        return self._counted(stored_float_linear(self._tensors([part], Split.WHOLE)))
 
     def embedding(self, part: Part) -> TokenEmbedding:
         """Whole on every rank."""
@@ -75,7 +82,7 @@ class Weights:
         """The same of the embedding's tensors."""
         return self._counted(self._scheme.tied_head(self._tensors([part], Split.WHOLE), embedding))
 
-    def _counted(self, linear: Linear) -> Linear:
+    def _counted(self, linear: _AnyLinear) -> _AnyLinear:
         if isinstance(linear, StoredLinear):
             self.stored_bytes[linear.form] += linear.num_bytes
         return linear

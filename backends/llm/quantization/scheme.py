@@ -16,7 +16,6 @@ from ..models.linear import (
     GroupedLinear,
     JoinedLinear,
     Linear,
-    ListedLinears,
     TokenEmbedding,
     float_linear,
 )
@@ -25,6 +24,7 @@ from ..models.packed_matrix import (
     PackedMatrix,
     PackedMatrixEmbedding,
     PackedMatrixLinear,
+    grouped_linears,
     pack_floats,
 )
 
@@ -57,7 +57,7 @@ class Scheme(ABC):
 
     def grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
         """The same layer of all experts of a mixture, none of which it skips."""
-        return ListedLinears([self.linear(tensors) for tensors in experts])
+        return grouped_linears([self.linear(tensors) for tensors in experts])
 
     def embedding(self, tensors: LinearTensors) -> TokenEmbedding:
         """Of floats, unless a scheme has them in another form."""
@@ -87,7 +87,7 @@ class Scheme(ABC):
 
     def make_grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
         if any(self.skips(name) for tensors in experts for name in tensors.names):
-            return ListedLinears([self.make_linear(tensors) for tensors in experts])
+            return grouped_linears([self.make_linear(tensors) for tensors in experts])
         return self.grouped(experts)
 
 

@@ -10,9 +10,9 @@ import torch
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
-from ..models.linear import GroupedLinear, JoinedLinear, Linear, ListedLinears, TokenEmbedding
+from ..models.linear import GroupedLinear, JoinedLinear, Linear, TokenEmbedding
 from ..models.linear_tensors import LinearTensors, Part, Split
-from ..models.packed_matrix import PackedMatrixEmbedding
+from ..models.packed_matrix import PackedMatrixEmbedding, grouped_linears
 from .quantized_linear import QuantizedEmbedding, quantized_embedding, quantized_linear
 from .quantized_weight import QuantizedWeight
 from .scheme import Scheme, stored_float_linear
@@ -54,7 +54,7 @@ class StoredScheme(Scheme):
     def make_grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
         if all(self.is_quantized(tensors, part) for tensors in experts for part in tensors.parts):
             return self.grouped(experts)
-        return ListedLinears([self.make_linear(tensors) for tensors in experts])
+        return grouped_linears([self.make_linear(tensors) for tensors in experts])
 
     def check(self, tensors: LinearTensors) -> None:
         """Whether all parts can be read, of a checkpoint whose tensors may be without values. Raises as `read`."""

@@ -10,7 +10,15 @@ import torch.nn.functional as functional
 from modelserver_backends.llm.extend import quantized_linear
 from modelserver_backends.llm.kernels import PACKED_KERNELS
 from modelserver_backends.llm.models import packed_matrix
-from modelserver_backends.llm.models.packed_matrix import PackedMatrixEmbedding, PackedMatrixLinear, pack_floats
+from modelserver_backends.llm.models.linear import ListedLinears
+from modelserver_backends.llm.models.packed_matrix import (
+    PackedExperts,
+    PackedMatrixEmbedding,
+    PackedMatrixLinear,
+    SideBySide,
+    grouped_linears,
+    pack_floats,
+)
 from modelserver_backends.llm.quantization.packing import pack
 from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
 
@@ -176,6 +184,47 @@ if PACKED_KERNELS is not None:
         monkeypatch.setattr(packed_matrix, "_VALUES_AT_ONCE", 1)
         assert torch.equal(linear_of(weight).matrix.codes, whole)
 
+    @pytest.mark.parametrize("kind", [*CODE_KINDS, "float 8", "bfloat16", "two forms"])
+    @pytest.mark.parametrize("biased", [0, 3])
+    def test_all_experts_in_one_product(instructions: str, kind: str, biased: int) -> None:
+        """The same bits as expert by expert: with one row, few and many, for experts without rows, by any threads."""
+        experts = [expert_of(kind, seed, torch.randn(45) if seed < biased else None) for seed in range(6)]
+        grouped = grouped_linears(experts)
+        assert isinstance(grouped, PackedExperts)
+        assert grouped.num_bytes == sum(expert.num_bytes for expert in experts)
+        generator = torch.Generator().manual_seed(1)
+        threads = torch.get_num_threads()
+        try:
+            for counts in ([0, 0, 1, 0, 0, 0], [3, 0, 1, 9, 0, 2], [0, 70, 0, 5, 130, 0], [0] * 6):
+                rows = torch.randn(sum(counts), 512, generator=generator)
+                expected = ListedLinears(experts)(rows, torch.tensor(counts), None) if len(rows) else rows[:, :45]
+                for num_threads in (1, 3):
+                    torch.set_num_threads(num_threads)
+                    assert torch.equal(grouped(rows, torch.tensor(counts), None), expected)
+        finally:
+            torch.set_num_threads(threads)
+
+    def expert_of(kind: str, seed: int, bias: torch.Tensor | None) -> PackedMatrixLinear | SideBySide:
+        if kind == "bfloat16":
+            return linear_of(torch.randn(45, 512).bfloat16(), bias)
+        if kind != "two forms":
+            return linear_of(made(kind, 45, seed=seed), bias)
+        linear = quantized_linear([made("mins 5", 30, seed=seed), made("zeros 6", 15, seed=seed)], bias)
+        assert isinstance(linear, SideBySide)
+        return linear
+
+    def test_experts_in_unlike_forms_are_multiplied_one_by_one() -> None:
+        experts = [linear_of(made(kind)) for kind in ("mins 5", "signed 8")]
+        assert isinstance(grouped_linears(experts), ListedLinears)
+        for one in experts:
+            assert isinstance(grouped_linears([one]), PackedExperts)
+
+    @pytest.mark.parametrize("counts", [[2, 2], [4, 0], [-1, 4], [2, 0]])
+    def test_counts_of_rows_that_do_not_add_up_are_refused(counts: list[int]) -> None:
+        grouped = grouped_linears([linear_of(made("mins 5", seed=seed)) for seed in range(2)])
+        with pytest.raises(ValueError, match="do not add up"):
+            grouped(torch.zeros(3, 512), torch.tensor(counts), None)
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_parts_in_unlike_forms_stand_side_by_side(dtype: torch.dtype) -> None:
         weights = [made("mins 5", 24), made("zeros 6", 9), made("signed 8", 17)]
@@ -212,8 +261,8 @@ if PACKED_KERNELS is not None:
         ("name", "arguments", "error"),
         [
             ("multiply", (), TypeError),
-            ("multiply", (b"",) + (0,) * 7, ValueError),
-            ("multiply", (bytes(200),) + (0,) * 7, ValueError),
+            ("multiply", (b"",) + (0,) * 8, ValueError),
+            ("multiply", (bytes(200),) + (0,) * 8, ValueError),
             ("expand", ("text",) + (0,) * 4, TypeError),
             ("use", ("abacus",), ValueError),
         ],
