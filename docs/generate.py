@@ -355,6 +355,20 @@ def families() -> str:
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
+def read_openai_fields() -> dict[str, dict[str, tuple[str, str]]]:
+    """Route -> field of OpenAI's request -> "served", "no effect" or "refused", and why."""
+    table = tomllib.loads((DOCS / "openai_fields.toml").read_text())
+    return {route: {name: (state, why) for name, (state, why) in fields.items()} for route, fields in table.items()}
+
+
+def openai_fields() -> str:
+    lines: list[str] = []
+    for route, fields in read_openai_fields().items():
+        lines += ["", f"### `{route}`", "", "| field | | |", "|---|---|---|"]
+        lines += [f"| `{name}` | {state} | {why} |" for name, (state, why) in fields.items()]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
 def read_extras() -> dict[str, str]:
     """Extra -> what a user needs it for."""
     return dict(tomllib.loads((DOCS / "extras.toml").read_text()))
@@ -381,6 +395,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "wire_limits": wire_limits,
     "routes": routes,
     "families": families,
+    "openai_fields": openai_fields,
     "extras": extras,
 }
 

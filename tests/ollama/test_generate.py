@@ -53,7 +53,7 @@ def test_an_empty_prompt_loads_the_model(client: ollama.Client) -> None:
         ({"prompt": "one", "template": "{{ .Prompt"}, "the model's template, line 1, column 1: unclosed action"),
         ({"prompt": "one", "template": "{{ .Prompt }}", "context": [1]}, "'context' does not go with a template"),
         ({"prompt": "one", "raw": True, "system": "brief"}, "raw mode does not support template, system, or context"),
-        ({"prompt": "one", "suffix": "two"}, "'suffix' is not supported"),
+        ({"model": "plain", "prompt": "one", "suffix": "two"}, "'suffix' is not supported"),
         ({"prompt": "one", "images": ["aGk="]}, "take text only"),
         ({"prompt": ["one"]}, "'prompt' must be a string"),
     ],

@@ -13,9 +13,10 @@ from support.serving import RunningServer, running_server
 
 
 def write_models(root: Path) -> None:
-    """One with everything, one with tools and reasoning, one that has the least, and one of another kind."""
+    """One with everything, three with less (tools and reasoning, harmony, the least), and one of another kind."""
     write_mock_llm(root, "mock", parameters={"max_model_len": "512"})
     write_mock_llm(root, "agent", parameters={"tool_parser": "hermes", "reasoning_parser": "qwen3"})
+    write_mock_llm(root, "oss", parameters={"reasoning_parser": "openai_gptoss"})
     write_mock_llm(root, "plain", inputs=PLAIN_INPUTS, outputs=PLAIN_OUTPUTS)
     write_mock_llm(root, "encoder", inputs=("text_input", "input_ids"), outputs=("embedding", "num_input_tokens"))
 

@@ -174,6 +174,7 @@ def test_the_conversation_that_the_model_gets(http: httpx.Client) -> None:
         "documents": [{"title": "t", "text": "x"}],
         "chat_template_kwargs": {"enable_thinking": False},
         "reasoning_effort": "low",
+        "verbosity": "high",
         "add_generation_prompt": False,
         "add_special_tokens": True,
     }
@@ -196,7 +197,7 @@ def test_the_conversation_that_the_model_gets(http: httpx.Client) -> None:
     assert conversation == {
         "tools": [WEATHER],
         "documents": [{"title": "t", "text": "x"}],
-        "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "low"},
+        "chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "low", "verbosity": "high"},
         "add_generation_prompt": False,
         "continue_final_message": False,
     }
@@ -343,6 +344,27 @@ def test_the_client_accumulates_tool_calls(client: openai.OpenAI) -> None:
     calls = final.choices[0].message.tool_calls
     assert calls is not None
     assert json.loads(calls[0].function.arguments) == {"city": 'Paris "P"'}
+
+
+@pytest.mark.parametrize("cut", [1, 5, 1000])
+def test_harmony_has_reasoning_and_calls_in_channels(http: httpx.Client, cut: int) -> None:
+    """The model's config names the reasoning alone: the calls are in the same channels."""
+    text = (
+        "<|channel|>analysis<|message|>rain?<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+        '<|constrain|>json<|message|>{"city": "Bern"}<|call|>'
+    )
+    choice = ask_both(http, model="oss", messages=user(say(text=text, cut=cut)), tools=[WEATHER])["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert (message["content"], message["reasoning"]) == (None, "rain?")
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Bern"}'}
+    # The next turn: the template of gpt-oss looks for reasoning before calls in a member of its own.
+    messages = [message, {"role": "tool", "tool_call_id": call["id"], "content": "12"}, *user(say(report=True))]
+    answer = http.post(CHAT, json={"model": "oss", "messages": messages}).json()
+    got = json.loads(answer["choices"][0]["message"]["content"])
+    assert json.loads(got["messages"])["messages"][0]["thinking"] == "rain?"
+    assert got["sampling_parameters"]["skip_special_tokens"] is False
 
 
 def test_a_plain_model_has_no_conversations(http: httpx.Client) -> None:

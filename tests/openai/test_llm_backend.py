@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,6 +29,7 @@ OTHER = {
     "type": "function",
     "function": {"name": "rest", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
 }
+FILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 GREEDY = {"model": "tiny", "temperature": 0}
 
 
@@ -35,11 +38,27 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("served")
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
     write_llm(root, "tiny", checkpoint, dtype="float32", tool_parser="hermes")
+    write_llm(root, "coder", coder(checkpoint, tmp_path_factory.mktemp("coder")), dtype="float32")
     (root / "packed" / "1").mkdir(parents=True)
     write_gguf(checkpoint, root / "packed" / "1" / "tiny.F32.gguf")
     write_mock_llm(root, "mock")
     with running_server(root, exit_on_error=True) as running:
         yield running
+
+
+def coder(checkpoint: Path, directory: Path) -> Path:
+    """The same checkpoint with tokens for filling in the middle, in place of its last three."""
+    shutil.copytree(checkpoint, directory, dirs_exist_ok=True)
+    path = directory / "tokenizer.json"
+    document = json.loads(path.read_text())
+    vocabulary: dict[str, int] = document["model"]["vocab"]
+    last = sorted(vocabulary, key=lambda token: vocabulary[token])[-len(FILL) :]
+    for mark, token in zip(FILL, last, strict=True):
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        document["added_tokens"].append({"id": vocabulary.pop(token), "content": mark, "special": True, **flags})
+    document["model"]["merges"] = [pair for pair in document["model"]["merges"] if "".join(pair) not in last]
+    path.write_text(json.dumps(document))
+    return directory
 
 
 @pytest.fixture
@@ -69,11 +88,38 @@ def chat(http: httpx.Client, **body: Any) -> dict[str, Any]:
 
 def test_models_of_every_kind_side_by_side(client: openai.OpenAI) -> None:
     assert {model.id: bool(model.max_model_len) for model in client.models.list()} == {
+        "coder": True,
         "mock": False,
         "packed": True,
         "tiny": True,
     }
     assert client.completions.create(model="mock", prompt="a b").choices[0].text == "a b"
+
+
+def test_the_middle_is_filled_in_by_the_tokenizer_s_own_tokens(client: openai.OpenAI) -> None:
+    def ids(text: str) -> list[int]:
+        asked = {"model": "coder", "prompt": text, "add_special_tokens": False}
+        return client.post("/../tokenize", body=asked, cast_to=dict[str, Any])["tokens"]  # type: ignore[no-any-return]
+
+    (before,), (after,), (middle,) = map(ids, FILL)
+    body: dict[str, Any] = {
+        **GREEDY,
+        "model": "coder",
+        "prompt": "def f(",
+        "suffix": "return x",
+        "max_tokens": 3,
+        "echo": True,
+    }
+    answer = client.completions.create(**body, extra_body={"return_token_ids": True}).choices[0]
+    expected = [before, *ids("def f("), after, *ids("return x"), middle]
+    assert answer.model_extra is not None
+    assert answer.model_extra["prompt_token_ids"] == expected
+    assert answer.text.startswith("def f(")
+    streamed = list(client.completions.create(**body, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in streamed) == answer.text
+    with pytest.raises(openai.BadRequestError, match="its tokenizer has no tokens for it") as refused:
+        client.completions.create(**body | {"model": "tiny"})
+    assert (refused.value.param, refused.value.code) == ("suffix", "unsupported_parameter")
 
 
 def test_streamed_and_whole_are_the_same(client: openai.OpenAI) -> None:

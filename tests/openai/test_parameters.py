@@ -224,6 +224,7 @@ WRONG_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"metadata": "a"}, "metadata"),
     ({"store": "yes"}, "store"),
     ({"prompt_cache_key": []}, "prompt_cache_key"),
+    ({"moderation": {"model": "m"}}, "moderation"),
 ]
 WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": None}, "messages"),
@@ -290,6 +291,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": 1}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
     ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+    ({"verbosity": "loud"}, "verbosity"),
     ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
     ({"documents": [1]}, "documents[0]"),
 ]
@@ -307,7 +309,7 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ["a"] * 2049}, "prompt"),
     ({"prompt": ["a"] * 100, "n": 100}, "prompt"),
     ({"prompt": [1, 2**31]}, "prompt[1]"),
-    ({"suffix": "end"}, "suffix"),
+    ({"suffix": "end", "model": "plain"}, "suffix"),
     ({"echo": 1}, "echo"),
     ({"logprobs": True}, "logprobs"),
     ({"logprobs": 21}, "logprobs"),

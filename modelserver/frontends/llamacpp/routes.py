@@ -103,8 +103,8 @@ class LlamaCpp:
         """Fill in what is between two texts. Raises ServerError."""
         model = await find_model(self._dataplane, call.fields.text("model"))
         call.fields.need("input_suffix", "a string")
-        prompt = await self._tokens.filled(model, call.fields)
-        await self._answer(call, model, [prompt], is_array=False)
+        prompt, ends = await self._tokens.filled(model, call.fields)
+        await self._answer(call, model, [[*prompt]], is_array=False, ends=ends)
 
     async def embed(self, call: Call) -> None:
         """Answer with a vector for each text. Raises ServerError."""
@@ -121,10 +121,21 @@ class LlamaCpp:
         made = await embed(self._dataplane, model, call, inputs)
         call.answer([{"index": index, "embedding": [vector.tolist()]} for index, vector in enumerate(made.vectors)])
 
-    async def _answer(self, call: Call, model: LanguageModel, mixed: list[MixedPrompt], *, is_array: bool) -> None:
+    async def _answer(
+        self,
+        call: Call,
+        model: LanguageModel,
+        mixed: list[MixedPrompt],
+        *,
+        is_array: bool,
+        ends: tuple[int, ...] = (),
+    ) -> None:
+        """`ends` are further tokens that end the text."""
         asked = read_request(call.fields, mixed, is_array=is_array)
         biases = await self._tokens.biases(model, read_bias(call.fields))
         sampling = asked.sampling | ({"logit_bias": biases} if biases else {})
+        if ends:
+            sampling["stop_token_ids"] = [*ends]
         prompts = [await self._tokens.plain(model, prompt) for prompt in mixed]
         generate = GenerateCall(
             prompts=tuple(prompts),

@@ -10,6 +10,7 @@ from modelserver.frontends.llamacpp.request import MAX_TOKENS, TOKEN_ID, MixedPr
 from modelserver.frontends.llm.call import Prompt
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.fields import Fields
+from modelserver.frontends.llm.filling import fill_marks, no_marks
 from modelserver.frontends.llm.models import LanguageModel, find_model
 from modelserver.frontends.llm.prompts import (
     conversation_input,
@@ -23,15 +24,6 @@ from modelserver.frontends.openai.limits import OpenAiLimits
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
 
-# How the model families write "before", "after" and "middle" of a text that is to be filled in.
-_FILL_MARKS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - DeepSeek's own characters
-    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
-    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
-)
 _MAX_EXTRAS = 256
 
 
@@ -103,8 +95,9 @@ class Tokens:
                 found[str(token_id)] = bias
         return found
 
-    async def filled(self, model: LanguageModel, fields: Fields) -> Prompt:
-        """The prompt of `/infill`: what is before and after the cursor, between the model's own marks.
+    async def filled(self, model: LanguageModel, fields: Fields) -> tuple[list[int], tuple[int, ...]]:
+        """The prompt of `/infill`: what is before and after the cursor, between the model's own marks; and the tokens
+        that end the middle.
 
         Raises NotSupportedError for a model without such marks.
         """
@@ -113,25 +106,13 @@ class Tokens:
         extras = fields.objects("input_extra", _MAX_EXTRAS) or []
         for extra in extras:
             extra.need("text", "a string")
-        for marks in _FILL_MARKS:
-            ids = [await self._ids(model, mark, adds_special_tokens=False) for mark in marks]
-            if all(len(each) == 1 for each in ids):
-                break
-        else:
-            raise NotSupportedError(
-                f"model '{model.name}' does not fill in the middle: its tokenizer has no marks for it, such as "
-                f"{' '.join(_FILL_MARKS[0])}"
-            )
+        marks = await fill_marks(self._dataplane, model)
+        if marks is None:
+            raise NotSupportedError(no_marks(model))
         files = "".join(f"{extra.text('filename') or 'snippet'}\n{extra.text('text')}\n\n" for extra in extras)
-        (first,), (second,), (third,) = ids
-        return [
-            *(await self._ids(model, files, adds_special_tokens=False) if files else ()),
-            first,
-            *(await self._ids(model, before, adds_special_tokens=False) if before else ()),
-            second,
-            *(await self._ids(model, after, adds_special_tokens=False) if after else ()),
-            third,
-        ]
+        prompts = [{"text_input": text} for text in (before, after, files)]
+        ids = await token_ids_of(self._dataplane, model, prompts, adds_special_tokens=False)
+        return marks.prompt(*ids), marks.ends
 
     async def _ids(self, model: LanguageModel, text: str, *, adds_special_tokens: bool) -> list[int]:
         (ids,) = await token_ids_of(

@@ -16,15 +16,17 @@ from modelserver.errors import InternalError
 from modelserver.frontends.llm.call import GenerateCall, Prompt, common_inputs
 from modelserver.frontends.llm.choices import Choice, Usage
 from modelserver.frontends.llm.edge import Call
-from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownToolFormatError
+from modelserver.frontends.llm.errors import UnknownToolFormatError
 from modelserver.frontends.llm.events import Event
+from modelserver.frontends.llm.filling import filled
+from modelserver.frontends.llm.harmony import HarmonyReader
 from modelserver.frontends.llm.models import LanguageModel
 from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
-from modelserver.frontends.llm.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningReader
+from modelserver.frontends.llm.reasoning import HARMONY, REASONING_FORMATS, ReasoningFormat, ReasoningReader
 from modelserver.frontends.llm.requests import Listener, Requests
 from modelserver.frontends.llm.token_deltas import read_deltas
 from modelserver.frontends.llm.tool_constrained import NamedToolReader, RequiredToolReader
-from modelserver.frontends.llm.tool_formats import TOOL_FORMATS, ToolFormat
+from modelserver.frontends.llm.tool_formats import HARMONY_CALLS, TOOL_FORMATS, ToolFormat
 from modelserver.frontends.llm.tool_text import ToolTextReader
 from modelserver.frontends.llm.tools import ToolReader, ToolUse
 
@@ -70,11 +72,7 @@ class EventWriter(abc.ABC):
 async def prepare(dataplane: AnyDataPlane, model: LanguageModel, asked: GenerateCall, call: Call) -> Prepared:
     """Make the requests of a call. Raises ServerError for what the model does not have or take."""
     if asked.suffix and "suffix" not in model.inputs:
-        raise ParameterError(
-            "'suffix' is not supported: models here continue a prompt, they do not fill in its middle",
-            "suffix",
-            Fault.UNSUPPORTED_PARAMETER,
-        )
+        asked = await filled(dataplane, model, asked)
     tool_format, reasoning = _tool_format(model, asked), _reasoning_format(model, asked)
     needed, wanted = common_inputs(_with_marks(asked, tool_format, reasoning), model.inputs)
     if reasoning is not None and asked.is_counted:
@@ -218,22 +216,27 @@ def _tool_reader(asked: GenerateCall, tool_format: ToolFormat | None) -> ToolRea
     return None
 
 
-def _reasoning_reader(asked: GenerateCall, tags: ReasoningFormat | None) -> ReasoningReader | None:
+def _reasoning_reader(asked: GenerateCall, tags: ReasoningFormat | None) -> ReasoningReader | HarmonyReader | None:
     if tags is None:
         return None
+    if tags.has_channels:
+        return HarmonyReader(has_calls=asked.tools.use is ToolUse.AUTO, is_parallel=asked.tools.is_parallel)
     # Constrained text has no room for reasoning, and begins with the answer.
     is_inside = tags.is_implicit and not asked.is_structured and not asked.is_thinking_disabled
     return ReasoningReader(tags, is_inside=is_inside)
 
 
 def _tool_format(model: LanguageModel, asked: GenerateCall) -> ToolFormat | None:
-    """How the model writes calls. Raises UnknownToolFormatError where its config does not say so."""
-    if asked.tools.use is not ToolUse.AUTO:
+    """How the model writes calls, unless in channels.
+
+    Raises UnknownToolFormatError where its config does not say so.
+    """
+    if asked.tools.use is not ToolUse.AUTO or model.writes_harmony:
         return None
     if not model.tool_parser:
         raise UnknownToolFormatError(
             f"model '{model.name}' cannot be asked to choose tools: its config has no parameter tool_parser "
-            f"(one of {', '.join(sorted(TOOL_FORMATS))})"
+            f"(one of {', '.join(sorted([*TOOL_FORMATS, HARMONY_CALLS]))})"
         )
     found = TOOL_FORMATS.get(model.tool_parser)
     if found is None:
@@ -243,7 +246,7 @@ def _tool_format(model: LanguageModel, asked: GenerateCall) -> ToolFormat | None
 
 def _reasoning_format(model: LanguageModel, asked: GenerateCall) -> ReasoningFormat | None:
     """The tags around the model's reasoning, which answers to conversations have."""
-    name = model.reasoning_parser
+    name = HARMONY if model.writes_harmony else model.reasoning_parser
     if not name or asked.conversation is None:
         return None
     found = REASONING_FORMATS.get(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modelserver.frontends.llm.events import Event, Finish, Reasoning, Text, TokenLogprob, Tokens, ToolDelta, ToolEnd
+from modelserver.frontends.llm.harmony import HarmonyReader
 from modelserver.frontends.llm.reasoning import ReasoningReader
 from modelserver.frontends.llm.token_deltas import TokenDelta
 from modelserver.frontends.llm.tools import ToolReader
@@ -63,7 +64,7 @@ class Choice:
         number: int,
         *,
         has_tokens: bool = False,
-        reasoning: ReasoningReader | None = None,
+        reasoning: ReasoningReader | HarmonyReader | None = None,
         tells_reasoning: bool = True,
         tools: ToolReader | None = None,
         echo: str = "",
@@ -149,21 +150,26 @@ class Choice:
             if isinstance(event, Reasoning):
                 self._reasonings.append(event.text)
                 if self._tells_reasoning:
-                    events.append(event)
+                    self._add(events, event)
             elif isinstance(event, Text):
                 self._add_text(events, event.text)
+            else:
+                self._add(events, event)
 
     def _add_text(self, events: list[Event], text: str) -> None:
         if self._tools is not None:
             for event in self._tools.push(text).events:
                 self._add(events, event)
         elif text:
-            events.append(Text(text))
+            self._add(events, Text(text))
 
     def _add(self, events: list[Event], event: Event) -> None:
-        if isinstance(event, ToolDelta) and event.index != self._open_call:
+        """Whatever is not more of the open call ends it."""
+        index = event.index if isinstance(event, ToolDelta) else None
+        if index != self._open_call:
             self._end_call(events)
-            self._open_call, self._has_calls = event.index, True
+            self._open_call = index
+            self._has_calls = self._has_calls or index is not None
         events.append(event)
 
     def _end_call(self, events: list[Event]) -> None:

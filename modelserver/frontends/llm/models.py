@@ -19,6 +19,8 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError, LoadOnDemandError, NotFoundError, ServerError, UnloadedError
 from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownModelError
+from modelserver.frontends.llm.reasoning import HARMONY
+from modelserver.frontends.llm.tool_formats import HARMONY_CALLS
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
@@ -138,6 +140,11 @@ class LanguageModel:
     def reasoning_parser(self) -> str:
         """The name of the tags around the model's reasoning; empty for none."""
         return self.parameters.get("reasoning_parser", "")
+
+    @property
+    def writes_harmony(self) -> bool:
+        """Whether the model writes in channels, as gpt-oss does: reasoning, text and calls."""
+        return self.reasoning_parser == HARMONY or self.tool_parser == HARMONY_CALLS
 
     @property
     def fills_in_middle(self) -> bool:

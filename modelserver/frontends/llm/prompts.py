@@ -39,11 +39,19 @@ async def conversation_input(
 
     Raises ParameterError if the model takes text but has no template, and if the template refuses the messages.
     """
+    if model.writes_harmony:
+        conversation = {**conversation, "messages": [_with_thinking(each) for each in conversation["messages"]]}
     if "messages" in model.inputs or not model.generates:
         return {"messages": conversation}
     directories = dataplane.model_directories(model.name)
     work = asyncio.get_running_loop().run_in_executor(None, _render, model, directories, conversation)
     return {"text_input": await work}
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning where the template of gpt-oss looks for it, before calls without a text."""
+    reasoning = message.get("reasoning_content")
+    return {**message, "thinking": reasoning} if reasoning and not message.get("content") else message
 
 
 async def template_of(dataplane: AnyDataPlane, model: LanguageModel) -> str:

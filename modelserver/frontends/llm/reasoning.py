@@ -14,20 +14,21 @@ from modelserver.frontends.llm.tools import held_back_len
 class ReasoningFormat:
     """The tags. `is_implicit`: the template has written the first one, so that the text begins within.
 
-    `has_special_tokens`: the tags are tokens that are left out of the text unless it is asked for. `instead`: what
-    stands before an answer without reasoning.
+    `has_special_tokens`: the tags are tokens that are left out of the text unless it is asked for. `has_channels`: the
+    text is harmony, which `HarmonyReader` reads.
     """
 
     start: str
     end: str
     is_implicit: bool = False
     has_special_tokens: bool = False
-    instead: str | None = None
+    has_channels: bool = False
 
 
 _THINK = ReasoningFormat("<think>", "</think>")
 _IMPLICIT_THINK = ReasoningFormat("<think>", "</think>", is_implicit=True)
 
+HARMONY = "openai_gptoss"
 # By the name in the model's parameter `reasoning_parser`; the names are vLLM's.
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "deepseek_r1": _IMPLICIT_THINK,
@@ -40,13 +41,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "minimax_m2": _IMPLICIT_THINK,
     "mistral": ReasoningFormat("[THINK]", "[/THINK]", has_special_tokens=True),
     "olmo3": _IMPLICIT_THINK,
-    # Harmony: channels, of which the last one is the answer's.
-    "openai_gptoss": ReasoningFormat(
-        "<|channel|>analysis<|message|>",
-        "<|end|><|start|>assistant<|channel|>final<|message|>",
-        has_special_tokens=True,
-        instead="<|channel|>final<|message|>",
-    ),
+    HARMONY: ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>", has_special_tokens=True, has_channels=True),
     "qwen3": _THINK,
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
     "step3": _IMPLICIT_THINK,
@@ -119,12 +114,10 @@ class ReasoningReader:
 
     def _look_for_start(self) -> None:
         text = self._held.lstrip()
-        start, instead = self._tags.start, self._tags.instead
+        start = self._tags.start
         if text.startswith(start):
             self._held, self._place = text[len(start) :], _Place.INSIDE
-        elif instead is not None and text.startswith(instead):
-            self._held, self._place = text[len(instead) :], _Place.AFTER
-        elif not start.startswith(text) and not (instead or "").startswith(text):
+        elif not start.startswith(text):
             self._place = _Place.INSIDE if self._is_inside else _Place.ANSWER
 
     def _take_reasoning(self) -> str:

@@ -153,6 +153,8 @@ _LLAMA3 = ToolFormat(
     has_special_tokens=True,
 )
 
+# The name of calls in channels, which `HarmonyReader` reads.
+HARMONY_CALLS = "openai"
 # By the name in the model's parameter `tool_parser`; the names are vLLM's.
 TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": _HERMES,

@@ -12,7 +12,7 @@ from modelserver.frontends.llm.tools import Tools, ToolUse
 from modelserver.frontends.openai.answer_parts import AnswerOptions, read_stream_options
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.messages import read_messages
-from modelserver.frontends.openai.sampling import read_choices, read_sampling, unsupported
+from modelserver.frontends.openai.sampling import VERBOSITIES, read_choices, read_sampling, unsupported
 from modelserver.frontends.openai.structure import read_structure
 from modelserver.frontends.openai.tools import read_tools
 
@@ -126,6 +126,9 @@ def _read_kwargs(fields: Fields) -> dict[str, Any]:
         kwargs.setdefault("reasoning_effort", effort)
         if effort == "none":
             kwargs.setdefault("enable_thinking", False)
+    verbosity = fields.word("verbosity", VERBOSITIES)
+    if verbosity is not None:
+        kwargs.setdefault("verbosity", verbosity)
     return kwargs
 
 

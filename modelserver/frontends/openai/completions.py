@@ -9,6 +9,7 @@ import orjson
 
 from modelserver.frontends.http.framing import Framing, PreparedFrame
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared, answer, prepare
+from modelserver.frontends.llm.call import GenerateCall
 from modelserver.frontends.llm.choices import Choice, Said
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.events import Event, Finish, Text, Tokens
@@ -41,16 +42,16 @@ class Completions:
         completion = read_completion(call.fields, self._limits)
         prepared = await prepare(self._dataplane, model, completion.call, call)
         echoes = await self._echoes(model, completion) if completion.is_echoed else None
-        ids = await self._token_ids(model, completion) if completion.call.has_token_ids else None
+        ids = await self._token_ids(model, prepared.call) if completion.call.has_token_ids else None
         envelope = Envelope(call.make_id("cmpl-"), "text_completion", call.created_s, model.name)
         writer = CompletionWriter(completion, prepared, envelope, call.framing, echoes=echoes, token_ids=ids)
         await answer(self._dataplane, prepared, call, writer)
 
-    async def _token_ids(self, model: LanguageModel, completion: CompletionRequest) -> list[list[int]]:
+    async def _token_ids(self, model: LanguageModel, asked: GenerateCall) -> list[list[int]]:
         """The tokens of each prompt."""
-        prompts = completion.call.prompts
+        prompts = asked.prompts
         texts = [{"text_input": prompt} for prompt in prompts if isinstance(prompt, str)]
-        adds = completion.call.adds_special_tokens
+        adds = asked.adds_special_tokens
         found = iter(await token_ids_of(self._dataplane, model, texts, adds_special_tokens=adds))
         return [next(found) if isinstance(prompt, str) else prompt for prompt in prompts]
 

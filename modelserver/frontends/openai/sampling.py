@@ -12,6 +12,7 @@ from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.openai.limits import OpenAiLimits
 
+VERBOSITIES = ("low", "medium", "high")
 TOKEN_ID = Range(0, 2**31 - 1)
 
 NUMBERS: dict[str, Range] = {
@@ -61,6 +62,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "lora_name": (),
     "audio": (),
     "web_search_options": (),
+    "moderation": (),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "kv_transfer_params": ({},),
@@ -81,9 +83,8 @@ _TEXTS_WITHOUT_EFFECT = (
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "verbosity",
 )
-_OBJECTS_WITHOUT_EFFECT = ("metadata", "prediction")
+_OBJECTS_WITHOUT_EFFECT = ("metadata", "prediction", "prompt_cache_options")
 _FLAGS_WITHOUT_EFFECT = ("store", "spaces_between_special_tokens")
 
 

@@ -23,7 +23,8 @@ CONVERSATION: dict[str, Schema] = {
         parallel_tool_calls?: boolean, functions?: [Function],
         function_call?: 'none' | 'auto' | {name: string}, documents?: [object], add_generation_prompt?: boolean,
         continue_final_message?: boolean, chat_template_kwargs?: object,
-        reasoning_effort?: 'none' | 'minimal' | 'low' | 'medium' | 'high' | 'xhigh', *: any}""",
+        reasoning_effort?: 'none' | 'minimal' | 'low' | 'medium' | 'high' | 'xhigh',
+        verbosity?: 'low' | 'medium' | 'high', *: any}""",
 }
 
 TYPES: dict[str, Schema] = {
@@ -49,7 +50,7 @@ TYPES: dict[str, Schema] = {
         regex?: string, ebnf?: string, grammar?: string | object, stream?: boolean,
         stream_options?: {include_usage?: boolean, continuous_usage_stats?: boolean, include_obfuscation?: boolean},
         user?: string, metadata?: object, store?: boolean, service_tier?: string, safety_identifier?: string,
-        prompt_cache_key?: string, prompt_cache_retention?: string, verbosity?: string, prediction?: object,
+        prompt_cache_key?: string, prompt_cache_retention?: string, prompt_cache_options?: object, prediction?: object,
         spaces_between_special_tokens?: boolean, request_id?: string, *: any}""",
     "Chat": """Conversation & Sampling & {max_tokens?: integer 1.., max_completion_tokens?: integer 1..,
         n?: integer 1..128, logprobs?: boolean, top_logprobs?: integer 0..20, prompt_logprobs?: integer 0..20,
@@ -104,11 +105,12 @@ TYPES: dict[str, Schema] = {
         tools?: [ResponseTool], format?: {type?: string, syntax?: string, definition?: string, *: any}, *: any}""",
     "Ask": """{model?: string, input: string | [Item], instructions?: string, previous_response_id?: string,
         tools?: [ResponseTool], tool_choice?: string | {type: string, name?: string, *: any},
-        parallel_tool_calls?: boolean, max_tool_calls?: integer, truncation?: string,
+        parallel_tool_calls?: boolean, max_tool_calls?: integer 1.., truncation?: 'auto' | 'disabled',
+        context_management?: [object],
         reasoning?: {effort?: 'none' | 'minimal' | 'low' | 'medium' | 'high' | 'xhigh', *: any}, *: any}""",
     "CreateResponse": """Ask & Sampling & {max_output_tokens?: integer 1.., top_logprobs?: integer 0..20,
         include?: [string], text?: {format?: {type: 'text' | 'json_object' | 'json_schema', schema?: object, *: any},
-        *: any}, background?: boolean}""",
+        verbosity?: 'low' | 'medium' | 'high', *: any}, background?: boolean}""",
     "Response": """{id: string, object: 'response', created_at: number, model: string, status: string, output: [Item],
         error: object | null, incomplete_details: object | null, usage: object | null, metadata: object, *: any}""",
     "Event": "{type: string, sequence_number: integer, *: any}",

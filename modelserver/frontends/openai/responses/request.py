@@ -11,12 +11,13 @@ from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.responses.items import MAX_ITEMS, Messages
 from modelserver.frontends.openai.responses.tools import ResponseTools, read_tools
-from modelserver.frontends.openai.sampling import read_sampling, unsupported
+from modelserver.frontends.openai.sampling import VERBOSITIES, read_sampling, unsupported
 from modelserver.frontends.openai.structure import check_schema
 
 Document = dict[str, Any]
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_OBJECTS_WITHOUT_EFFECT = ("stream_options", "access_programs", "background_options", "image")
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -50,6 +51,11 @@ def read_request(fields: Fields, limits: OpenAiLimits, earlier: list[Document]) 
     for name in ("conversation", "prompt"):
         if fields.has(name):
             raise unsupported(fields, name, "send the items with the request, or use previous_response_id")
+    fields.integer("max_tool_calls", Range(1, MAX_INT64))
+    fields.word("truncation", ("auto", "disabled"))
+    fields.items("context_management", MAX_ITEMS)
+    for name in _OBJECTS_WITHOUT_EFFECT:
+        fields.mapping(name)
     items = read_items(fields)
     tools = read_tools(fields, limits)
     sampling = read_sampling(fields, limits)
@@ -81,12 +87,18 @@ def read_conversation(fields: Fields, items: list[Document], tools: ResponseTool
     }
     if tools.tools.tools:
         conversation["tools"] = list(tools.tools.tools)
-    reasoning = fields.fields("reasoning")
+    kwargs: Document = {}
+    reasoning, text = fields.fields("reasoning"), fields.fields("text")
     effort = None if reasoning is None else reasoning.word("effort", _EFFORTS)
+    verbosity = None if text is None else text.word("verbosity", VERBOSITIES)
     if effort is not None:
-        conversation["chat_template_kwargs"] = {"reasoning_effort": effort}
+        kwargs["reasoning_effort"] = effort
         if effort == "none":
-            conversation["chat_template_kwargs"]["enable_thinking"] = False
+            kwargs["enable_thinking"] = False
+    if verbosity is not None:
+        kwargs["verbosity"] = verbosity
+    if kwargs:
+        conversation["chat_template_kwargs"] = kwargs
     return conversation
 
 
