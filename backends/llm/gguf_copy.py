@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
 from .checkpoint import Checkpoint, text_config
-from .checkpoint.gguf_architectures import ROPE_FREQS, Architecture, written_architecture
+from .checkpoint.gguf_architecture import ROPE_FREQS, Architecture
+from .checkpoint.gguf_architectures import written_architecture
 from .checkpoint.gguf_metadata import frequency_factors, metadata_of
 from .checkpoint.gguf_types import BY_NAME, TensorType
 from .checkpoint.gguf_writing import WrittenTensor, write_gguf

@@ -13,7 +13,9 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from gguf import PoolingType
 from support.clients import GrpcClient, HttpClient
+from support.gguf_encoders import write_encoder_gguf
 from support.llm_models import arrays, numbers_of, write_llm
 from support.mock_llm import write_mock_llm
 from support.serving import RunningServer, running_server
@@ -53,6 +55,10 @@ def served(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterat
         file.write("\nresponse_cache { enable: true }")
     (root / "both" / "1").mkdir(parents=True)
     (root / "both" / "config.pbtxt").write_text(ENSEMBLE)
+    (root / "lone" / "1").mkdir(parents=True)
+    words = write_encoder(tmp_path_factory.mktemp("words") / "tiny")
+    write_encoder_gguf(words, root / "lone" / "1" / "words.gguf", "bert", pooling=PoolingType.CLS)
+    write_llm(root, "words", words, pooling="cls")
     write_mock_llm(root, "mock")
     with running_server(root, exit_on_error=True, cache_config=("local,size=1048576",)) as running:
         yield running
@@ -70,6 +76,14 @@ def http(served: RunningServer) -> Iterator[httpx.Client]:
         yield connected
 
 
+def test_a_lone_gguf_file_answers_as_its_checkpoint(client: openai.OpenAI) -> None:
+    """Without a config.pbtxt: word pieces and pooling are in the file."""
+    found, expected = (client.embeddings.create(model=name, input=TEXTS[:3]) for name in ("lone", "words"))
+    for one, other in zip(found.data, expected.data, strict=True):
+        np.testing.assert_allclose(one.embedding, other.embedding, atol=1e-6)
+    assert found.usage == expected.usage
+
+
 def hidden_of(checkpoint: Path, text: str) -> Any:
     return reference_hidden(checkpoint, token_ids_of(checkpoint, text))
 
@@ -83,8 +97,10 @@ def test_a_directory_of_sentence_transformers_is_a_model(client: openai.OpenAI, 
     assert {model.id: getattr(model, "max_model_len", None) for model in client.models.list()} == {
         "cached": 48,
         "hosted": 48,
+        "lone": 64,
         "mock": None,
         "plain": 48,
+        "words": 48,
     }
     found = client.embeddings.create(model="plain", input=TEXTS)
     for text, each in zip(TEXTS, found.data, strict=True):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
 from .checkpoint import TokenizerFiles
-from .gguf_architectures import ROPE_FREQS, ROPE_LONG, ROPE_SHORT, Architecture, Metadata, find_architecture
+from .gguf_architecture import ROPE_FREQS, ROPE_LONG, ROPE_SHORT, Architecture, Metadata
+from .gguf_architectures import find_architecture
+from .gguf_encoders import DENSE, purpose, sentence_documents
 from .gguf_file import GgufFile, TensorPlace
 from .gguf_tokenizer import end_token_ids, named_tokens, tokenizer_files
 
@@ -26,7 +29,7 @@ SUFFIX = ".gguf"
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf\Z")
 # A tensor's module and part; in a layer, and outside.
 _IN_LAYER = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<module>[a-z_]+)(?:\.(?P<expert>\d{1,9}))?\.(?P<part>[a-z_]+)\Z")
-_OUTSIDE = re.compile(r"(?P<module>[a-z_]+)\.(?P<part>[a-z_]+)\Z")
+_OUTSIDE = re.compile(r"(?P<module>[a-z_]+\d?)\.(?P<part>[a-z_]+)\Z")
 _PARTS = frozenset({"weight", "bias", "scale"})
 # What is said elsewhere too: rotations in the config, and how activations were once rounded.
 _WITHOUT_MEANING = frozenset({ROPE_FREQS, ROPE_LONG, ROPE_SHORT})
@@ -37,7 +40,9 @@ BLOCKS = "blocks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """Where a tensor of the decoder lies: rows of one in a file. `stored_module` is what the file calls its module.
+    """Where a tensor of the network lies: rows of one in a file. `stored_module` is what the file calls its module.
+
+    Of a vector, `first_row` is where its values begin in that of the file.
 
     `num_heads` is the number of heads within which rows are interleaved; 0 means none. The file's values are larger by
     `offset`.
@@ -64,18 +69,22 @@ class _Source:
         return self.place.kind.is_quantized and len(self.shape) == 2
 
     def blocks(self) -> torch.Tensor:
-        """uint8 [rows, bytes of a row], rows in the order of transformers."""
+        """uint8 [rows, bytes of a row], rows in the order of transformers. A vector is one row, and whole."""
         import torch
 
+        if len(self.shape) == 1:
+            return torch.from_numpy(self.file.rows(self.place.name, 0, 1))
         rows = torch.from_numpy(self.file.rows(self.place.name, self.first_row, self.num_rows))
-        return _separated(rows, self.num_heads) if len(self.shape) > 1 else rows
+        return _separated(rows, self.num_heads)
 
     def values(self) -> torch.Tensor:
         from .gguf_blocks import unpack_rows
 
-        values = unpack_rows(self.place.kind, self.blocks()).view(self.shape)
+        values = unpack_rows(self.place.kind, self.blocks())
         if len(self.shape) == 1:
+            values = values.flatten()[self.first_row : self.first_row + self.shape[0]]
             values = _separated(values, self.num_heads)
+        values = values.view(self.shape)
         if self.offset:
             values = values.float() - self.offset
         return values.t().contiguous() if self.is_transposed else values
@@ -101,8 +110,9 @@ class GgufCheckpoint:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        entries = self._architecture.entries(Metadata(self._first))
-        config = {"model_type": self._architecture.model_type, **entries}
+        metadata = Metadata(self._first)
+        entries = self._architecture.entries(metadata)
+        config = {"model_type": self._architecture.model_type, **entries, **purpose(metadata, entries)}
         types = {source.stored_module: source.place.kind.name for source in self._sources.values() if source.has_blocks}
         if types:
             config["quantization_config"] = {"quant_method": "gguf", "types": types}
@@ -144,19 +154,23 @@ class GgufCheckpoint:
     def num_bytes(self) -> int:
         return sum(place.num_bytes for file in self._files for place in file.tensors.values())
 
-    def find(self, pattern: str) -> list[str]:  # noqa: ARG002 - there are no documents in a file
-        return []
+    def find(self, pattern: str) -> list[str]:
+        return sorted(fnmatch.filter(self._documents, pattern))
 
-    def document(self, name: str) -> NoReturn:
-        raise InvalidArgumentError(f"{self._place} has no document {name}")
+    def document(self, name: str) -> Any:
+        if name not in self._documents:
+            raise InvalidArgumentError(f"{self._place} has no document {name}")
+        return self._documents[name]
 
     def entries(self, name: str) -> dict[str, Any]:
         if name == "config.json":
             return dict(self.config)
-        return named_tokens(self._first) if name == "tokenizer_config.json" else {}
+        if name == "tokenizer_config.json":
+            return named_tokens(self._first)
+        return dict(self._documents.get(name, {}))
 
-    def nested(self, name: str) -> NoReturn:
-        raise InvalidArgumentError(f"{self._place} has no module in {name}")
+    def nested(self, name: str) -> GgufModule:
+        return GgufModule(self, name)
 
     def __contains__(self, name: str) -> bool:
         module, _, part = name.rpartition(".")
@@ -166,7 +180,9 @@ class GgufCheckpoint:
         return name in self._sources
 
     def names(self) -> list[str]:
-        return sorted(self._sources)
+        """Of the network, without the dense layers behind it, which are modules of their own."""
+        dense = tuple(f"{module}." for module in DENSE.values())
+        return sorted(name for name in self._sources if not name.startswith(dense))
 
     def module(self, name: str) -> str | None:
         return self._modules.get(name)
@@ -229,6 +245,10 @@ class GgufCheckpoint:
         return find_architecture(self._first)
 
     @cached_property
+    def _documents(self) -> dict[str, Any]:
+        return sentence_documents(Metadata(self._first))
+
+    @cached_property
     def _sources(self) -> dict[str, _Source]:
         sources: dict[str, _Source] = {}
         for file in self._files:
@@ -255,6 +275,8 @@ class GgufCheckpoint:
         known = architecture.top if layer is None else architecture.layer
         inner = known.get(module if expert is None else f"{module}_exps")
         is_known = layer is None or int(layer) < Metadata(self._first).num_layers
+        if inner is None and is_known and layer is not None and part in _PARTS and module in architecture.fused:
+            return self._split(file, place, architecture.layer_name.format(int(layer)), module, part)
         if inner is None or part not in _PARTS or not is_known:
             raise self._unknown(file, place)
         prefix = "" if layer is None else architecture.layer_name.format(int(layer)) + "."
@@ -291,6 +313,23 @@ class GgufCheckpoint:
             is_transposed=architecture.is_transposed and is_matrix,
         )
 
+    def _split(
+        self, file: GgufFile, place: TensorPlace, prefix: str, module: str, part: str
+    ) -> list[tuple[str, _Source]]:
+        """A tensor that the network has as several of equal size."""
+        inner, stored = self._architecture.fused[module], place.name.rpartition(".")[0]
+        rows, left = divmod(place.shape[0], len(inner))
+        if left or part == "scale":
+            raise self._unknown(file, place)
+        shape = (rows, *place.shape[1:])
+        return [
+            (
+                f"{prefix}.{name}.{part}",
+                _Source(file=file, place=place, stored_module=stored, shape=shape, first_row=number * rows),
+            )
+            for number, name in enumerate(inner)
+        ]
+
     def _experts(self, file: GgufFile, place: TensorPlace, stored: str, part: str) -> list[_Source]:
         if part == "weight" and len(place.shape) == 3:
             rows = place.shape[1]
@@ -313,6 +352,23 @@ class GgufCheckpoint:
             f"{file.path}: tensor {place.name}, a {place.kind.name} of shape {list(place.shape)}, has no place in a "
             f"{Metadata(self._first).name} as this version knows it"
         )
+
+
+class GgufModule(GgufCheckpoint):
+    """What a file has of another module than the network: the documents and tensors below a name."""
+
+    def __init__(self, whole: GgufCheckpoint, name: str) -> None:
+        super().__init__(whole.place)
+        self._whole_file, self._name = whole, name
+
+    def entries(self, name: str) -> dict[str, Any]:
+        return self._whole_file.entries(f"{self._name}/{name}")
+
+    def __contains__(self, name: str) -> bool:
+        return f"{self._name}.{name}" in self._whole_file
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self._whole_file.tensor(f"{self._name}.{name}")
 
 
 def _separated(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

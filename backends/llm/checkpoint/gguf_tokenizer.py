@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import enum
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import orjson
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
@@ -46,6 +48,7 @@ NAMED_TOKENS = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "sep_token": "seperator_token_id",
+    "cls_token": "cls_token_id",
     "pad_token": "padding_token_id",
     "mask_token": "mask_token_id",
 }
@@ -92,9 +95,22 @@ PATTERNS: dict[tuple[str, ...], tuple[str, ...]] = {
     ): (_LLAMA3,),
     ("qwen2", "deepseek-r1-qwen", "kormo", "stablelm2", "hunyuan", "megrez", "grok-2", "solar-open"): (_QWEN2,),
     ("qwen35",): (_QWEN35,),
-    ("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "gigachat", "trillion", "granite-docling", "mellum", "a.x-4.0"): (
-        GPT2_PATTERN,
-    ),
+    (
+        "gpt-2",
+        "gpt2",
+        "phi-2",
+        "mpt",
+        "olmo",
+        "jais",
+        "gigachat",
+        "trillion",
+        "granite-docling",
+        "mellum",
+        "a.x-4.0",
+        "roberta-bpe",
+        "modern-bert",
+        "jina-v1-en",
+    ): (GPT2_PATTERN,),
     ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"): (r"\p{N}", GPT2_PATTERN),
     ("default",): (r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"),
     ("falcon",): (r"[\p{P}\$\+<=>\^~\|`]+", GPT2_PATTERN, "[0-9][0-9][0-9]"),
@@ -115,7 +131,7 @@ _WHOLE_WORDS = frozenset(
     {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
 )
 _BEGINS = _WHOLE_WORDS
-_COMPOSED = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen", "kormo"})
+_COMPOSED = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen", "kormo", "modern-bert"})
 
 
 def named_tokens(file: GgufFile) -> dict[str, Any]:
@@ -158,6 +174,8 @@ def _document(file: GgufFile) -> dict[str, Any]:
     if model not in _MAKERS:
         raise UnsupportedError(f"{file.path} has a tokenizer of the kind {model!r}: {', '.join(_MAKERS)} are supported")
     kinds = _kinds(file, len(tokens))
+    if model == "bert":
+        tokens = _with_continuations(tokens, kinds)
     document: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
@@ -279,12 +297,17 @@ def _sentence_piece(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int])
     }
 
 
-def _scored_merges(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, those of the highest score first."""
+def _scores(file: GgufFile, tokens: Sequence[str]) -> list[float]:
     scores = file.numbers(f"{PREFIX}scores")
     if scores is None or len(scores) != len(tokens):
         raise InvalidArgumentError(f"{file.path}: {PREFIX}scores must have a number for each token")
-    ranked = scores.tolist()
+    found: list[float] = scores.tolist()
+    return found
+
+
+def _scored_merges(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> list[tuple[str, str]]:
+    """Every way to make a token of two others, those of the highest score first."""
+    ranked = _scores(file, tokens)
     pieces = {
         token: token_id
         for token_id, token in enumerate(tokens)
@@ -299,12 +322,111 @@ def _scored_merges(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) 
     return [(tokens[left], tokens[right]) for _, _, left, right in sorted(merges)]
 
 
-def _around(file: GgufFile, tokens: Sequence[str], *, begins: bool) -> dict[str, Any] | None:
+_CONTINUATION = "##"
+
+
+def _with_continuations(tokens: Sequence[str], kinds: Sequence[int]) -> list[str]:
+    """As BERT's vocabulary has them: it marks what continues a word, and the file what begins one."""
+    return [
+        token if kind == TokenKind.CONTROL else token[1:] if token.startswith(SPACE) else _CONTINUATION + token
+        for token, kind in zip(tokens, kinds, strict=True)
+    ]
+
+
+def _word_pieces(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
+    """The longest pieces of each word, as BERT has them, between the tokens that begin and end a text."""
+    lowercase = file.flag(f"{PREFIX}normalizer.lowercase")
+    if lowercase is None:  # by the vocabulary, which older files leave it to
+        lowercase = not any(
+            token.lower() != token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenKind.NORMAL
+        )
+    unknown = _first_of(file, "unknown_token_id", usual=100)
+    begin = _first_of(file, "cls_token_id", "bos_token_id", usual=101)
+    end = _first_of(file, "seperator_token_id", "eos_token_id", usual=102)
+    return {
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": file.flag(f"{PREFIX}normalizer.strip_accents"),
+            "lowercase": lowercase,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": _template(file, tokens, [begin], [end]),
+        "decoder": {"type": "WordPiece", "prefix": _CONTINUATION, "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": tokens[unknown] if unknown < len(tokens) else "[UNK]",
+            "continuing_subword_prefix": _CONTINUATION,
+            "max_input_chars_per_word": 100,
+            "vocab": _vocabulary(tokens, kinds),
+        },
+    }
+
+
+def _first_of(file: GgufFile, *names: str, usual: int) -> int:
+    found = (file.integer(PREFIX + name) for name in names)
+    return next((token_id for token_id in found if token_id is not None and token_id >= 0), usual)
+
+
+def _unigram(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
+    """The likeliest pieces of a text by their scores, as SentencePiece has them for T5 and XLM-RoBERTa."""
+    scores = _scores(file, tokens)
+    unknown = next((token_id for token_id, kind in enumerate(kinds) if kind == TokenKind.UNKNOWN), 2)
+    unknown = _first_of(file, "unknown_token_id", usual=unknown)
+    has_prefix = file.flag(f"{PREFIX}add_space_prefix") is not False
+    space = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always" if has_prefix else "never"}
+    normalizers: list[dict[str, Any]] = []
+    table = file.numbers(f"{PREFIX}precompiled_charsmap")
+    if table is not None and len(table):
+        encoded = base64.b64encode(_checked_charsmap(file, table.astype(np.uint8).tobytes())).decode()
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": encoded})
+    splits: list[dict[str, Any]] = []
+    if file.flag(f"{PREFIX}remove_extra_whitespaces"):
+        splits.append({"type": "WhitespaceSplit"})
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, {**space, "split": True}]},
+        "post_processor": _around(file, tokens, begins=False, ends=True),
+        "decoder": {**space, "split": True},
+        "model": {
+            "type": "Unigram",
+            "unk_id": unknown if unknown < len(tokens) else None,
+            "vocab": list(zip(tokens, scores, strict=True)),
+            "byte_fallback": TokenKind.BYTE in kinds,
+        },
+    }
+
+
+def _checked_charsmap(file: GgufFile, table: bytes) -> bytes:
+    """A double array and the texts that its values point to. The library panics where one points outside."""
+    size = int.from_bytes(table[:4], "little") if len(table) > 4 else 0
+    units = np.frombuffer(table, "<u4", min(size, len(table) - 4) // 4, 4).astype(np.int64)
+    texts = table[4 + size :]
+    is_value = units >> 31 != 0
+    offsets = (units >> 10) << ((units & 0x200) >> 6)
+    reached = (np.arange(len(units)) ^ offsets)[~is_value] | 0xFF
+    values = units[is_value] & 0x7FFFFFFF
+    begins = {0, *(at + 1 for at, byte in enumerate(texts) if byte == 0)}
+    is_sound = size % 4 == 0 and size == 4 * len(units) and len(units) > 0 and texts.endswith(b"\0")
+    if not is_sound or (reached >= len(units)).any() or not begins.issuperset(values.tolist()):
+        raise InvalidArgumentError(f"{file.path}: {PREFIX}precompiled_charsmap is damaged: it points outside of itself")
+    return table
+
+
+def _around(file: GgufFile, tokens: Sequence[str], *, begins: bool, ends: bool = False) -> dict[str, Any] | None:
     """What is added before and behind every text."""
     adds, begin_id = file.flag(f"{PREFIX}add_bos_token"), file.integer(f"{PREFIX}bos_token_id")
     adds = begins and begin_id is not None if adds is None else adds
     before = [begin_id] if adds else []
-    after = [file.integer(f"{PREFIX}eos_token_id")] if file.flag(f"{PREFIX}add_eos_token") else []
+    adds, end_id = file.flag(f"{PREFIX}add_eos_token"), file.integer(f"{PREFIX}eos_token_id")
+    adds = ends and end_id is not None if adds is None else adds
+    return _template(file, tokens, before, [end_id] if adds else [])
+
+
+def _template(
+    file: GgufFile, tokens: Sequence[str], before: Sequence[int | None], after: Sequence[int | None]
+) -> dict[str, Any] | None:
     for token_id in (*before, *after):
         if token_id is None or not 0 <= token_id < len(tokens):
             raise InvalidArgumentError(
@@ -331,4 +453,4 @@ def _around(file: GgufFile, tokens: Sequence[str], *, begins: bool) -> dict[str,
     }
 
 
-_MAKERS = {"gpt2": _byte_level, "llama": _sentence_piece}
+_MAKERS = {"gpt2": _byte_level, "llama": _sentence_piece, "bert": _word_pieces, "t5": _unigram}

@@ -18,30 +18,47 @@ _loading = Lock()
 def load_pretrained(loader: Any, checkpoint: Checkpoint, model_type: str, *, unused: str = "", **options: Any) -> Any:
     """Load a checkpoint by `loader`, one of transformers' Auto classes. The checkpoint's own code is not run.
 
+    transformers reads a directory itself. Of a GGUF file it gets the config and the tensors, in `dtype`.
     Called from any thread; loads wait for one another. Weights whose names begin with `unused` may be missing.
     UnsupportedError for what transformers does not know, InvalidArgumentError for files that are damaged and weights
     that are missing.
     """
     from transformers.utils import logging
 
-    directory = checkpoint.transformers_directory
+    place = checkpoint.place
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is not a terminal
     try:
         with _loading:
-            model, found = loader.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False, output_loading_info=True, **options
-            )
+            if place.is_file():
+                model, found = _load_tensors(loader, checkpoint, model_type, **options)
+            else:
+                model, found = loader.from_pretrained(
+                    place, local_files_only=True, trust_remote_code=False, output_loading_info=True, **options
+                )
     except (ValueError, ImportError) as error:
         # The first sentence: what follows is how to install another version, over several lines.
         raise UnsupportedError(
-            f"transformers does not run the {model_type} in {directory}: {str(error).splitlines()[0]}"
+            f"transformers does not run the {model_type} in {place}: {str(error).splitlines()[0]}"
         ) from None
     except (OSError, RuntimeError) as error:
-        raise InvalidArgumentError(f"transformers cannot load the {model_type} in {directory}: {error}") from None
+        raise InvalidArgumentError(f"transformers cannot load the {model_type} in {place}: {error}") from None
     # transformers draws them at random, and the model would write nonsense.
     missing = sorted(name for name in found["missing_keys"] if not (unused and name.startswith(unused)))
     if missing:
         raise InvalidArgumentError(
-            f"the {model_type} in {directory} lacks {len(missing)} of its weights: {', '.join(missing[:5])}"
+            f"the {model_type} in {place} lacks {len(missing)} of its weights: {', '.join(missing[:5])}"
         )
     return model
+
+
+def _load_tensors(loader: Any, checkpoint: Checkpoint, model_type: str, *, dtype: Any, **_options: Any) -> Any:
+    import torch
+    from transformers import AutoConfig
+
+    left_out = ("model_type", "quantization_config", "dtype")
+    entries = {name: value for name, value in checkpoint.config.items() if name not in left_out}
+    config = AutoConfig.for_model(model_type, **entries)
+    with torch.device("meta"):
+        network = type(loader.from_config(config))
+    tensors = {name: checkpoint.tensor(name).to(dtype) for name in checkpoint.names()}
+    return network.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True)

@@ -160,7 +160,7 @@ def test_what_cannot_be_made_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"tokenizer\.ggml\.pre 'strange' is not known"):
         byte_level(tmp_path / "a.gguf", "strange")
     tokens, kinds, scores = pieces()
-    with pytest.raises(UnsupportedError, match="of the kind 'rwkv': gpt2, llama are supported"):
+    with pytest.raises(UnsupportedError, match="of the kind 'rwkv': gpt2, llama, bert, t5 are"):
         written(tmp_path / "b.gguf", "rwkv", tokens, kinds)
     with pytest.raises(InvalidArgumentError, match="scores must have a number for each token"):
         written(tmp_path / "c.gguf", "llama", tokens, kinds, scores=scores[1:])
