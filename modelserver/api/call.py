@@ -103,8 +103,15 @@ class Call:
             self._writer = self._exchange.start(200, list(_EVENT_HEADERS))
         await self._writer.write(_event(orjson.dumps(document), event))
 
+    async def write(self, data: bytes, *, content_type: str = "application/octet-stream") -> None:
+        """Send a piece of an answer that is no events; the first one begins the answer. Waits and raises as `send`."""
+        if self._writer is None:
+            self._begin_answer()
+            self._writer = self._exchange.start(200, [("Content-Type", content_type)])
+        await self._writer.write(data)
+
     async def finish(self) -> None:
-        """End an answer of events. Called when the handler returns; raises RuntimeError when it did not answer."""
+        """End an answer in pieces. Called when the handler returns. Raises RuntimeError when it did not answer."""
         if self._writer is not None:
             writer, self._writer = self._writer, None
             await writer.close()

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from modelserver.api import Api, ApiContext
+from modelserver.api import Api, ApiContext, ApiFactory
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import FLAG, ApiChoice, nearest_hint
 
@@ -58,6 +58,14 @@ def chosen_apis(apis: Iterable[Api], choices: Mapping[str, ApiChoice]) -> list[A
         if choice.is_served:
             chosen.append(api if choice.port is None else api.on_port(choice.port))
     return chosen
+
+
+def program_apis(make_context: Callable[[str], ApiContext], factories: Mapping[str, ApiFactory]) -> list[Api]:
+    """The APIs of the program that the server is part of. Raises InvalidArgumentError for a name that is taken."""
+    taken = _OWN_NAMES | _installed_names()
+    if name := next((name for name in factories if name in taken or not _NAME.fullmatch(name)), None):
+        raise InvalidArgumentError(f"the program's API '{name}': the name is taken, or not of a-z, 0-9 and -")
+    return [factory(make_context(name)) for name, factory in factories.items()]
 
 
 def _installed_names() -> set[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from modelserver.api import ApiContext
-from modelserver.app.apis import chosen_apis, installed_apis
+from modelserver.api import ApiContext, ApiFactory
+from modelserver.app.apis import chosen_apis, installed_apis, program_apis
 from modelserver.app.ports import (
     METRICS,
     OLLAMA,
@@ -105,9 +105,15 @@ class ServerFrontends:
     """Makes them over the planes of one server."""
 
     def __init__(
-        self, options: ServerOptions, dataplane: DataPlane, controlplane: ControlPlane, keys: KeyRing | None
+        self,
+        options: ServerOptions,
+        dataplane: DataPlane,
+        controlplane: ControlPlane,
+        keys: KeyRing | None,
+        apis: Mapping[str, ApiFactory],
     ) -> None:
         self._options = options
+        self._apis = apis
         self._dataplane = dataplane
         self._controlplane = controlplane
         self._keys = keys
@@ -124,7 +130,8 @@ class ServerFrontends:
         if CONSOLE not in choices and not is_loopback(options.http_host):
             choices[CONSOLE] = ApiChoice(is_served=False)
         docs = self._docs()
-        chosen = chosen_apis([*optional, *installed_apis(self._context, choices), docs.api()], choices)
+        further = [*installed_apis(self._context, choices), *program_apis(self._context, self._apis)]
+        chosen = chosen_apis([*optional, *further, docs.api()], choices)
         shared = [kserve, *(api for api in chosen if api.port is None)] if options.allow_http else []
         own = [api for api in chosen if api.port is not None]
         page = Metrics(metrics.collect_slices)

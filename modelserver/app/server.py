@@ -18,6 +18,7 @@ from importlib import metadata
 
 from prometheus_client.core import Metric
 
+from modelserver.api import ApiFactory
 from modelserver.app.frontends import ServerFrontends
 from modelserver.app.logs import log_settings
 from modelserver.app.ports import GRPC, HTTP, METRICS, Wire, make_ports
@@ -59,10 +60,14 @@ _DRAIN_POLL_S = 0.005
 
 
 class Server:
-    """Everything that runs between `start` and `stop`. Made and used on one event loop."""
+    """Everything that runs between `start` and `stop`. Made and used on one event loop.
 
-    def __init__(self, options: ServerOptions) -> None:
+    `apis` are factories of HTTP APIs by name, beside those of installed packages.
+    """
+
+    def __init__(self, options: ServerOptions, apis: Mapping[str, ApiFactory] | None = None) -> None:
         self.options = options
+        self._apis = dict(apis or {})
         self.version = metadata.version("modelserver")
         self._counts = WireCounts()
         self.keys = open_keys(options.api_keys_file, self._counts.reloads)
@@ -149,7 +154,7 @@ class Server:
             self._model_metrics,
             has_control=self.options.model_control_mode == "explicit",
         )
-        frontends = ServerFrontends(self.options, self.dataplane, self.controlplane, self.keys)
+        frontends = ServerFrontends(self.options, self.dataplane, self.controlplane, self.keys, self._apis)
         made = frontends.make(self.metrics())
         self._has_console = any(api.name == CONSOLE for api in made.http_apis)
         ports = make_ports(self.options, made, self._counts)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from modelserver.app.logs import LogWriter, start_logs
@@ -15,20 +16,24 @@ from modelserver.options.server_options import ServerOptions
 from modelserver.options.sources import unknown_variables
 
 if TYPE_CHECKING:
+    from modelserver.api import ApiFactory
     from modelserver.app.server import Server
 
 logger = logging.getLogger(__name__)
 
 
-def run(options: ServerOptions) -> int:
-    """Serve until stopped. A forced stop ends the process as it is: a thread may hang in a backend."""
+def run(options: ServerOptions, apis: Mapping[str, ApiFactory] | None = None) -> int:
+    """Serve until stopped, with the HTTP APIs of a program besides.
+
+    A forced stop ends the process as it is: a thread may hang in a backend.
+    """
     logs = start_logs(options)
     for sentence in unknown_variables(os.environ):
         logger.warning("%s", sentence)
     logger.info("numbers in JSON are read and written by %s", accelerator.description())
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            status, is_abandoned = runner.run(_serve(options, logs))
+            status, is_abandoned = runner.run(_serve(options, apis or {}, logs))
             if is_abandoned:
                 logs.close()
                 sys.stdout.flush()
@@ -38,11 +43,11 @@ def run(options: ServerOptions) -> int:
         logs.close()
 
 
-async def _serve(options: ServerOptions, logs: LogWriter) -> tuple[int, bool]:
+async def _serve(options: ServerOptions, apis: Mapping[str, ApiFactory], logs: LogWriter) -> tuple[int, bool]:
     # Here, because the other commands need neither gRPC nor backends and should answer at once.
     from modelserver.app.server import Server
 
-    server = Server(options)
+    server = Server(options, apis)
     server.controlplane.logs.follow(logs.apply)
     server.controlplane.logs.tail = logs.tail
     status = await server.serve(_announce)

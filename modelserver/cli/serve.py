@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -48,6 +49,8 @@ def serve(context: typer.Context) -> None:
     only_print = "--print-config" in words
     places = [word for word in words if _PROGRAM.fullmatch(word)]
     try:
+        if not only_print and _run_foreign(words):
+            return
         program = _import_program(places)
         given = [word for word in words if word != "--print-config" and word not in places]
         resolved = resolve_options(given, os.environ, program.options if program is not None else None)
@@ -62,6 +65,19 @@ def serve(context: typer.Context) -> None:
         raise typer.Exit(run(resolved.options))
     else:
         program.run(resolved.options)
+
+
+def _run_foreign(words: Sequence[str]) -> bool:
+    """Run the program that was written for another server, if the only path is one. Raises InvalidArgumentError."""
+    files = [Path(word) for word in words if not word.startswith("-") and word.endswith(".py") and Path(word).is_file()]
+    if len(files) != 1:
+        return False
+    from modelserver.embed.foreign.program import packages_of, run_file
+
+    packages = packages_of(files[0])
+    if packages:
+        run_file(files[0], packages, [word for word in words if Path(word) != files[0]])
+    return bool(packages)
 
 
 def _import_program(places: Sequence[str]) -> ProgramServer | None:

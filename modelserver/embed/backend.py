@@ -59,10 +59,14 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is served: a function, or a class of which each instance of the model makes an object."""
+    """What is served: a function, or a class of which each instance of the model makes an object.
+
+    `is_factory`: the target is called for each instance as a class is.
+    """
 
     target: Any
     signature: Signature
+    is_factory: bool = False
 
     @classmethod
     def of(
@@ -71,11 +75,11 @@ class Served:
         """Raises ConfigError for annotations that are missing or not understood, InvalidArgumentError otherwise."""
         if not callable(target):
             raise InvalidArgumentError(f"expected a function or a class, got {type(target).__name__}")
-        return cls(target, read_signature(_method(target), inputs=inputs, outputs=outputs))
+        return cls(target, read_signature(_method(target), inputs=inputs, outputs=outputs), isinstance(target, type))
 
     def make(self, placement: Placement) -> tuple[Callable[..., Any], Callable[[], None]]:
         """The function of one instance, and what ends it."""
-        if not isinstance(self.target, type):
+        if not self.is_factory:
             return self.target, _nothing
         made = self.target()
         if hasattr(made, "load"):
@@ -132,6 +136,8 @@ class FunctionBackend(Backend):
             return CoroutineInstance(name, served.signature, call, close)
         if served.signature.is_stream:
             return StreamInstance(name, served.signature, call, close)
+        if served.signature.gathers:
+            return GatheringInstance(name, served.signature, call, close)
         if self.context.config.max_batch_size:
             return BatchedInstance(name, served.signature, call, close)
         return SingleInstance(name, served.signature, call, close)
@@ -228,6 +234,33 @@ class BatchedInstance(_Calls, TensorInstance):
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         return self._signature.results(self._call(**inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """One of the requests of a call, and its arguments."""
+
+    request: InferRequest
+    arguments: dict[str, Any]
+
+
+class GatheringInstance(_Calls, BatchInstance):
+    """A function that is called once with all requests of a batch, and returns a result or an error for each."""
+
+    def execute(self, requests: Sequence[InferRequest]) -> list[InferResponse | ServerError]:
+        answers: dict[int, InferResponse | ServerError] = {}
+        gathered: dict[int, Gathered] = {}
+        for number, request in enumerate(requests):
+            try:
+                gathered[number] = Gathered(request, self._arguments(request))
+            except ServerError as error:
+                answers[number] = error
+        results = list(self._call(list(gathered.values()))) if gathered else []
+        if len(results) != len(gathered):
+            raise InternalError(f"the function returned {len(results)} results for {len(gathered)} requests")
+        for number, result in zip(gathered, results, strict=True):
+            answers[number] = result if isinstance(result, ServerError) else self._response(result)
+        return [answers[number] for number in range(len(requests))]
 
 
 class StreamInstance(_Calls, BatchInstance):

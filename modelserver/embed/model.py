@@ -37,9 +37,12 @@ class Added:
         config: Mapping[str, Any] | None = None,
     ) -> Self:
         """As `Server.add`, which explains the arguments. `target` may also be a `Served`."""
-        served = target if isinstance(target, Served) else Served.of(target, inputs=inputs, outputs=outputs)
-        if max_batch_size:
-            _check_batches(name, served)
+        if isinstance(target, Served):
+            served = target
+        else:
+            served = Served.of(target, inputs=inputs, outputs=outputs)
+            if max_batch_size:
+                _check_batches(name, served)
         recipe = recipe_of(served.target, inputs=inputs, outputs=outputs) if place == "process" else {}
         written = _config(name, served, max_batch_size, max_delay_ms, instances, place)
         return cls(

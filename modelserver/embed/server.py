@@ -31,13 +31,14 @@ from modelserver.backend import Array, InternalError, InvalidArgumentError, Unsu
 from modelserver.config.pbtxt import config_text
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import ParameterValue, ResponseStream
-from modelserver.embed.backend import FUNCTIONS, RECIPE
+from modelserver.embed.backend import FUNCTIONS, RECIPE, Served
 from modelserver.embed.model import Added
 from modelserver.embed.values import tensors_of, values_of
 from modelserver.options.server_options import ServerOptions
 from modelserver.planes.on_demand import ask
 
 if TYPE_CHECKING:
+    from modelserver.api import ApiFactory
     from modelserver.app.server import Server as RunningServer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -51,12 +52,18 @@ class Server:
     """Serves functions, classes and model repositories. Made once; started and stopped any number of times.
 
     `repository` is a model repository, a model's file or directory, or several. With `ports=False` the models are
-    reached by `infer` alone. `options` are the flags of `modelserver serve` by their names (`http_port=8000`). Raises
-    InvalidArgumentError for an option that does not exist or has a bad value.
+    reached by `infer` alone. `apis` are factories of HTTP APIs by name (modelserver.api). `options` are the flags of
+    `modelserver serve` by their names (`http_port=8000`). Raises InvalidArgumentError for an option that does not exist
+    or has a bad value.
     """
 
     def __init__(
-        self, repository: str | Path | Sequence[str | Path] = (), *, ports: bool = True, **options: Any
+        self,
+        repository: str | Path | Sequence[str | Path] = (),
+        *,
+        ports: bool = True,
+        apis: Mapping[str, ApiFactory] | None = None,
+        **options: Any,
     ) -> None:
         paths = [repository] if isinstance(repository, str | Path) else list(repository)
         known = {field.name for field in fields(ServerOptions)}
@@ -69,6 +76,7 @@ class Server:
         self.options = closed | options | {"model_repository": tuple(map(str, paths))}
         self._options = ServerOptions(**self.options)
         self._models: dict[tuple[str, int], Added] = {}
+        self._apis = dict(apis or {})
         self._directory: Path | None = None
         self._numbers = itertools.count(1)
         self._running: RunningServer | None = None
@@ -89,7 +97,7 @@ class Server:
     def add(
         self,
         name: str,
-        target: Callable[..., Any],
+        target: Callable[..., Any] | Served,
         *,
         version: int = 1,
         max_batch_size: int = 0,
@@ -166,6 +174,11 @@ class Server:
             self._loop = self._thread = None
             self.discard()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it serves, after `start`."""
+        return self._running is not None
+
     def __enter__(self) -> Self:
         return self.start()
 
@@ -181,7 +194,7 @@ class Server:
 
         status = 1
         try:
-            status = run(self.prepare(options))
+            status = run(self.prepare(options), self._apis)
         finally:
             self.discard()
         if status:
@@ -291,7 +304,7 @@ class Server:
     async def _begin(self, options: ServerOptions) -> RunningServer:
         from modelserver.app.server import Server as RunningServer
 
-        server = RunningServer(options)
+        server = RunningServer(options, self._apis)
         await server.start()
         return server
 

@@ -84,6 +84,7 @@ class Signature:
 
     `returns_value`: it returns the value of its only output, not a mapping. `is_stream`: it is a generator, sync or
     async, and each of its values is a response. `request_name` is the parameter that wants the request itself.
+    `gathers`: it is called once with all requests of a batch, a `Gathered` each, and returns a result for each.
     """
 
     inputs: tuple[Value, ...]
@@ -92,6 +93,7 @@ class Signature:
     is_stream: bool
     is_async: bool
     request_name: str = ""
+    gathers: bool = False
 
     def results(self, result: Any) -> dict[str, Array]:
         """The outputs as arrays. Raises InternalError for a result that does not fit the annotation."""
@@ -151,13 +153,13 @@ def read_signature(
             request_name = parameter.name
             continue
         is_optional = parameter.default is not parameter.empty
-        read.append(_value(f"{name}: parameter '{parameter.name}'", parameter.name, annotation, is_optional))
+        read.append(value_of(f"{name}: parameter '{parameter.name}'", parameter.name, annotation, is_optional))
     known = {value.name for value in read}
     for extra, annotation in (inputs or {}).items():
         if extra not in known:
             if not takes_any:
                 raise ConfigError(f"{name} has no parameter '{extra}', which inputs= names")
-            read.append(_value(f"{name}: input '{extra}'", extra, annotation, False))
+            read.append(value_of(f"{name}: input '{extra}'", extra, annotation))
     returned, is_stream = _returned(function, found.return_annotation)
     named, returns_value = _named_outputs(name, outputs if outputs is not None else returned)
     return Signature(
@@ -191,13 +193,14 @@ def _named_outputs(name: str, annotation: Any) -> tuple[tuple[Value, ...], bool]
             "or give outputs="
         )
     else:
-        return (_value(f"{name}: the returned value", OUTPUT, annotation, False),), True
+        return (value_of(f"{name}: the returned value", OUTPUT, annotation),), True
     if not fields:
         raise ConfigError(f"{name} has no output")
-    return tuple(_value(f"{name}: output '{key}'", key, one, False) for key, one in fields.items()), False
+    return tuple(value_of(f"{name}: output '{key}'", key, one) for key, one in fields.items()), False
 
 
-def _value(where: str, name: str, annotation: Any, is_optional: bool) -> Value:
+def value_of(where: str, name: str, annotation: Any, is_optional: bool = False) -> Value:
+    """An input or output by its annotation. Raises ConfigError, which begins with `where`, for another."""
     annotation, allows_none = _without_none(annotation)
     is_optional = is_optional or allows_none
     if typing.get_origin(annotation) is Annotated:
