@@ -151,13 +151,13 @@ def measure_experts(form: str) -> None:
     num_experts, hidden, width = 64, 2048, 768
     ups = [packed(form, 2 * width, hidden) for _ in range(num_experts)]
     downs = [packed(form, hidden, width) for _ in range(num_experts)]
+    activation = activation_of("silu", is_gated=True)
     router = PackedLinear(torch.randn(num_experts, hidden), None)
     kinds: list[Callable[[Sequence[PackedMatrixLinear]], GroupedLinear]] = [ListedLinears, grouped_linears]
     layers = [
         Moe(
             router,
-            Experts(make(ups), make(downs), activation=activation_of("silu", is_gated=True)),
-            num_experts=num_experts,
+            Experts(make(ups), make(downs), num_experts=num_experts, activation=activation),
             num_experts_per_tok=8,
             is_normalised=True,
             shared=None,

@@ -170,12 +170,12 @@ class DecoderBuilder:
         experts = Experts(
             self.weights.grouped_columns([self._expert_ups(each, size) for each in prefixes]),
             self.weights.grouped_rows([Part(each + names.expert_down, size, (hidden,)) for each in prefixes]),
+            num_experts=moe.num_experts,
             activation=activation,
         )
         return Moe(
             self.weights.floats(Part(prefix + names.router, hidden, (moe.num_experts,))),
             experts,
-            num_experts=moe.num_experts,
             num_experts_per_tok=moe.num_experts_per_tok,
             is_normalised=moe.is_normalised,
             shared=self._shared_expert(prefix, moe.shared_intermediate_size) if moe.shared_intermediate_size else None,

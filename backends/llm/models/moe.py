@@ -24,19 +24,34 @@ class SharedExpert:
 
 
 class Experts:
-    """Feed-forward layers, one for each expert, over rows that are sorted by expert."""
+    """Feed-forward layers, one for each expert."""
 
-    def __init__(self, up: GroupedLinear, down: GroupedLinear, *, activation: Activation) -> None:
+    def __init__(self, up: GroupedLinear, down: GroupedLinear, *, num_experts: int, activation: Activation) -> None:
         self._up = up
         self._down = down
+        self._num_experts = num_experts
         self._activation = activation
 
-    def __call__(self, rows: torch.Tensor, counts: torch.Tensor, step: StepContext) -> torch.Tensor:
-        return self._down(self._activation(self._up(rows, counts, step)), counts, step)
+    def mix(
+        self, rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, step: StepContext | None
+    ) -> torch.Tensor:
+        """The sum of each row's experts `chosen` [rows, n], as much as its `weights` [rows, n] say.
+
+        Rows are sorted by expert, so that each expert multiplies all of its rows at once.
+        """
+        num_chosen = chosen.shape[1]
+        flat = chosen.reshape(-1)
+        order = flat.argsort(stable=True)
+        counts = flat.bincount(minlength=self._num_experts)
+        outputs = self._down(self._activation(self._up(rows[order // num_chosen], counts, step)), counts, step)
+        outputs *= weights.reshape(-1)[order, None]
+        mixed = torch.empty_like(outputs)
+        mixed[order] = outputs
+        return mixed.view(rows.shape[0], num_chosen, -1).sum(dim=1)
 
 
 class Moe:
-    """`router` scores `num_experts`. `is_normalised`: the weights of a token's experts are made to sum to one.
+    """`router` scores all experts. `is_normalised`: the weights of a token's experts are made to sum to one.
 
     `sum_ranks`: with experts split over ranks, adds up what each has.
     """
@@ -46,7 +61,6 @@ class Moe:
         router: Linear,
         experts: Experts,
         *,
-        num_experts: int,
         num_experts_per_tok: int,
         is_normalised: bool,
         shared: SharedExpert | None,
@@ -54,7 +68,6 @@ class Moe:
     ) -> None:
         self._router = router
         self._experts = experts
-        self._num_experts = num_experts
         self._num_chosen = num_experts_per_tok
         self._is_normalised = is_normalised
         self._shared = shared
@@ -65,21 +78,10 @@ class Moe:
         weights, chosen = scores.topk(self._num_chosen)
         if self._is_normalised:
             weights /= weights.sum(dim=-1, keepdim=True)
-        mixed = self._mix(rows, weights.to(rows.dtype), chosen, step)
+        mixed = self._experts.mix(rows, weights.to(rows.dtype), chosen, step)
         if self._shared is not None:
             mixed += self._shared(rows, step)
         return mixed if self._sum_ranks is None else self._sum_ranks(mixed)
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext, /) -> torch.Tensor:
         return residual.add_(self(rows, step))
-
-    def _mix(self, rows: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, step: StepContext) -> torch.Tensor:
-        """Rows sorted by expert, so that each expert multiplies all of its rows at once; those without any, nothing."""
-        flat = chosen.view(-1)
-        order = flat.argsort(stable=True)
-        counts = flat.bincount(minlength=self._num_experts)
-        outputs = self._experts(rows[order // self._num_chosen], counts, step)
-        outputs *= weights.view(-1)[order, None]
-        mixed = torch.empty_like(outputs)
-        mixed[order] = outputs
-        return mixed.view(rows.shape[0], self._num_chosen, -1).sum(dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from typing import Any
 
@@ -15,11 +16,20 @@ from ..checkpoint import Checkpoint
 _loading = Lock()
 
 
-def load_pretrained(loader: Any, checkpoint: Checkpoint, model_type: str, *, unused: str = "", **options: Any) -> Any:
+def load_pretrained(
+    loader: Any,
+    checkpoint: Checkpoint,
+    model_type: str,
+    *,
+    unused: str = "",
+    within: AbstractContextManager[None] | None = None,
+    **options: Any,
+) -> Any:
     """Load a checkpoint by `loader`, one of transformers' Auto classes. The checkpoint's own code is not run.
 
     transformers reads a directory itself. Of a GGUF file it gets the config and the tensors, in `dtype`.
-    Called from any thread; loads wait for one another. Weights whose names begin with `unused` may be missing.
+    Called from any thread; loads wait for one another. Weights whose names begin with `unused` may be missing. The load
+    runs `within` a context, which no other load shares.
     UnsupportedError for what transformers does not know, InvalidArgumentError for files that are damaged and weights
     that are missing.
     """
@@ -28,7 +38,7 @@ def load_pretrained(loader: Any, checkpoint: Checkpoint, model_type: str, *, unu
     place = checkpoint.place
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is not a terminal
     try:
-        with _loading:
+        with _loading, within or nullcontext():
             if place.is_file():
                 model, found = _load_tensors(loader, checkpoint, model_type, **options)
             else:

@@ -21,7 +21,7 @@ from ..attention.kv_blocks import KvBlocks, KvLayout
 from ..attention.paged import AttentionSpec
 from ..checkpoint import Checkpoint
 from ..plan import Chunk
-from ..quantization import transformers_options
+from ..quantization import stored_method, transformers_options
 from ..sampling_params import SamplingParams
 from ..sequence import Sequence
 from ..step_context import StepContext
@@ -30,6 +30,7 @@ from . import attention_hook
 from .attention_trial import NUM_TRIED, AttentionCall, TrialAttention, check_equal
 from .grouped_mixer import GroupedMixer
 from .head_fit import HeadFit, fit_heads
+from .mxfp4_experts import are_kept_packed, pack_experts, taking_their_place
 from .pretrained import load_pretrained
 from .recurrent_states import RecurrentStates
 from .state_cache import StepCache
@@ -87,7 +88,7 @@ def check_steps(
     check_equal(
         torch.cat([torch.cat(found[sequence.seq_id]) for sequence in sequences]),
         torch.cat(expected),
-        is_exact=kv_layout.dtype == torch.float32,
+        is_exact=network.is_exact,
     )
 
 
@@ -98,9 +99,12 @@ _UNEXPECTED = (AttributeError, TypeError, LookupError, ValueError, RuntimeError,
 
 
 class TransformersNetwork:
-    """Calls `model`, a `...ForCausalLM`, whose attention functions find this object through their modules."""
+    """Calls `model`, a `...ForCausalLM`, whose attention functions find this object through their modules.
 
-    def __init__(self, model: Any) -> None:
+    `is_exact`: it computes in float32 throughout, so that the same tokens have nearly the same logits each time.
+    """
+
+    def __init__(self, model: Any, *, is_exact: bool) -> None:
         self.device: torch.device = model.device
         self._model = model
         self._inner = _inner_of(model)
@@ -109,6 +113,7 @@ class TransformersNetwork:
         self._attention: Any = None
         self._inputs: Any = None
         self._hidden: torch.Tensor | None = None
+        self.is_exact = is_exact
         self._output_type: Any = None
         # Of each layer that attends, what makes its heads as all are; and which of them a layer is.
         self._fits: list[HeadFit | None] = []
@@ -172,7 +177,7 @@ class TransformersNetwork:
         self._attention, self._inputs = trial, None
         model.set_attn_implementation(attention_hook.TRIAL)
         found = self.logits(self._compute(ids, ids))
-        check_equal(found, self.own_logits(ids), is_exact=model.dtype == torch.float32)
+        check_equal(found, self.own_logits(ids), is_exact=self.is_exact)
         self._places = {layer: place for place, layer in enumerate(sorted(trial.calls))}
         return [trial.calls[layer] for layer in self._places]
 
@@ -264,7 +269,7 @@ def load_transformers(
             model_type,
             dtype=dtype,
             attn_implementation=attention_hook.SERVING,
-            **transformers_options(config),
+            **_weight_options(checkpoint, config, device),
         )
     except KeyError as error:
         raise UnsupportedError(
@@ -272,7 +277,9 @@ def load_transformers(
         ) from None
     described = model.config.get_text_config()
     with _refusing(model_type), torch.inference_mode():
-        network = TransformersNetwork(model.eval().to(device))
+        # Packed experts multiply rows in 8 bits.
+        is_exact = not pack_experts(model) and dtype == torch.float32
+        network = TransformersNetwork(model.eval().to(device), is_exact=is_exact)
         calls = network.try_out()
         # Layers that keep states need not attend; whether anything is left out, the trial has shown.
         _check_alike(model_type, calls, len(calls) if network.states is not None else int(described.num_hidden_layers))
@@ -282,6 +289,19 @@ def load_transformers(
         )
         _try_steps(network, attention, kv_layout)
     return TransformersLoaded(network, attention, kv_layout, int(described.vocab_size))
+
+
+def _weight_options(checkpoint: Checkpoint, config: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """How weights that are not floats are loaded. Packed experts are read by parameters of their own, so that
+    transformers need not know of any quantization.
+    """
+    if stored_method(config) != "mxfp4" or not are_kept_packed(checkpoint, device):
+        return transformers_options(config)
+    from transformers import AutoConfig
+
+    plain = AutoConfig.from_pretrained(checkpoint.transformers_directory, local_files_only=True)
+    del plain.quantization_config
+    return {"config": plain, "within": taking_their_place()}
 
 
 def _try_steps(network: TransformersNetwork, attention: AttentionSpec, kv_layout: KvLayout) -> None:

@@ -1,4 +1,4 @@
-"""MXFP4 as gpt-oss stores its experts, which run on transformers' network."""
+"""MXFP4 as gpt-oss stores its experts, which run on transformers' network (`models/mxfp4_experts.py`)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Mxfp4(Scheme):
         raise UnsupportedError(f"quantization 'mxfp4' is not supported here, and {tensors.names[0]} has it")
 
     def transformers_options(self) -> dict[str, Any]:
-        """Experts become what the other weights are: transformers' kernels for them need packages of their own, and it
-        would ask for these.
+        """Where the experts are not kept packed, they become what the other weights are: transformers' kernels for them
+        need packages of their own, and it would ask for these.
         """
         from transformers.utils.quantization_config import Mxfp4Config
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modelserver_backends.llm import kernels
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.models.attention_trial import check_equal
 from modelserver_backends.llm.models.transformers_model import load_transformers
@@ -127,11 +128,12 @@ def test_a_language_model_within_one_that_sees_pictures(checkpoint: Callable[[st
         assert generate(engine, [prompt], 8)[0][0] == reference_tokens(alone, prompt, 8)
 
 
-def test_experts_in_mxfp4_are_unpacked(tmp_path: Path) -> None:
-    """gpt-oss as it is published: 16 steps between -6 and 6, two in a byte, and an exponent for each 32 of them."""
+def _write_mxfp4(packed: Path, plain: Path) -> None:
+    """gpt-oss as it is published: 16 steps between -6 and 6, two in a byte, and an exponent for each 32 of them; and
+    with experts in floats of the same values.
+    """
     import torch
 
-    packed, plain = tmp_path / "packed", tmp_path / "plain"
     write_checkpoint(plain, "gpt_oss", values={"hidden_size": 64, "intermediate_size": 64})
     shutil.copytree(plain, packed)
     config = json.loads((plain / "config.json").read_text())
@@ -139,11 +141,13 @@ def test_experts_in_mxfp4_are_unpacked(tmp_path: Path) -> None:
     steps = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     steps = torch.cat((steps, -steps))
     tensors = load_file(plain / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
     stored = dict(tensors)
     for name in [name for name in tensors if name.endswith((".gate_up_proj", ".down_proj"))]:
         experts, inputs, outputs = tensors[name].shape
-        blocks = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
-        scales = torch.randint(122, 126, (experts, outputs, inputs // 32), dtype=torch.uint8)
+        shape = (experts, outputs, inputs // 32)
+        blocks = torch.randint(256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(122, 126, shape, dtype=torch.uint8, generator=generator)
         halves = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
         values = steps[halves.long()] * 2.0 ** (scales[..., None].float() - 127)
         tensors[name] = values.flatten(-2).transpose(1, 2).contiguous()
@@ -151,9 +155,44 @@ def test_experts_in_mxfp4_are_unpacked(tmp_path: Path) -> None:
         del stored[name]
     save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
     save_file(stored, packed / "model.safetensors", metadata={"format": "pt"})
-    prompt = list(range(10, 30))
+
+
+def test_experts_in_mxfp4_are_unpacked_where_no_kernels_multiply_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "PACKED_KERNELS", None)
+    packed, plain, prompt = tmp_path / "packed", tmp_path / "plain", list(range(10, 30))
+    _write_mxfp4(packed, plain)
     with loaded_engine(packed) as engine:
         assert generate(engine, [prompt], 8)[0][0] == reference_tokens(plain, prompt, 8)
+
+
+if kernels.PACKED_KERNELS is not None:
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_experts_in_mxfp4_stay_packed(dtype: str, tmp_path: Path) -> None:
+        """They multiply rows in 8 bits, so they give nearly the same as the experts in floats."""
+        import torch
+
+        packed, plain = tmp_path / "packed", tmp_path / "plain"
+        _write_mxfp4(packed, plain)
+        prompts, found, experts = random_prompts(4), [], []
+        for directory in (packed, plain):
+            with loaded_engine(directory, dtype=dtype) as engine:
+                found.append([logprobs[0] for _, logprobs in generate(engine, prompts, 1)])
+                modules = engine.runner._network._model.modules()
+                experts.append([module for module in modules if type(module).__name__.endswith("Experts")])
+        assert not [name for module in experts[0] for name, _ in module.named_parameters()]
+        assert found[0] == pytest.approx(found[1], abs=0.05)
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(7, 64, generator=generator).to(getattr(torch, dtype))
+        chosen = torch.rand(7, 4, generator=generator).argsort(dim=1)[:, :2]
+        weights = torch.rand(7, 2, generator=generator).to(rows.dtype)
+        assert len(experts[0]) == len(experts[1]) > 1
+        for mine, theirs in zip(*experts, strict=True):
+            with torch.inference_mode():
+                mixed, expected = (each(rows, chosen, weights).float() for each in (mine, theirs))
+            assert (mixed - expected).norm() < 0.02 * expected.norm()
 
 
 def test_logits_that_differ_are_no_trial_passed() -> None:
