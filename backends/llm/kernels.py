@@ -8,6 +8,7 @@ asks.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from types import ModuleType
@@ -39,6 +40,13 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
 def packed_kernels_for(device: torch.device) -> ModuleType | None:
     """The module of products with packed weights, if it computes on this device."""
     return PACKED_KERNELS if device.type == "cpu" else None
+
+
+def device_processors(device: torch.device) -> int | None:
+    """How many processors a GPU has for kernels in Triton; None where these do not compute."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def has_fast_packed_kernels(device: torch.device) -> bool:

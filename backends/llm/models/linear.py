@@ -49,6 +49,13 @@ class Linear(Protocol):
 
 
 @runtime_checkable
+class HeadedEmbedding(TokenEmbedding, Protocol):
+    """An embedding whose matrix the head of a network may multiply by as well, in the same memory."""
+
+    def head(self) -> Linear: ...
+
+
+@runtime_checkable
 class StoredLinear(Protocol):
     """A layer that says in which form its weights are in memory, and how many bytes they take."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -43,10 +43,11 @@ class _Form:
     is_symmetric: bool
     group_size: int
     block: tuple[int, int] | None
+    activations: torch.dtype | None
 
 
 class CompressedTensors(StoredScheme):
-    """Activations stay in floats: scales for them are not read."""
+    """Scales for activations are not read: where rows are rounded, each has a scale of its own."""
 
     def __init__(self, forms: tuple[_Form, ...], ignored: tuple[str, ...]) -> None:
         self._forms = forms
@@ -73,11 +74,12 @@ class CompressedTensors(StoredScheme):
 
     def read(self, tensors: LinearTensors, part: Part) -> QuantizedWeight:
         form = self._form_of(tensors.checkpoint.module(part.name) or part.name)
+        read = _read_integers
         if form.is_float:
-            return _read_floats(tensors, part, form)
-        if tensors.has(part, "weight_packed"):
-            return _read_packed(tensors, part, form)
-        return _read_integers(tensors, part, form)
+            read = _read_floats
+        elif tensors.has(part, "weight_packed"):
+            read = _read_packed
+        return replace(read(tensors, part, form), activations=form.activations)
 
     def _form_of(self, name: str) -> _Form:
         """That of the group which names the module itself; else by a pattern; else by its class."""
@@ -114,7 +116,15 @@ def _form(name: str, group: Any) -> _Form | None:
         is_symmetric=bool(weights.get("symmetric", True)),
         group_size=group_size,
         block=_block(weights, where) if strategy == "block" else None,
+        activations=_activations(group.get("input_activations")),
     )
+
+
+def _activations(described: Any) -> torch.dtype | None:
+    """The datatype that the rows of a group's modules may be rounded to."""
+    if not isinstance(described, Mapping) or described.get("num_bits") != 8 or not described.get("symmetric", True):
+        return None
+    return torch.float8_e4m3fn if described.get("type") == "float" else torch.int8
 
 
 def _default_strategy(weights: Mapping[str, Any]) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
+
+import torch
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
@@ -18,7 +21,7 @@ _MODELOPT_BLOCK = (128, 128)
 
 
 class StoredFp8(StoredScheme):
-    """`block`: outputs and inputs that share a scale. Activations stay in floats, so their scales are not read."""
+    """`block`: outputs and inputs that share a scale. Scales for activations are not read."""
 
     def __init__(self, block: tuple[int, int] | None) -> None:
         self._block = block
@@ -35,7 +38,7 @@ class StoredFp8(StoredScheme):
     def read(self, tensors: LinearTensors, part: Part) -> QuantizedWeight:
         """By either name, a scale is what codes are multiplied with."""
         suffix = next(suffix for suffix in _SCALE_NAMES if tensors.has(part, suffix))
-        return read_float8(tensors, part, suffix, block=self._block)
+        return replace(read_float8(tensors, part, suffix, block=self._block), activations=torch.float8_e4m3fn)
 
 
 class ModelOpt(StoredScheme):
@@ -60,7 +63,8 @@ class ModelOpt(StoredScheme):
             return read_nvfp4(tensors, part, "weight", "weight_scale_2", is_divisor=False)
         shape = tensors.checkpoint.shape(f"{part.name}.weight_scale")
         is_blocked = len(shape) == 4 or (len(shape) == 2 and shape[1] > 1)
-        return read_float8(tensors, part, "weight_scale", block=_MODELOPT_BLOCK if is_blocked else None)
+        weight = read_float8(tensors, part, "weight_scale", block=_MODELOPT_BLOCK if is_blocked else None)
+        return replace(weight, activations=torch.float8_e4m3fn)
 
 
 def _block(value: Any) -> tuple[int, int] | None:

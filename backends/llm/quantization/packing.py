@@ -39,7 +39,7 @@ def pack(weight: QuantizedWeight, kernels: ModuleType) -> PackedMatrix | None:
     has_one_zero = zeros is not None and bool(zeros.min() == zeros.max()) and abs(int(zeros[0, 0])) <= _LARGEST_ZERO
 
     def grouped(values: torch.Tensor | None) -> torch.Tensor | None:
-        return None if values is None else _blocked(_narrowed(values), num_padded, lanes)
+        return None if values is None else _blocked(narrowed(values), num_padded, lanes)
 
     def groups_of_each(factors: torch.Tensor | None) -> int:
         return 1 if factors is None else num_groups // factors.shape[1]
@@ -47,7 +47,7 @@ def pack(weight: QuantizedWeight, kernels: ModuleType) -> PackedMatrix | None:
     def factors(values: torch.Tensor | None) -> torch.Tensor | None:
         if values is None:
             return None
-        return _blocked(_narrowed(values), -(-num_padded // groups_of_each(values)), lanes)
+        return _blocked(narrowed(values), -(-num_padded // groups_of_each(values)), lanes)
 
     return PackedMatrix(
         kernels=kernels,
@@ -97,7 +97,7 @@ def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight:
     return replace(weight, codes=codes, zeros=zeros + step)
 
 
-def _narrowed(values: torch.Tensor) -> torch.Tensor:
+def narrowed(values: torch.Tensor) -> torch.Tensor:
     """In the fewest bits that hold all values exactly."""
     is_integer = not values.dtype.is_floating_point
     candidates = (torch.uint8, torch.int8) if is_integer else (torch.float16, torch.bfloat16)

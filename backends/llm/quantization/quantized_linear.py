@@ -8,10 +8,12 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from ..kernels import packed_kernels_for
+from ..kernels import device_processors, packed_kernels_for
+from ..models.device_matrix import DeviceMatrix
 from ..models.linear import JoinedLinear, Linear, TokenEmbedding
 from ..models.packed_matrix import PackedMatrix, PackedMatrixEmbedding, PackedMatrixLinear, SideBySide
 from ..step_context import StepContext
+from .device_packing import pack_for_device
 from .packing import pack
 from .quantized_weight import QuantizedWeight
 
@@ -35,7 +37,14 @@ def quantized_linear(weight: QuantizedWeight | Sequence[QuantizedWeight], bias: 
 def quantized_embedding(weight: QuantizedWeight, dtype: torch.dtype) -> TokenEmbedding:
     """Of the network's `dtype`; only the rows that are asked for are dequantized."""
     matrix = _packed(weight)
-    return QuantizedEmbedding(weight, dtype) if matrix is None else PackedMatrixEmbedding(matrix, dtype)
+    if matrix is not None:
+        return PackedMatrixEmbedding(matrix, dtype)
+    on_device = _on_device(weight) if weight.order is None else None
+    if on_device is None:
+        return QuantizedEmbedding(weight, dtype)
+    from ..models.device_linear import DeviceEmbedding
+
+    return DeviceEmbedding(on_device, dtype)
 
 
 class DequantizedLinear:
@@ -104,9 +113,21 @@ def _joined(parts: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
 
 def _linear(weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
     matrix = _packed(weight)
-    return DequantizedLinear(weight, bias) if matrix is None else PackedMatrixLinear(matrix, bias)
+    if matrix is not None:
+        return PackedMatrixLinear(matrix, bias)
+    on_device = _on_device(weight)
+    if on_device is None:
+        return DequantizedLinear(weight, bias)
+    from ..models.device_linear import DeviceLinear
+
+    return DeviceLinear(on_device, bias, weight.activations)
 
 
 def _packed(weight: QuantizedWeight) -> PackedMatrix | None:
     kernels = packed_kernels_for(weight.device)
     return None if kernels is None else pack(weight, kernels)
+
+
+def _on_device(weight: QuantizedWeight) -> DeviceMatrix | None:
+    num_processors = device_processors(weight.device)
+    return None if num_processors is None else pack_for_device(weight, num_processors)

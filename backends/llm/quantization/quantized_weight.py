@@ -36,6 +36,9 @@ class QuantizedWeight:
 
     `order` [inputs]: column i of `codes` is that of input `order[i]`; without it, of input i.
 
+    `activations`: int8 or float8_e4m3fn where the checkpoint was made to be multiplied by rows in it, each with a scale
+    of its own. Without it, rows stay in floats, or in as many bits as the layer deems enough.
+
     Raises InvalidArgumentError if the parts do not fit together.
     """
 
@@ -49,6 +52,7 @@ class QuantizedWeight:
     min_factors: torch.Tensor | None = None
     table: torch.Tensor | None = None
     order: torch.Tensor | None = None
+    activations: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if self.codes.dim() != 2 or self.codes.dtype not in _CODES:
@@ -138,7 +142,7 @@ class QuantizedWeight:
                 return False
         own_parts, its_parts = self._grid(), other._grid()
         return (
-            (self.group, self.bits) == (other.group, other.bits)
+            (self.group, self.bits, self.activations) == (other.group, other.bits, other.activations)
             and own_parts.keys() == its_parts.keys()
             and all(
                 (own.dtype, own.shape[1:], own.device) == (its_parts[name].dtype, its_parts[name].shape[1:], own.device)

@@ -10,10 +10,10 @@ import torch
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
-from ..models.linear import GroupedLinear, JoinedLinear, Linear, TokenEmbedding
+from ..models.linear import GroupedLinear, HeadedEmbedding, JoinedLinear, Linear, TokenEmbedding
 from ..models.linear_tensors import LinearTensors, Part, Split
-from ..models.packed_matrix import PackedMatrixEmbedding, grouped_linears
-from .quantized_linear import QuantizedEmbedding, quantized_embedding, quantized_linear
+from ..models.packed_matrix import grouped_linears
+from .quantized_linear import quantized_embedding, quantized_linear
 from .quantized_weight import QuantizedWeight
 from .scheme import Scheme, stored_float_linear
 
@@ -39,7 +39,7 @@ class StoredScheme(Scheme):
         return quantized_embedding(self._share(tensors, part), tensors.dtype)
 
     def tied_head(self, tensors: LinearTensors, embedding: TokenEmbedding) -> Linear:
-        if isinstance(embedding, QuantizedEmbedding | PackedMatrixEmbedding):
+        if isinstance(embedding, HeadedEmbedding):
             return embedding.head()
         return super().tied_head(tensors, embedding)
 
