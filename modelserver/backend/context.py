@@ -138,13 +138,15 @@ class BackendContext:
             raise ConfigError(f"{flag}: expected a whole number of 0 or more, got '{text}'")
         return int(text) if text else default
 
-    def complete_config(self, signature: FileSignature) -> ModelConfig:
+    def complete_config(
+        self, signature: FileSignature, *, default_max_batch_size: int = _DEFAULT_MAX_BATCH_SIZE
+    ) -> ModelConfig:
         """The config with what a model's file says filled in; for `Backend.complete_config`.
 
-        A file that can batch without telling how much gets the setting `default-max-batch-size` (4). Raises
-        ConfigError with every line of the config that the file contradicts.
+        A file that can batch without telling how much gets the setting `default-max-batch-size`, or else
+        `default_max_batch_size`. Raises ConfigError with every line of the config that the file contradicts.
         """
-        default_max_batch_size = self.int_option("default-max-batch-size", _DEFAULT_MAX_BATCH_SIZE)
+        default_max_batch_size = self.int_option("default-max-batch-size", default_max_batch_size)
         source = str(self.model_directory / "config.pbtxt")
         return complete(self.config, signature, default_max_batch_size=default_max_batch_size, source=source)
 

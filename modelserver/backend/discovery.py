@@ -14,7 +14,6 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import re
 import sys
 import threading
@@ -24,7 +23,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from modelserver.backend import Backend, is_modelfile
+from modelserver.backend import Backend
 from modelserver.config.modelfile import FILENAME as MODELFILE
 from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 
@@ -84,14 +83,18 @@ def import_source(name: str, source: Path) -> ModuleType:
 
 ENTRY_POINT_GROUP = "modelserver.backends"
 _BUNDLED_PACKAGE = "modelserver_backends"
+_TABULAR = f"{_BUNDLED_PACKAGE}.tabular"
 # A directory with this file is a backend too: the file is the Python model of all its models.
 _PYTHON_BASED = "model.py"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class _Bundled:
-    """What is known about a bundled backend without importing it; a test compares it with the classes."""
+class Bundled:
+    """What is known about a bundled backend without importing it; a test compares it with the classes.
+
+    `filenames` are the files in a version directory by which a model is recognised.
+    """
 
     filenames: tuple[str, ...] = ()
     library: str | None = None
@@ -99,40 +102,28 @@ class _Bundled:
     module: str = ""  # where it is, if not among the bundled packages
 
 
-_BUNDLED = {
-    "function": _Bundled(module="modelserver.embed.backend"),
-    "identity": _Bundled(),
-    "repeat": _Bundled(),
-    "sequence": _Bundled(),
-    "square": _Bundled(),
+BUNDLED = {
+    "function": Bundled(module="modelserver.embed.backend"),
+    "identity": Bundled(),
+    "repeat": Bundled(),
+    "sequence": Bundled(),
+    "square": Bundled(),
     # Before ONNX Runtime: where a plan lies, an ONNX file beside it is what it was built from.
-    "tensorrt": _Bundled(("model.plan",), "torch", "tensorrt"),
-    "onnxruntime": _Bundled(("model.onnx",), "onnxruntime", "onnx"),
-    "python": _Bundled(("model.py",)),
-    "pytorch": _Bundled(("model.pt", "model.pt2"), "torch", "pytorch"),
+    "tensorrt": Bundled(("model.plan",), "torch", "tensorrt"),
+    "onnxruntime": Bundled(("model.onnx",), "onnxruntime", "onnx"),
+    "python": Bundled(("model.py",)),
+    "pytorch": Bundled(("model.pt", "model.pt2"), "torch", "pytorch"),
+    "sklearn": Bundled(
+        ("model.skops", "model.joblib", "model.pkl", "model.pickle"), "sklearn", "classical", f"{_TABULAR}.sklearn"
+    ),
+    "xgboost": Bundled(("model.ubj", "model.json", "model.bst"), "xgboost", "classical", f"{_TABULAR}.xgboost"),
+    "lightgbm": Bundled(("model.txt", "model.bst"), "lightgbm", "classical", f"{_TABULAR}.lightgbm"),
+    "fil": Bundled((), "xgboost", "classical", f"{_TABULAR}.fil"),
     # Last, because models of others have a config.json too.
-    "llm": _Bundled(("model.json", "config.json", "*.gguf", MODELFILE), "torch", "llm"),
+    "llm": Bundled(("model.json", "config.json", "*.gguf", MODELFILE), "torch", "llm"),
 }
 # Triton's names of backends whose models a bundled one serves, unless a backend of that name is installed.
 _ALIASES = {"vllm": "llm"}
-
-_AS_ONNX = "convert it to ONNX, or serve it by a Python model (model.py)"
-# What to do with files that no backend serves as they are, by their endings.
-_WAYS_OUT = {
-    ".safetensors": "these are weights alone; serve the directory of the checkpoint, which also holds its config.json",
-    ".bin": "these are weights alone; serve the directory of the checkpoint, which also holds its config.json",
-    ".json": "serve the directory of the checkpoint or the model that it describes",
-    ".pbtxt": "serve the directory of the model, or the repository that the directory lies in",
-    ".pth": "if it is TorchScript or an exported program, name it .pt or .pt2; if it holds weights alone, write the "
-    "module with 'modelserver convert FILE.py:CLASS DIRECTORY'",
-    **dict.fromkeys((".joblib", ".pkl", ".pickle", ".skops"), f"for a scikit-learn model, {_AS_ONNX}"),
-    **dict.fromkeys((".ubj", ".cbm", ".txt"), f"for a model of boosted trees, {_AS_ONNX}"),
-    **dict.fromkeys((".h5", ".keras", ".pb", ".tflite"), f"for a TensorFlow model, {_AS_ONNX}"),
-}
-
-# The file that describes a language model holds a few options; other libraries' whole models have its name as well.
-_DESCRIPTION, _CHECKPOINT = "model.json", "config.json"
-_MAX_DESCRIPTION_BYTES = 1 << 20
 
 # Two loads may want the same backend at once; its module must be executed once.
 _import_lock = threading.RLock()
@@ -167,8 +158,8 @@ def find_backend(
         model = directory / name / _PYTHON_BASED
         if model.is_file():
             return _python_based(model.resolve())
-    if name in _BUNDLED:
-        module_name = _BUNDLED[name].module or f"{_BUNDLED_PACKAGE}.{name}"
+    if name in BUNDLED:
+        module_name = BUNDLED[name].module or f"{_BUNDLED_PACKAGE}.{name}"
         return _checked(name, module_name, _import_module(name, module_name))
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
         return _checked(name, f"entry point {entry_point.value}", _load_entry_point(name, entry_point))
@@ -185,76 +176,10 @@ def bundled_module(backend: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(f"{_BUNDLED_PACKAGE}.{backend}.{module}")
     except ModuleNotFoundError as error:
-        extra = _BUNDLED[backend].extra
+        extra = BUNDLED[backend].extra
         raise UnavailableError(
             f"the Python package '{error.name}' is not installed: pip install 'modelserver[{extra}]'"
         ) from error
-
-
-def backend_for_model_files(version_directory: Path) -> str | None:
-    """The bundled backend whose model file lies in `version_directory`, or None."""
-    for name, bundled in _BUNDLED.items():
-        if any(_has_model_file(version_directory, filename) for filename in bundled.filenames):
-            return name
-    return None
-
-
-def backend_for_model_file(path: Path) -> str:
-    """The bundled backend that serves a file of this kind, whatever its name.
-
-    Raises InvalidArgumentError for a kind that none serves, with a way to serve what it holds.
-    """
-    if is_modelfile(path):
-        return "llm"
-    kinds = {
-        Path(name).suffix: backend
-        for backend, bundled in _BUNDLED.items()
-        for name in bundled.filenames
-        if name not in (_DESCRIPTION, _CHECKPOINT, MODELFILE)
-    }
-    kind = path.suffix.lower()
-    if kind in kinds:
-        return kinds[kind]
-    way = _WAYS_OUT.get(kind) or f"expected a model's file ({', '.join(sorted(kinds))}) or a directory"
-    raise InvalidArgumentError(f"'{path}' cannot be served: {way}")
-
-
-def foreign_model_file(version_directory: Path) -> str | None:
-    """What to say of a file that has the name of a backend's model file, and is another library's model."""
-    path = version_directory / _DESCRIPTION
-    if not path.is_file() or _is_model_file(path):
-        return None
-    return (
-        f"{path} does not describe a language model (it has no 'model'): models of XGBoost, LightGBM or CatBoost are "
-        "served as ONNX (model.onnx) or by a Python model (model.py)"
-    )
-
-
-def _has_model_file(directory: Path, filename: str) -> bool:
-    """`filename` may be a pattern."""
-    return any(directory.glob(filename)) if "*" in filename else _is_model_file(directory / filename)
-
-
-def _is_model_file(path: Path) -> bool:
-    """Whether the file is there, and not another library's model: several write theirs as model.json."""
-    if not path.exists():
-        return False
-    if path.name != _DESCRIPTION or (path.parent / _CHECKPOINT).exists():
-        return True
-    try:
-        if path.stat().st_size > _MAX_DESCRIPTION_BYTES:
-            return False
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return True  # the backend says what is wrong with it
-    if not isinstance(document, dict) or "model" in document:
-        return True
-    return not any(isinstance(value, dict | list) for value in document.values())
-
-
-def model_filenames() -> dict[str, tuple[str, ...]]:
-    """The model file names of every bundled backend that is recognised by them."""
-    return {name: bundled.filenames for name, bundled in _BUNDLED.items() if bundled.filenames}
 
 
 def list_backends(backend_directories: Sequence[Path] = ()) -> tuple[BackendListing, ...]:
@@ -272,14 +197,14 @@ def _all_listings(backend_directories: Sequence[Path]) -> Iterator[BackendListin
                 find_source(directory, path.stem) is not None or (path / _PYTHON_BASED).is_file()
             ):
                 yield BackendListing(path.stem, str(directory))
-    for name, bundled in _BUNDLED.items():
+    for name, bundled in BUNDLED.items():
         missing = bundled.library if bundled.library and importlib.util.find_spec(bundled.library) is None else None
         yield BackendListing(name, "bundled", missing, bundled.extra if missing else None)
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         distribution = entry_point.dist.name if entry_point.dist is not None else entry_point.value
         yield BackendListing(entry_point.name, f"entry point of {distribution}")
     for alias, name in _ALIASES.items():
-        bundled = _BUNDLED[name]
+        bundled = BUNDLED[name]
         missing = bundled.library if bundled.library and importlib.util.find_spec(bundled.library) is None else None
         yield BackendListing(alias, f"bundled, as {name}", missing, bundled.extra if missing else None)
 
@@ -303,7 +228,7 @@ def _import_module(name: str, module_name: str) -> ModuleType:
         try:
             return importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            bundled = _BUNDLED[name]
+            bundled = BUNDLED[name]
             if bundled.library is not None and (error.name or "").split(".")[0] == bundled.library:
                 raise UnavailableError(
                     f"backend '{name}' needs the Python package '{bundled.library}', which is not installed: "

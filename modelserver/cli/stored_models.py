@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelserver.backend.discovery import backend_for_model_files
+from modelserver.backend.model_files import backend_for_model_files
 from modelserver.config.ensemble_models import FindConfig, check_models, is_decoupled
 from modelserver.config.problem import Problem
 from modelserver.config.schema import EnsembleStep, ModelConfig, ModelTransactionPolicy

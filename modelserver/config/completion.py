@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from modelserver.config.hidden_tensors import hidden_inputs, hidden_outputs, model_inputs
+from modelserver.config.lenient_inputs import with_lenient_inputs
 from modelserver.config.problem import Problem, error_of
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput, ModelTensorReshape
 from modelserver.config.suggestion import did_you_mean, suggest
@@ -35,11 +36,17 @@ class FileTensor:
 
 @dataclass(frozen=True, slots=True)
 class FileSignature:
-    """The inputs and outputs of a model's file; `largest_batch` is the most rows it takes (None: no bound)."""
+    """The inputs and outputs of a model's file; `largest_batch` is the most rows it takes (None: no bound).
+
+    `is_lenient`: clients may give its only input any name, and any input of numbers any numeric type. `columns` are
+    the names of the columns of the only input, by which clients may send it in parts.
+    """
 
     inputs: tuple[FileTensor, ...]
     outputs: tuple[FileTensor, ...]
     largest_batch: int | None = None
+    is_lenient: bool = False
+    columns: tuple[str, ...] = ()
 
     @property
     def can_batch(self) -> bool:
@@ -74,6 +81,8 @@ def complete(config: ModelConfig, signature: FileSignature, *, default_max_batch
         _fill(ModelOutput(name=tensor.name), tensor, batches) for tensor in signature.outputs if tensor.name not in kept
     )
     completed = replace(completed, input=inputs, output=outputs)
+    if signature.is_lenient:
+        completed = with_lenient_inputs(completed, signature.columns)
     check(completed, signature, source=source)
     return completed
 

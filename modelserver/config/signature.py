@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from modelserver.config.lenient_inputs import LenientInputs
 from modelserver.config.schema import ModelConfig
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
@@ -68,6 +69,7 @@ class ModelSignature:
             )
             for spec in config.output
         }
+        self._lenient = LenientInputs.of(config)
         self._shapes = frozenset(name for name, spec in self.inputs.items() if spec.is_shape)
         self._required = frozenset(name for name, spec in self.inputs.items() if not spec.is_optional)
         # The positions and sizes of an input's fixed dimensions; the other dimensions may have any size.
@@ -79,12 +81,16 @@ class ModelSignature:
     def check(self, request: InFlightRequest) -> None:
         """Raise InvalidArgumentError for a request that the model does not accept; set `request.rows`.
 
+        A lenient model's request gets the inputs of the config first.
+
         Of several mistakes the error names the one that Triton names: outputs come first.
         """
         if request.outputs is not None:
             self._check_outputs(request.outputs)
             if len(set(request.outputs)) != len(request.outputs):  # an output requested twice is sent once
                 request.outputs = tuple(dict.fromkeys(request.outputs))
+        if self._lenient is not None:
+            self._lenient.adapt(request)
         inputs = request.inputs
         if inputs.keys() != self._required:
             self._check_names(inputs)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
 from modelserver.core.long_work import Result, long_work
-from modelserver.core.request import InFlightRequest, RegionInput, Transfer
+from modelserver.core.request import InFlightRequest, RegionInput, RequestForm, Transfer
 from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor, placeholder
 from modelserver.errors import (
@@ -129,6 +129,13 @@ def _check_shapes(model: Model, request: InFlightRequest) -> None:
     )
 
 
+def _check_form(model: Model, request: InFlightRequest, form: RequestForm) -> None:
+    """Check the first request of a form, for all of it unless the inputs of each have to be adapted."""
+    model.signature.check(request)
+    if request.form is form:
+        form.signature, form.rows = model.signature, request.rows
+
+
 class DataPlane:
     """The calls by which a frontend answers a client. Every method is called from the event loop thread."""
 
@@ -200,8 +207,7 @@ class DataPlane:
             elif form.signature is model.signature:
                 request.rows = form.rows
             else:
-                model.signature.check(request)
-                form.signature, form.rows = model.signature, request.rows
+                _check_form(model, request, form)
         except LoadOnDemandError as unloaded:
             return self._waiting.wait(request, unloaded)
         except ServerError as error:

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelserver.backend.discovery import backend_for_model_files
+from modelserver.backend.model_files import backend_for_model_files
 from modelserver.config.pbtxt import read_pbtxt
 from modelserver.config.schema import EnsembleStep, ModelConfig
 from modelserver.errors import AlreadyExistsError, ConfigError, InvalidArgumentError, NotFoundError, UnavailableError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
-from modelserver.backend.discovery import backend_for_model_files
+from modelserver.backend.model_files import backend_for_model_files
 from modelserver.repository.fingerprint import ModelFingerprint
 from modelserver.repository.layout import IgnoredPath, fingerprint_model
 from modelserver.repository.roots import RepositoryRoot, RepositoryScan, scan_roots

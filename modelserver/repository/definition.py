@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from modelserver.backend import Backend, BackendContext
-from modelserver.backend.discovery import (
+from modelserver.backend.discovery import find_backend
+from modelserver.backend.model_files import (
     backend_for_model_file,
     backend_for_model_files,
-    find_backend,
     foreign_model_file,
     model_filenames,
 )

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 
 from modelserver.backend import Backend, BackendContext, always
-from modelserver.backend.discovery import backend_for_model_files, find_backend
+from modelserver.backend.discovery import find_backend
+from modelserver.backend.model_files import backend_for_model_files
 from modelserver.config.ensemble_models import FindConfig
 from modelserver.config.message import config_to_json
 from modelserver.config.schema import ModelConfig

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from modelserver.backend.discovery import backend_for_model_file, backend_for_model_files
+from modelserver.backend.model_files import backend_for_model_file, backend_for_model_files
 from modelserver.config.modelfile import is_modelfile, name_of_modelfile
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.repository.cloud_cache import CloudCache

@@ -10,13 +10,8 @@ from pathlib import Path
 import pytest
 
 from modelserver.backend import discovery
-from modelserver.backend.discovery import (
-    backend_for_model_files,
-    find_backend,
-    foreign_model_file,
-    list_backends,
-    model_filenames,
-)
+from modelserver.backend.discovery import find_backend, list_backends
+from modelserver.backend.model_files import backend_for_model_files, foreign_model_file, model_filenames
 from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 
 SOURCE = """
@@ -52,10 +47,10 @@ def write_distribution(site: Path, name: str, target: str) -> None:
     (info / "entry_points.txt").write_text(f"[modelserver.backends]\n{name} = {target}\n")
 
 
-@pytest.mark.parametrize("name", ["identity", "onnxruntime", "pytorch"])
+@pytest.mark.parametrize("name", ["identity", "onnxruntime", "pytorch", "sklearn", "xgboost", "lightgbm"])
 def test_the_table_of_bundled_backends_is_true(name: str) -> None:
     backend = find_backend(name)
-    bundled = discovery._BUNDLED[name]
+    bundled = discovery.BUNDLED[name]
     assert backend.model_filenames == bundled.filenames
     assert backend.extra == bundled.extra
     assert find_backend(name) is backend
@@ -63,8 +58,9 @@ def test_the_table_of_bundled_backends_is_true(name: str) -> None:
 
 def test_every_bundled_directory_is_in_the_table() -> None:
     root = Path(__file__).parents[2] / "backends"
-    elsewhere = {name for name, backend in discovery._BUNDLED.items() if backend.module}
-    assert {path.parent.name for path in root.glob("*/__init__.py")} == set(discovery._BUNDLED) - elsewhere
+    modules = [backend.module or f"modelserver_backends.{name}" for name, backend in discovery.BUNDLED.items()]
+    packages = {name.split(".")[1] for name in modules if name.startswith("modelserver_backends.")}
+    assert {path.parent.name for path in root.glob("*/__init__.py")} == packages
 
 
 def test_tritons_vllm_is_another_name_unless_one_is_installed(tmp_path: Path) -> None:
@@ -111,7 +107,7 @@ def test_an_entry_point_names_a_module_or_a_class(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(("name", "meant"), [("onnx", "onnxruntime"), ("torch", "pytorch"), ("identiy", "identity")])
 def test_an_unknown_name_gets_a_suggestion(name: str, meant: str) -> None:
     with pytest.raises(
-        NotFoundError, match=rf"unknown backend '{name}'; did you mean '{meant}'\? Available: function, identity,"
+        NotFoundError, match=rf"unknown backend '{name}'; did you mean '{meant}'\? Available: fil, function, identity,"
     ):
         find_backend(name)
 
@@ -224,7 +220,9 @@ def test_a_pytorch_model_with_its_python_file_is_a_python_model(tmp_path: Path) 
 
 
 def test_only_backends_with_files_are_recognised_by_them() -> None:
-    assert set(model_filenames()) == {"tensorrt", "onnxruntime", "python", "pytorch", "llm"}
+    assert set(model_filenames()) == {
+        *("tensorrt", "onnxruntime", "python", "pytorch", "llm", "sklearn", "xgboost", "lightgbm")
+    }
 
 
 def test_the_list_shows_what_would_be_taken(tmp_path: Path) -> None:
@@ -242,10 +240,10 @@ def test_the_list_shows_what_would_be_taken(tmp_path: Path) -> None:
         ('{"model": "qwen3", "rope_scaling": {}}', "llm"),
         ("{}", "llm"),
         ("not JSON", "llm"),
-        ('{"learner": {"attributes": {}}, "version": [2, 1, 0]}', None),  # XGBoost
+        ('{"learner": {"attributes": {}}, "version": [2, 1, 0]}', "xgboost"),
         ('{"oblivious_trees": [], "features_info": {}}', None),  # CatBoost
         ('{"name": "tree", "tree_info": []}', None),  # LightGBM
-        ('{"learner": {"trees": "' + "x" * (1 << 20) + '"}}', None),
+        ('{"trees": [], "names": "' + "x" * (1 << 20) + '"}', None),
     ],
     ids=range(8),
 )
@@ -254,11 +252,10 @@ def test_a_model_json_of_another_library_is_no_language_model(
 ) -> None:
     (tmp_path / "model.json").write_text(document)
     assert backend_for_model_files(tmp_path) == backend
-    hint = foreign_model_file(tmp_path)
     if backend is None:
+        hint = foreign_model_file(tmp_path)
         assert hint is not None
-        assert "served as ONNX (model.onnx) or by a Python model" in hint
-        (tmp_path / "config.json").write_text("{}")
-        assert backend_for_model_files(tmp_path) == "llm"
+        assert "convert it to ONNX, or serve it by a Python model" in hint
     else:
-        assert hint is None
+        (tmp_path / "config.json").write_text("{}")
+        assert backend_for_model_files(tmp_path) == backend

@@ -11,7 +11,7 @@ import pytest
 from modelserver_backends.llm.backend import _LIBRARIES as LLM_LIBRARIES
 
 from docs.generate import distributions
-from modelserver.backend.discovery import _BUNDLED
+from modelserver.backend.discovery import BUNDLED
 from modelserver.store.cloud_store import _LIBRARIES as CLOUD_LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +32,8 @@ MESSAGES = {
     "backends/tensorrt/findings.py": {"tensorrt": {"torch"}},
     "backends/tensorrt/device.py": {"tensorrt": {"torch"}},
 }
+# Of libraries that are called otherwise there.
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "xgboost": "xgboost-cpu"}
 SOURCES = [path for top in ("modelserver", "backends") for path in sorted((ROOT / top).rglob("*.py"))]
 
 
@@ -72,7 +74,7 @@ def test_an_extra_that_the_toolkit_names_brings_what_it_needs() -> None:
     assert not [call for call in calls if call[1] not in EXTRAS[call[2]]]
 
 
-@pytest.mark.parametrize("name", [name for name, backend in _BUNDLED.items() if backend.extra])
+@pytest.mark.parametrize("name", [name for name, backend in BUNDLED.items() if backend.extra])
 def test_the_extra_of_a_backend_brings_its_library(name: str) -> None:
-    backend = _BUNDLED[name]
-    assert backend.library in EXTRAS[backend.extra or ""]
+    backend = BUNDLED[name]
+    assert DISTRIBUTIONS.get(str(backend.library), backend.library) in EXTRAS[backend.extra or ""]

@@ -4,7 +4,7 @@ import pytest
 from support.onnx_models import identity_model
 from support.repositories import IDENTITY_CONFIG, write_model
 
-from modelserver.backend.discovery import backend_for_model_files
+from modelserver.backend.model_files import backend_for_model_files
 from modelserver.errors import ConfigError, UnsupportedError
 from modelserver.repository.definition import ModelDefinition, read_definition
 from modelserver.repository.layout import scan_model

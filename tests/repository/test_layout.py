@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.repositories import write_model
 
-from modelserver.backend.discovery import backend_for_model_files
+from modelserver.backend.model_files import backend_for_model_files
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.repository.layout import INCOMPLETE_MARKER, fingerprint_model, scan_model
 from modelserver.repository.roots import RepositoryRoot, RepositoryScan, find_model, resolve_roots, scan_roots
@@ -205,11 +205,11 @@ def test_a_file_is_version_1_of_one_model_without_what_lies_beside_it(tmp_path: 
     ("name", "way"),
     [
         ("model.safetensors", "the directory of the checkpoint"),
-        ("model.joblib", "scikit-learn.*ONNX.*model.py"),
-        ("model.ubj", "boosted trees.*ONNX"),
+        ("model.cbm", "CatBoost.*ONNX.*model.py"),
+        ("notes.txt", "not a model of LightGBM"),
         ("model.keras", "TensorFlow.*ONNX"),
         ("config.pbtxt", "the directory of the model"),
-        ("notes.md", r"expected a model's file \(.*\.gguf, \.onnx"),
+        ("notes.md", r"expected a model's file \(.*\.gguf, .*\.onnx, "),
     ],
 )
 def test_a_file_that_no_backend_serves_is_refused_with_a_way_out(tmp_path: Path, name: str, way: str) -> None:

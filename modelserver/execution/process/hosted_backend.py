@@ -44,9 +44,11 @@ def make_backend(backend_class: type[Backend], context: BackendContext) -> Backe
 def complete_config(backend_class: type[Backend], context: BackendContext) -> ModelConfig:
     """`backend_class.complete_config`, in a process if the config wants the model to live in one. Raises as that does.
 
-    A backend that asks for processes itself knows what it may load here, and one that completes quickly loads nothing.
+    A backend that asks for processes itself knows what it may load here, unless a client has sent it, and one that
+    completes quickly loads nothing.
     """
-    wants_process = is_hosted(backend_class, context) and instance_in_process(context.config)
+    is_distrusted = context.is_uploaded or instance_in_process(context.config)
+    wants_process = is_distrusted and is_hosted(backend_class, context)
     if backend_class.completes_quickly or not wants_process:
         return backend_class.complete_config(context)
     recipe = backend_recipe(reference(backend_class), context, Placement(context.model_name))
