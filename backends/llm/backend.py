@@ -35,6 +35,7 @@ from .checkpoint_place import (
     longest_of,
 )
 from .contract import complete_config
+from .pictures.families import sees_pictures
 
 if TYPE_CHECKING:
     from .embedding.instance import EncoderInstance
@@ -62,6 +63,7 @@ class LlmBackend(Backend):
             config,
             max_model_len=place.options.max_model_len or longest_of(place.checkpoint),
             is_encoder=place.is_encoder,
+            sees_pictures=sees_pictures(place.checkpoint, tensor_parallel_size=place.options.tensor_parallel_size),
         )
 
     @classmethod

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 # Never allocated: the ring's end here, and a harmless place for padding on the device.
 NULL_BLOCK = 0
@@ -146,16 +146,30 @@ def root_hash(cache_salt: str = "", adapter: str = "") -> bytes:
     return digest.digest()
 
 
-def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of a full block of `token_ids` that follows the prefix named `parent`."""
-    return hashlib.blake2b(parent + array("i", token_ids).tobytes(), digest_size=DIGEST_SIZE).digest()
+def block_hash(parent: bytes, token_ids: Sequence[int], key: bytes = b"") -> bytes:
+    """The hash of a full block of `token_ids` that follows the prefix named `parent`.
+
+    `key` tells apart blocks of equal tokens. Blocks of a chain are equally long, so that no key reads as a token.
+    """
+    return hashlib.blake2b(parent + array("i", token_ids).tobytes() + key, digest_size=DIGEST_SIZE).digest()
 
 
-def extend_hashes(hashes: list[bytes], token_ids: list[int], num_tokens: int, block_size: int, root: bytes) -> None:
-    """Append to `hashes` those of the full blocks among the first `num_tokens` tokens that are not there yet."""
+def extend_hashes(
+    hashes: list[bytes],
+    token_ids: list[int],
+    num_tokens: int,
+    block_size: int,
+    root: bytes,
+    key: Callable[[int, int], bytes] | None = None,
+) -> None:
+    """Append to `hashes` those of the full blocks among the first `num_tokens` tokens that are not there yet.
+
+    `key` gives the keys of blocks, by their first token and that behind their last.
+    """
     parent = hashes[-1] if hashes else root
     for end in range((len(hashes) + 1) * block_size, num_tokens + 1, block_size):
-        parent = block_hash(parent, token_ids[end - block_size : end])
+        start = end - block_size
+        parent = block_hash(parent, token_ids[start:end], key(start, end) if key is not None else b"")
         hashes.append(parent)
 
 

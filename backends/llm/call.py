@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -23,6 +23,9 @@ from .contract import COMPANIONS, OUTPUTS, RETURNS, Operation
 from .json_fields import integer, quote, string
 from .sampling_params import CONVERTERS, SamplingParams
 from .structured_outputs import ALIASES
+
+if TYPE_CHECKING:
+    from .pictures.prompt import PromptPictures
 
 # TensorRT-LLM's name of `stop`. Its public examples send these two with an empty text, which means none.
 _STOP_WORDS, _BAD_WORDS = "stop_words", "bad_words"
@@ -73,6 +76,7 @@ class Call:
     has_special_tokens: bool | None
     dimensions: int | None
     truncation: int | None
+    images: tuple[bytes, ...] = ()  # files, base64 or data: URLs, in the order of their places in the prompt
     has_logprobs: bool = False  # the sampling parameters ask for log-probabilities
 
     def longest(self, max_model_len: int) -> int | None:
@@ -131,6 +135,7 @@ def read_call(
         _flag(request, "add_special_tokens"),
         _number(request, "dimensions"),
         truncation,
+        _images(request, operation),
         has_logprobs,
     )
 
@@ -164,6 +169,16 @@ def _prompt(request: InferRequest, operation: Operation) -> tuple[str | bytes | 
         is_long = isinstance(element, bytes) and len(element) > _MAX_DECODED_BYTES
         return element if is_long else _text(request, "text_input"), None, None
     return None, _chat(request), None
+
+
+def _images(request: InferRequest, operation: Operation) -> tuple[bytes, ...]:
+    tensor = request.inputs.get("image")
+    if tensor is None:
+        return ()
+    if operation not in (Operation.GENERATE, Operation.TOKENIZE) or "input_ids" in request.inputs:
+        raise InvalidArgumentError("input 'image' goes with text_input or messages, of generate or tokenize")
+    elements = tensor.data.ravel().tolist()
+    return tuple(each.encode(errors="replace") if isinstance(each, str) else each for each in elements)
 
 
 def _chat(request: InferRequest) -> Chat:
@@ -304,3 +319,4 @@ class ReadRequest:
     token_ids: list[int] = field(default_factory=list)
     text: str | None = None
     response: InferResponse | None = None
+    pictures: PromptPictures | None = None

@@ -124,7 +124,7 @@ class CapturedDecode:
         batch = step.batch
         count, width = batch.block_tables.shape
         view = columns.numpy()
-        view[:, :count] = (step.input_ids, step.positions, batch.slots, batch.lens)
+        view[:, :count] = (step.input_ids, step.rope_positions, batch.slots, batch.lens)
         view[:2, count:size] = 0
         view[2, count:size] = -1
         view[3, count:size] = 0

@@ -35,6 +35,8 @@ RETURNS: Mapping[str, str] = {
     "return_num_cached_tokens": "num_cached_tokens",
     "return_token_ids": "token_ids",
 }
+# Of models that see pictures: their files, base64 or data: URLs.
+IMAGE = "image"
 _INPUTS: Mapping[str, tuple[Datatype, int]] = {
     "text_input": (Datatype.BYTES, 1),
     "messages": (Datatype.BYTES, 1),
@@ -47,6 +49,7 @@ _INPUTS: Mapping[str, tuple[Datatype, int]] = {
     "add_special_tokens": (Datatype.BOOL, 1),
     "dimensions": (Datatype.INT32, 1),
     "truncate_prompt_tokens": (Datatype.INT32, 1),
+    IMAGE: (Datatype.BYTES, -1),
 }
 OUTPUTS: Mapping[str, Datatype] = {
     "text_output": Datatype.BYTES,
@@ -91,7 +94,9 @@ class Operation(enum.Enum):
     EMBED = "embed"
 
 
-def complete_config(config: ModelConfig, *, max_model_len: int | None = None, is_encoder: bool = False) -> ModelConfig:
+def complete_config(
+    config: ModelConfig, *, max_model_len: int | None = None, is_encoder: bool = False, sees_pictures: bool = False
+) -> ModelConfig:
     """The config with the contract's tensors and one instance that finds its own device; decoupled, unless it is an
     encoder's, which answers once.
 
@@ -115,7 +120,9 @@ def complete_config(config: ModelConfig, *, max_model_len: int | None = None, is
             f"{what}: model_transaction_policy: expected decoupled: "
             + ("false, for an encoder answers once" if is_encoder else "true, which streams need")
         )
-    known_inputs = {name: _INPUTS[name] for name in _ENCODER_INPUTS} if is_encoder else _INPUTS
+    known_inputs = {name: _INPUTS[name] for name in _ENCODER_INPUTS} if is_encoder else dict(_INPUTS)
+    if not sees_pictures:
+        known_inputs.pop(IMAGE, None)
     known_outputs = {name: OUTPUTS[name] for name in _ENCODER_OUTPUTS} if is_encoder else OUTPUTS
     inputs, outputs = config.input, config.output
     if not inputs or is_vllm:

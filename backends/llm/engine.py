@@ -31,6 +31,7 @@ from .sequence import FinishReason, Sequence, find_stop
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint
     from .grammar import Grammar
+    from .pictures.reader import PictureReader
     from .runner import Launched, Runner
     from .text.text_stream import TextStream
     from .text.tokenizer import Tokenizer
@@ -55,11 +56,13 @@ class Engine:
         options: EngineOptions,
         runner: Runner,
         tokenizer: Tokenizer | None,
+        pictures: PictureReader | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.options = options
         self.runner = runner
         self.tokenizer = tokenizer
+        self.pictures = pictures
         self._clock_ns = clock_ns
         self._kv = KvManager(
             BlockPool(runner.num_blocks),
@@ -106,7 +109,12 @@ class Engine:
 
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
         runner = load_runner(checkpoint, options, Sampler(eos_token_ids=tokenizer.eos_token_ids, tokenizer=tokenizer))
-        return cls(options=options, runner=runner, tokenizer=tokenizer)
+        pictures = None
+        if runner.tower is not None:
+            from .pictures.reader import PictureReader
+
+            pictures = PictureReader(runner.tower, tokenizer, options)
+        return cls(options=options, runner=runner, tokenizer=tokenizer, pictures=pictures)
 
     @property
     def cache_config(self) -> dict[str, object]:
@@ -181,6 +189,7 @@ class Engine:
                 is_host_bound=is_host_bound(params),
                 source=sequences[0] if sequences else None,
                 matcher=grammar.matcher() if grammar is not None else None,
+                pictures=request.pictures,
             )
             self._num_sequences += 1
             sequences.append(sequence)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from modelserver.backend import ServerError
 
 from .plan import TokenLogprobs
 from .sampling_params import SamplingParams
 from .sequence import FinishReason
+
+if TYPE_CHECKING:
+    from .pictures.prompt import PromptPictures
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +21,7 @@ class GenerationRequest:
 
     `priority`: lower goes first, where the engine schedules by priority. `cache_salt` separates prefixes that must not
     be shared. `arrival_ns` by the engine's clock; 0 is now. Not `is_streamed`: one output per choice, when it has
-    ended.
+    ended. `pictures` are those in the prompt.
     """
 
     prompt_token_ids: list[int]
@@ -28,6 +32,7 @@ class GenerationRequest:
     arrival_ns: int = 0
     prompt_text: str | None = None
     is_streamed: bool = True
+    pictures: PromptPictures | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from modelserver.backend import InferRequest, InferResponse, Measurement, StepInstance
+from modelserver.backend import InferRequest, InferResponse, Measurement, StepInstance, UnsupportedError
 from modelserver.backend import ResponseSender as Sender
 
 from .admission import check_dimensions, check_embedded_length, check_length, check_token_ids
@@ -140,8 +141,10 @@ class LlmInstance(StepInstance):
                 check = partial(
                     check_length, max_tokens=call.params.max_tokens, max_model_len=self.engine.max_model_len
                 )
-                if call.text == "":
+                if call.text == "" and not call.images:
                     return ReadRequest(call, self._empty_prompt(call), "")
+                if call.images:
+                    return self._read_with_pictures(call, both_checks(check_left, check))
                 return ReadRequest(call, *self._prompt(call, both_checks(check_left, check)))
             case Operation.EMBED:
                 return ReadRequest(call, self._embedded_token_ids(call, check_left))
@@ -171,6 +174,7 @@ class LlmInstance(StepInstance):
             request_id=request.id,
             arrival_ns=request.arrival_ns,
             is_streamed=call.is_streamed,
+            pictures=read.pictures,
         )
         self.engine.add(asked)
         num_choices = call.params.n
@@ -227,6 +231,17 @@ class LlmInstance(StepInstance):
         encoded = self._tokenizer.encode(text, has_special_tokens, longest=longest, check_length=check)
         return encoded, text if isinstance(text, str) else str(text, "utf-8", "replace")
 
+    def _read_with_pictures(self, call: Call, check: LengthCheck) -> ReadRequest:
+        """Its `token_ids` have a token in the place of each row of a picture."""
+        reader = self.engine.pictures
+        if reader is None:
+            raise UnsupportedError("input 'image': this model takes text only, and no pictures")
+        seen = reader.see(call.images, partial(check, 0, False))
+        given, has_special_tokens = self._text(call)
+        text = given if isinstance(given, str) else str(given, "utf-8", "replace")
+        token_ids = self._tokenizer.encode(reader.expand(text, seen), has_special_tokens, check_length=check)
+        return ReadRequest(call, token_ids, text, pictures=reader.place(seen, token_ids))
+
     def _empty_prompt(self, call: Call) -> list[int]:
         """The tokens of an empty text: those added to every text, or else the one that begins texts."""
         bos_token_id = self._tokenizer.bos_token_id
@@ -245,6 +260,7 @@ class LlmInstance(StepInstance):
             continue_final_message=chat.is_continued,
             documents=chat.documents,
             variables=chat.variables,
+            picture=reader.placeholder if call.images and (reader := self.engine.pictures) is not None else None,
         )
         if call.has_special_tokens is not None or self._tokenizer.chat_templates.writes_special_tokens:
             return text, call.has_special_tokens is True
@@ -252,7 +268,10 @@ class LlmInstance(StepInstance):
         return text, begin is None or not text.startswith(begin)
 
     def _tokenized(self, call: Call, check: LengthCheck, outputs: Collection[str] | None) -> InferResponse:
-        token_ids = self._tokenizer.encode_array(*self._text(call), check_length=check)
+        if call.images:
+            token_ids = array("i", self._read_with_pictures(call, check).token_ids)
+        else:
+            token_ids = self._tokenizer.encode_array(*self._text(call), check_length=check)
         return tokenized(token_ids, self._tokenizer, self.engine.max_model_len, outputs)
 
     def _detokenized(self, call: Call) -> InferResponse:

@@ -177,4 +177,5 @@ class KvManager:
 
     def _extend_hashes(self, sequence: Sequence, num_tokens: int) -> None:
         root = root_hash(sequence.cache_salt) if sequence.cache_salt else self._root
-        extend_hashes(sequence.block_hashes, sequence.token_ids, num_tokens, self.block_size, root)
+        key = None if sequence.pictures is None else sequence.pictures.block_key
+        extend_hashes(sequence.block_hashes, sequence.token_ids, num_tokens, self.block_size, root, key)

@@ -12,6 +12,7 @@ from threading import Event
 from modelserver.backend import CancelledError, InferRequest, InferResponse, InternalError, ResponseSender, ServerError
 
 from .call import ReadRequest
+from .contract import IMAGE
 from .text.tokenizer import LONG_TEXT, LengthCheck
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,8 @@ class LongTexts:
 
 
 def _is_long(request: InferRequest) -> bool:
-    return any(
+    """Pictures take as long to read as long texts."""
+    return IMAGE in request.inputs or any(
         len(tensor.data.item()) > LONG_TEXT
         for name in ("text_input", "messages")
         if (tensor := request.inputs.get(name)) is not None

@@ -13,6 +13,9 @@ from .json_fields import boolean, integer, number, string, unknown, wrong
 
 logger = logging.getLogger(__name__)
 
+# In a prompt.
+_USUAL_PICTURES = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
@@ -23,6 +26,8 @@ class EngineOptions:
     how many there are (one of them is for padding). `scheduling_policy` is "fcfs" or "priority" (lower goes first).
     `pooling`, `normalize` and `default_prompt_name` are of embeddings; None: as the checkpoint has it.
     `disable_any_whitespace`: structured JSON has no blanks between its elements, unless a request says otherwise.
+    `limit_mm_per_prompt` pictures may be in a prompt, of `max_image_pixels` each before they are resized; embeddings of
+    pictures are kept up to `mm_processor_cache_gb` (GiB).
     `structured_outputs_backend`: "guidance" or "xgrammar" compiles structured outputs; None: the installed one.
 
     Raises InvalidArgumentError, which names the option, when one is out of its range.
@@ -52,6 +57,9 @@ class EngineOptions:
     default_prompt_name: str | None = None
     disable_any_whitespace: bool = False
     structured_outputs_backend: str | None = None
+    limit_mm_per_prompt: int = _USUAL_PICTURES
+    max_image_pixels: int = 1 << 26
+    mm_processor_cache_gb: float = 1.0
 
     def __post_init__(self) -> None:
         for name, (is_right, expected) in _RANGES.items():
@@ -104,6 +112,20 @@ class EngineOptions:
         return cls(**given)
 
 
+def picture_limit(name: str, value: Any) -> int:
+    """A number, or vLLM's object of them by modality: {"image": 4}."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise wrong(name, 'a number, or an object such as {"image": 4}', value) from None
+    if isinstance(value, dict):
+        value = value.get("image", _USUAL_PICTURES)
+        if isinstance(value, dict):
+            value = value.get("count")
+    return integer(name, value)
+
+
 CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "block_size": integer,
     "max_model_len": integer,
@@ -129,6 +151,9 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "default_prompt_name": string,
     "disable_any_whitespace": boolean,
     "structured_outputs_backend": string,
+    "limit_mm_per_prompt": picture_limit,
+    "max_image_pixels": integer,
+    "mm_processor_cache_gb": number,
 }
 # Options of which "auto" means None.
 AUTOMATIC = frozenset(
@@ -174,7 +199,6 @@ WITHOUT_MEANING = frozenset(
         "guided_decoding_backend",
         "ignore_patterns",
         "kv_sharing_fast_prefill",
-        "limit_mm_per_prompt",
         "long_prefill_token_threshold",
         "max_context_len_to_capture",
         "max_cpu_loras",
@@ -185,7 +209,6 @@ WITHOUT_MEANING = frozenset(
         "max_num_partial_prefills",
         "max_parallel_loading_workers",
         "max_seq_len_to_capture",
-        "mm_processor_cache_gb",
         "mm_processor_kwargs",
         "model_impl",
         "model_loader_extra_config",
@@ -251,6 +274,9 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tensor_parallel_size": (lambda value: value >= 1, "at least 1"),
     "max_logprobs": (lambda value: value >= 0, "at least 0"),
     "num_threads": (lambda value: value >= 1, "at least 1"),
+    "limit_mm_per_prompt": (lambda value: value >= 0, "at least 0"),
+    "max_image_pixels": (lambda value: value >= 1, "at least 1"),
+    "mm_processor_cache_gb": (lambda value: value >= 0, "at least 0"),
     "pooling": (lambda value: pooling_of(value) is not None, f"one of {', '.join(POOLINGS)}"),
     "structured_outputs_backend": (lambda value: value in ("guidance", "xgrammar"), "auto, guidance or xgrammar"),
 }

@@ -24,6 +24,7 @@ from .embedding.head import EmbeddingHead, load_head
 from .kv_memory import reserve_kv_memory, reserve_states
 from .models.load import LoadedNetwork, load_network
 from .options import EngineOptions
+from .pictures.step import StepPictures, take_pictures
 from .plan import Chunk, SampledToken, StepPlan, StepResult, TokenLogprobs
 from .sampler import SampledRows
 from .step_context import StepContext, compute_fresh
@@ -83,6 +84,7 @@ class Runner:
         self.window = loaded.attention.window
         self.has_states = loaded.states is not None
         self.head = head
+        self.tower = loaded.tower
         self._device = blocks.device
         self._network = loaded.network
         self._sampler = sampler
@@ -104,11 +106,13 @@ class Runner:
             step = StepInputs(plan.chunks, self.block_size)
             if self._followers is not None:
                 self._followers.step(step)
-            if self._captured is not None and not step.scored and self._captured.can_run(step):
+            pictures = None if self.tower is None else take_pictures(step, self._device)
+            is_plain = pictures is None and not step.scored
+            if self._captured is not None and is_plain and self._captured.can_run(step):
                 prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
                 sampled = self._run_captured(step, self._captured)
             else:
-                hidden = self._network(self._input_ids(step), self._context(step))
+                hidden = self._network(self._input_ids(step), self._context(step, pictures))
                 prompt_logprobs = self._prompt_logprobs(step, hidden)
                 sampled = self._sample(step, self._rows(step, hidden), self._network.logits)
             ends = accumulate(chunk[3] for chunk in step.sampled)
@@ -150,12 +154,13 @@ class Runner:
             found += compute_fresh(self._network, self._fresh_attention, [token_ids], self._device, state_groups=groups)
         return found
 
-    def _context(self, step: StepInputs) -> StepContext:
+    def _context(self, step: StepInputs, pictures: StepPictures | None) -> StepContext:
         return StepContext(
-            positions=torch.from_numpy(step.positions).to(self._device),
+            positions=torch.from_numpy(step.rope_positions).to(self._device),
             attention=self._attention,
             inputs=self._attention.prepare(step.batch),
             state_groups=() if self._states is None else self._states.group(step.sequence_slots, step.batch),
+            pictures=pictures,
         )
 
     def _input_ids(self, step: StepInputs) -> torch.Tensor:

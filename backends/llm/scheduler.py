@@ -108,7 +108,10 @@ class Scheduler:
                 continue
             num_tokens = total - start
             if num_tokens > budget:
-                num_tokens = budget
+                num_tokens = _whole_pictures(sequence, start, budget)
+                if not num_tokens:
+                    index += 1
+                    continue
             end = start + num_tokens
             if end > len(sequence.block_ids) * block_size and not self._make_room(sequence, end, preempted):
                 break
@@ -164,9 +167,11 @@ class Scheduler:
             prefix = self._kv.find_prefix(sequence)
             total = len(sequence.token_ids)
             start = len(prefix) * self._kv.block_size
-            num_tokens = min(total - start, budget)
-            if start + num_tokens < total and not self._is_chunked:
-                return
+            num_tokens = total - start
+            if num_tokens > budget:
+                num_tokens = _whole_pictures(sequence, start, budget)
+                if not num_tokens or not self._is_chunked:
+                    return
             if not self._kv.admit(sequence, prefix, self._num_reserved if self._running else 0):
                 return
             self._waiting.pop()
@@ -237,3 +242,10 @@ class Scheduler:
 
     def _key(self, sequence: Sequence) -> tuple[int, int]:
         return (sequence.priority if self._is_by_priority else 0, sequence.arrival)
+
+
+def _whole_pictures(sequence: Sequence, start: int, budget: int) -> int:
+    """How many of at most `budget` tokens from `start` a chunk may have, that cuts no picture which is seen whole."""
+    if sequence.pictures is None:
+        return budget
+    return max(0, sequence.pictures.whole_until(start + budget) - start)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from .pictures.prompt import PromptPictures
 
 
 class FinishReason(enum.Enum):
@@ -69,6 +72,8 @@ class Sequence:
     # The stop string or token id that ended it; None for end-of-sequence or length.
     stop_reason: str | int | None = None
     matcher: Any = None
+    # What of its prompt is picture.
+    pictures: PromptPictures | None = None
     # The sampler's state of it: token counts, banned words (`sampler_state`).
     sampler_state: Any = None
 

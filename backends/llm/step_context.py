@@ -14,17 +14,20 @@ if TYPE_CHECKING:
     from .attention.paged import PagedAttention, Rotation
     from .attention.sdpa import SdpaAttention
     from .models.recurrent_states import StateGroup
+    from .pictures.step import StepPictures
 
 
 @dataclass(slots=True, kw_only=True)
 class StepContext:
     """Passed from the network to each layer and each linear layer, whose rows are the step's tokens in their order.
 
-    `positions` [tokens] are those of the tokens in their sequences. `inputs` is what `attention` has prepared of the
-    step. `state_groups` says which rows belong to which slot of recurrent states; it is empty where no layer keeps any.
-    `rotations` has the step's cosines and sines for each kind of rotation; the decoder sets it.
+    `positions` [tokens] are those of the tokens in their sequences; [3, tokens] where those of pictures differ by time,
+    height and width. `inputs` is what `attention` has prepared of the step. `state_groups` says which rows belong to
+    which slot of recurrent states; it is empty where no layer keeps any. `pictures` are rows that come from embeddings
+    in place of token ids; None without any. `rotations` has the step's cosines and sines for each kind of rotation; the
+    decoder sets it.
 
-    A feature that depends on rows adds a field here: adapters and their rows, embeddings that replace token ids.
+    A feature that depends on rows adds a field here, such as adapters and their rows.
     """
 
     positions: torch.Tensor
@@ -32,6 +35,7 @@ class StepContext:
     inputs: Any
     state_groups: tuple[StateGroup, ...] = ()
     rotations: tuple[Rotation, ...] = ()
+    pictures: StepPictures | None = None
 
 
 def compute_fresh(

@@ -15,11 +15,22 @@ class StepInputs:
 
     `sequences` are those of the rows' chunks. `sampled` has the chunks that give tokens, in the order of the plan;
     `sampled_rows` the rows that give them, None if those are all rows in order. `unread`: rows whose token is on the
-    device only, with their seq_id. `scored`: chunks whose prompt's log-probabilities are asked for, and where their
+    device only, with their seq_id. `rope_positions` [tokens] or [3, tokens] are the positions that rotations turn by.
+    `scored`: chunks whose prompt's log-probabilities are asked for, and where their
     rows begin.
     """
 
-    __slots__ = ("batch", "input_ids", "positions", "sampled", "sampled_rows", "scored", "sequences", "unread")
+    __slots__ = (
+        "batch",
+        "input_ids",
+        "positions",
+        "rope_positions",
+        "sampled",
+        "sampled_rows",
+        "scored",
+        "sequences",
+        "unread",
+    )
 
     def __init__(self, chunks: Sequence[Chunk], block_size: int) -> None:
         # One loop without calls per sequence: this is what the host does for every token of every step.
@@ -58,7 +69,7 @@ class StepInputs:
         num_rows = len(input_ids)
         self.sequences = [chunk[0] for chunk in ordered]
         self.input_ids = np.array(input_ids, dtype=np.int64)
-        self.positions = np.array(positions, dtype=np.int64)
+        self.positions = self.rope_positions = np.array(positions, dtype=np.int64)
         self.sampled = [chunk for chunk in chunks if chunk[3]]
         rows = [last_rows[chunk[0].seq_id] for chunk in self.sampled]
         if any(chunk[3] > 1 for chunk in self.sampled):

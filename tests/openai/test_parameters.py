@@ -243,7 +243,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages[0].content[0].type",
+        "messages[0].content[0].image_url.url",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": "a", "name": 1}]}, "messages[0].name"),

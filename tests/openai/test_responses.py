@@ -241,7 +241,7 @@ def test_an_error_after_the_stream_has_begun_ends_it_as_failed(client: openai.Op
         ({"input": "one", "tool_choice": "required"}, 400, "tool_choice"),
         ({"input": "one", "tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, 400, "tool_choice.name"),
         ({"input": "one", "text": {"format": {"type": "xml"}}}, 400, "text.format.type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input[0].content[0].image_url"),
         ({"input": [{"type": "function_call", "name": "a", "arguments": "["}]}, 400, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, 400, "input[0].call_id"),
     ],

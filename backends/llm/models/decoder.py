@@ -137,6 +137,8 @@ class Decoder:
         hidden = self._embedding(input_ids)
         if self.config.embedding_scale != 1.0:
             hidden = hidden * self.config.embedding_scale
+        if step.pictures is not None:
+            hidden = step.pictures.put(hidden)
         if self._positions is not None:
             hidden = hidden + self._positions(positions)
         step.rotations = tuple(Rotation(cosines[positions], sines[positions]) for cosines, sines in self._tables)

@@ -14,6 +14,8 @@ from ..attention.paged import AttentionSpec
 from ..checkpoint import Checkpoint, HfCheckpoint, text_config
 from ..embedding.recognition import is_encoder
 from ..options import EngineOptions
+from ..pictures.families import sees_pictures
+from ..pictures.tower import Tower, load_tower
 from ..quantization import find_scheme
 from ..quantization.checking import CheckingScheme, UnreadCheckpoint, WalkingScheme
 from ..quantization.scheme import Scheme
@@ -58,6 +60,8 @@ class LoadedNetwork:
     is_capturable: bool
     # The states of layers without attention.
     states: RecurrentStates | None = None
+    # The part that sees pictures.
+    tower: Tower | None = None
 
 
 def load_network(
@@ -101,6 +105,9 @@ def load_network(
         max_model_len,
         config.eos_token_ids,
         is_capturable=config.moe is None,
+        tower=load_tower(checkpoint, dtype=dtype, device=device)
+        if sees_pictures(checkpoint, tensor_parallel_size=rank.size)
+        else None,
     )
 
 

@@ -21,15 +21,15 @@ def load_pretrained(
     checkpoint: Checkpoint,
     model_type: str,
     *,
-    unused: str = "",
+    unused: str | tuple[str, ...] = "",
     within: AbstractContextManager[None] | None = None,
     **options: Any,
 ) -> Any:
     """Load a checkpoint by `loader`, one of transformers' Auto classes. The checkpoint's own code is not run.
 
     transformers reads a directory itself. Of a GGUF file it gets the config and the tensors, in `dtype`.
-    Called from any thread; loads wait for one another. Weights whose names begin with `unused` may be missing. The load
-    runs `within` a context, which no other load shares.
+    Called from any thread; loads wait for one another. Weights whose names begin with (one of) `unused` may be missing,
+    or have another shape where `options` let them. The load runs `within` a context, which no other load shares.
     UnsupportedError for what transformers does not know, InvalidArgumentError for files that are damaged and weights
     that are missing.
     """
@@ -53,7 +53,8 @@ def load_pretrained(
     except (OSError, RuntimeError) as error:
         raise InvalidArgumentError(f"transformers cannot load the {model_type} in {place}: {error}") from None
     # transformers draws them at random, and the model would write nonsense.
-    missing = sorted(name for name in found["missing_keys"] if not (unused and name.startswith(unused)))
+    named = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
+    missing = sorted(name for name in named if not (unused and name.startswith(unused)))
     if missing:
         raise InvalidArgumentError(
             f"the {model_type} in {place} lacks {len(missing)} of its weights: {', '.join(missing[:5])}"

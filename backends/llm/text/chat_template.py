@@ -107,8 +107,11 @@ class ChatTemplates:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        picture: str | None = None,
     ) -> str:
-        """The text. Raises InvalidArgumentError for wrong messages, or with the template's own error."""
+        """The text. `picture` stands for pictures where the template knows no parts; without it there must be none.
+
+        Raises InvalidArgumentError for wrong messages, or with the template's own error."""
         template: SandboxedTemplate | None = None
         if self._ollama is None:
             template = self._template("tool_use" if tools is not None and "tool_use" in self._sources else "default")
@@ -124,7 +127,11 @@ class ChatTemplates:
             raise InvalidArgumentError("messages must have at least one message")
         conversation = self._with_history(conversation)
         if template is None or not template.reads_content_parts:
-            conversation = [_joined_content(message, place) for place, message in enumerate(conversation)]
+            conversation = [_joined_content(message, place, picture) for place, message in enumerate(conversation)]
+        elif template.needs_content_parts:
+            conversation = [_with_parts(message) for message in conversation]
+        if picture is None:
+            _refuse_pictures(conversation)
         if continue_final_message:
             _mark_end(conversation[-1])
         conversation = [_with_reasoning(message) for message in conversation]
@@ -201,7 +208,7 @@ def _tool_arguments(arguments: str, place: int) -> Any:
         raise InvalidArgumentError(f"messages[{place}]: the arguments of a tool call are not JSON: {error}") from error
 
 
-def _joined_content(message: dict[str, Any], place: int) -> dict[str, Any]:
+def _joined_content(message: dict[str, Any], place: int, picture: str | None) -> dict[str, Any]:
     """Content in parts becomes one text, for templates that know no parts."""
     content = message.get("content")
     if not isinstance(content, list):
@@ -209,11 +216,30 @@ def _joined_content(message: dict[str, Any], place: int) -> dict[str, Any]:
     texts = []
     for part in content:
         text = part.get("text") if isinstance(part, dict) else part
+        if picture is not None and _is_picture(part):
+            text = picture
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise InvalidArgumentError(f"messages[{place}]: content of type {kind!r} is not supported, only text is")
         texts.append(text)
     return {**message, "content": "\n".join(texts)}
+
+
+def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def _refuse_pictures(conversation: list[dict[str, Any]]) -> None:
+    """The template would write the places of pictures that there are none of."""
+    for place, message in enumerate(conversation):
+        content = message.get("content")
+        if isinstance(content, list) and any(map(_is_picture, content)):
+            raise InvalidArgumentError(f"messages[{place}] has a picture, and the request has no input 'image'")
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image"
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

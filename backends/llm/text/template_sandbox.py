@@ -190,13 +190,19 @@ def _reads_content_parts(tree: nodes.Template) -> bool:
 
 
 class SandboxedTemplate:
-    """A compiled template. `reads_content_parts`: content may stay a list of parts, the template goes through it."""
+    """A compiled template. `reads_content_parts`: content may stay a list of parts, the template goes through it.
+
+    `needs_content_parts`: it does so without asking whether content is a string, whose text it would leave out.
+    """
 
     def __init__(self, source: str, limits: TemplateLimits) -> None:
         self._limits = limits
         environment = _Environment(limits.num_characters)
         try:
-            self.reads_content_parts = _reads_content_parts(environment.parse(source))
+            tree = environment.parse(source)
+            self.reads_content_parts = _reads_content_parts(tree)
+            asks_for_strings = any(test.name == "string" for test in tree.find_all(nodes.Test))
+            self.needs_content_parts = self.reads_content_parts and not asks_for_strings
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise InvalidArgumentError(f"the model's chat template, line {error.lineno}: {error.message}") from error

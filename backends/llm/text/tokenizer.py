@@ -269,11 +269,13 @@ class Tokenizer:
         continue_final_message: bool = False,
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        picture: str | None = None,
     ) -> str:
         """The text of a conversation for the model, from the template of the model's own directory.
 
-        `variables` are what else the template may read. InvalidArgumentError: no template, a message that it
-        refuses, a variable whose name is one of the above, or it takes too long or becomes too large.
+        `variables` are what else the template may read, and `picture` is the text that stands for one.
+        InvalidArgumentError: no template, a message that it refuses, a variable whose name is one of the above, or it
+        takes too long or becomes too large.
         """
         return self.chat_templates.render(
             messages,
@@ -282,6 +284,7 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             documents=documents,
             variables=variables,
+            picture=picture,
         )
 
     def _named_id(self, name: str) -> int | None:

@@ -20,6 +20,7 @@ from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError, NotFoundError, ServerError
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import LanguageModel
+from modelserver.frontends.llm.pictures import IMAGE, take_pictures
 from modelserver.frontends.llm.requests import only_responses
 
 if TYPE_CHECKING:
@@ -35,12 +36,17 @@ _FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 async def conversation_input(
     dataplane: AnyDataPlane, model: LanguageModel, conversation: dict[str, Any]
 ) -> dict[str, Any]:
-    """The input of `model` that has the conversation: `messages`, or the text that the template makes of it.
+    """The inputs of `model` that have the conversation: `messages`, or the text that the template makes of it, and
+    `image` for its pictures.
 
-    Raises ParameterError if the model takes text but has no template, and if the template refuses the messages.
+    Raises ParameterError if the model takes text but has no template, if the template refuses the messages, and for
+    pictures that the model does not take.
     """
     if model.writes_harmony:
         conversation = {**conversation, "messages": [_with_thinking(each) for each in conversation["messages"]]}
+    conversation, pictures = take_pictures(model, conversation)
+    if pictures:
+        return {"messages": conversation, IMAGE: tuple(picture.source for picture in pictures)}
     if "messages" in model.inputs or not model.generates:
         return {"messages": conversation}
     directories = dataplane.model_directories(model.name)

@@ -8,6 +8,7 @@ import orjson
 
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields
+from modelserver.frontends.llm.pictures import joined, picture_part
 from modelserver.frontends.openai.limits import OpenAiLimits
 
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
@@ -16,7 +17,8 @@ _MAX_ROLE_LEN = 64
 # What OpenAI calls developer now is the system of every template, and what it called function their tool.
 _RENAMED = {"developer": "system", "function": "tool"}
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_OTHER_PARTS = ("image_url", "input_image", "image", "input_audio", "audio_url", "video_url", "file", "input_file")
+_OTHER_PARTS = ("input_audio", "audio_url", "video_url", "file", "input_file")
+_PICTURE_PARTS = ("image_url", "input_image", "image")
 _MAX_PARTS = 4096
 _MAX_CALLS = 512
 
@@ -38,7 +40,8 @@ def _read_message(fields: Fields) -> Message:
     role = fields.text("role") or ""
     if not 0 < len(role) <= _MAX_ROLE_LEN:
         raise fields.wrong("role", f"one of {', '.join(_ROLES)}, or another that the model's template knows", role)
-    message: Message = {"role": _RENAMED.get(role, role), "content": read_content(fields, "content")}
+    content = read_text(fields, "content") if role == "assistant" else read_content(fields, "content")
+    message: Message = {"role": _RENAMED.get(role, role), "content": content}
     for name in ("name", "tool_call_id"):
         text = fields.text(name)
         if text is not None:
@@ -99,22 +102,35 @@ def _read_arguments(function: Fields) -> dict[str, Any]:
     return arguments
 
 
-def read_content(fields: Fields, name: str) -> str | None:
-    """The text of a member that is a string or has parts, which become a line each. Raises ParameterError."""
+def read_content(fields: Fields, name: str) -> str | list[dict[str, Any]] | None:
+    """A member that is a string or has parts: texts become a line each, and with pictures it has parts.
+
+    Raises ParameterError.
+    """
     content = fields.document.get(name)
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise fields.wrong(name, "a string or an array of parts", content)
-    return "\n".join(_read_part(part) for part in fields.objects(name, _MAX_PARTS) or ())
+    return joined([_read_part(part) for part in fields.objects(name, _MAX_PARTS) or ()])
 
 
-def _read_part(part: Fields) -> str:
+def read_text(fields: Fields, name: str) -> str | None:
+    """The same of a member that has no pictures. Raises ParameterError."""
+    content = read_content(fields, name)
+    if isinstance(content, list):
+        raise ParameterError(f"'{fields.path(name)}' must be text", fields.path(name), Fault.UNSUPPORTED_CONTENT)
+    return content
+
+
+def _read_part(part: Fields) -> str | dict[str, Any]:
     part.need("type", "text")
     kind = part.text("type") or ""
+    if kind in _PICTURE_PARTS:
+        return _read_picture(part, kind)
     if kind in _OTHER_PARTS:
         raise ParameterError(
-            f"'{part.path('type')}' is '{kind}': the models here take text only",
+            f"'{part.path('type')}' is '{kind}': the models here take text and pictures only",
             part.path("type"),
             Fault.UNSUPPORTED_CONTENT,
         )
@@ -123,3 +139,11 @@ def _read_part(part: Fields) -> str:
         raise part.wrong("type", "text", kind)
     part.need(member, "a string")
     return part.text(member) or ""
+
+
+def _read_picture(part: Fields, kind: str) -> dict[str, Any]:
+    """`image_url` is an object with a URL for chats, and the URL itself for responses. `detail` is for other models."""
+    name = "image" if kind == "image" else "image_url"
+    part.need(name, "a data: URL")
+    inner = part.fields(name) if isinstance(part.document[name], dict) else None
+    return picture_part(part, name) if inner is None else picture_part(inner, "url")

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from modelserver.frontends.llm.fields import Fields
-from modelserver.frontends.openai.messages import read_content
+from modelserver.frontends.openai.messages import read_content, read_text
 
 Document = dict[str, Any]
 
@@ -38,8 +38,8 @@ class Messages:
         item.need("role", f"one of {', '.join(_ROLES)}")
         role = item.word("role", _ROLES) or ""
         item.need("content", "a string or an array of parts")
-        text = read_content(item, "content") or ""
         if role == "assistant":
+            text = read_text(item, "content") or ""
             turn = self._assistant()
             if turn["content"] and "tool_calls" not in turn:
                 text = f"{turn['content']}\n{text}"
@@ -49,7 +49,8 @@ class Messages:
             turn["content"] = text
             return
         self._turn = None
-        self.found.append({"role": "system" if role == "developer" else role, "content": text})
+        content = read_content(item, "content") or ""
+        self.found.append({"role": "system" if role == "developer" else role, "content": content})
 
     def _reasoning(self, item: Fields) -> None:
         """Encrypted reasoning of OpenAI's own models means nothing here."""

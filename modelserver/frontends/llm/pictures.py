@@ -1,0 +1,67 @@
+"""Pictures in conversations: parts of messages until the model is asked, and then elements of its input `image`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modelserver.frontends.llm.errors import Fault, ParameterError
+from modelserver.frontends.llm.fields import Fields
+from modelserver.frontends.llm.models import LanguageModel
+
+# The input of models that see pictures.
+IMAGE = "image"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What a client gave: the base64 of a file, or a URL. `param` is its path in the request's document."""
+
+    source: str
+    param: str
+
+
+def picture_part(fields: Fields, name: str) -> dict[str, Any]:
+    """The part of a message's content for the picture whose source is the member `name`. Raises ParameterError."""
+    fields.need(name, "a data: URL, or the base64 of a picture")
+    return {"type": "image", IMAGE: Picture(fields.text(name) or "", fields.path(name))}
+
+
+def joined(parts: list[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Content as templates take it: texts become a line each, and parts only where there are pictures."""
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) == len(parts):
+        return "\n".join(texts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+
+
+def take_pictures(model: LanguageModel, conversation: Mapping[str, Any]) -> tuple[dict[str, Any], list[Picture]]:
+    """The conversation with places for its pictures, and the pictures in their order.
+
+    Raises ParameterError, which names the first picture, for a model that sees none.
+    """
+    found: list[Picture] = []
+    messages = []
+    for message in conversation["messages"]:
+        content = message["content"]
+        if isinstance(content, list):
+            found += [part[IMAGE] for part in content if IMAGE in part]
+            parts = [{"type": "image"} if IMAGE in part else part for part in content]
+            messages.append({**message, "content": parts})
+        else:
+            messages.append(message)
+    if found and not {IMAGE, "messages"} <= model.inputs.keys():
+        raise ParameterError(
+            f"'{found[0].param}': the model '{model.name}' takes text only, and no pictures",
+            found[0].param,
+            Fault.UNSUPPORTED_CONTENT,
+        )
+    for picture in found:
+        if "://" in picture.source[:16]:
+            raise ParameterError(
+                f"'{picture.param}': pictures are not fetched from other servers: send a data: URL",
+                picture.param,
+                Fault.UNSUPPORTED_CONTENT,
+            )
+    return {**conversation, "messages": messages} if found else dict(conversation), found

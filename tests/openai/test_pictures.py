@@ -1,0 +1,124 @@
+"""Pictures through OpenAI's API, over the llm backend and a small random checkpoint that sees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from support.llm_models import write_llm
+from support.serving import RunningServer, running_server
+from support.tiny_checkpoints import write_checkpoint
+from support.tiny_pictures import (
+    conversation,
+    data_url,
+    draw_picture,
+    prompt_text,
+    reference_answer,
+    write_picture_checkpoint,
+)
+from tokenizers import Tokenizer
+
+FIRST, SECOND = draw_picture(0), draw_picture(1, (64, 50))
+GREEDY: dict[str, Any] = {"model": "seeing", "temperature": 0, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_picture_checkpoint(tmp_path_factory.mktemp("checkpoint") / "llava", "llava")
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("served")
+    write_llm(root, "seeing", checkpoint, dtype="float32", limit_mm_per_prompt=3, max_image_pixels=10_000)
+    write_llm(root, "blind", write_checkpoint(tmp_path_factory.mktemp("blind")), dtype="float32")
+    with running_server(root, exit_on_error=True) as running:
+        yield running
+
+
+@pytest.fixture
+def client(served: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://{served.http_url}/v1", api_key="none", max_retries=0) as connected:
+        yield connected
+
+
+def expected(checkpoint: Path, text: str, *pictures: bytes) -> tuple[int, str]:
+    """The number of tokens of the prompt, and the answer's text."""
+    prompt, tokens = reference_answer(checkpoint, "llava", prompt_text("llava", text, len(pictures)), pictures, 8)
+    return len(prompt), Tokenizer.from_file(str(checkpoint / "tokenizer.json")).decode(tokens)
+
+
+@pytest.mark.parametrize("pictures", [(FIRST,), (SECOND,), (FIRST, SECOND)], ids=["first", "second", "both"])
+def test_a_chat_about_pictures_equals_transformers(
+    client: openai.OpenAI, checkpoint: Path, pictures: tuple[bytes, ...]
+) -> None:
+    length, text = expected(checkpoint, "hello", *pictures)
+    answer = client.chat.completions.create(messages=conversation("hello", *pictures), **GREEDY)  # type: ignore[arg-type]
+    assert answer.choices[0].message.content == text
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == length
+    streamed = client.chat.completions.create(messages=conversation("hello", *pictures), stream=True, **GREEDY)  # type: ignore[arg-type]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices) == text
+
+
+def test_a_response_about_a_picture(client: openai.OpenAI, checkpoint: Path) -> None:
+    content = [{"type": "input_image", "image_url": data_url(FIRST)}, {"type": "input_text", "text": "hello"}]
+    answer = client.responses.create(
+        model="seeing",
+        input=[{"role": "user", "content": content}],  # type: ignore[list-item,misc]
+        temperature=0,
+        max_output_tokens=8,
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.output_text == expected(checkpoint, "hello", FIRST)[1]
+
+
+def test_tokens_of_pictures_are_counted(served: RunningServer, checkpoint: Path) -> None:
+    body = {"model": "seeing", "messages": conversation("hello", FIRST)}
+    answer = httpx.post(f"http://{served.http_url}/tokenize", json=body)
+    assert answer.json()["count"] == expected(checkpoint, "hello", FIRST)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "part", "param", "message"),
+    [
+        ("blind", {"url": data_url(FIRST)}, "messages[0].content[0].image_url.url", "takes text only, and no pictures"),
+        ("seeing", {"url": "https://example.com/a.png"}, "messages[0].content[0].image_url.url", "not fetched"),
+        ("seeing", {"url": "file:///etc/passwd"}, "messages[0].content[0].image_url.url", "not fetched"),
+        ("seeing", {}, "messages[0].content[0].image_url.url", "is missing"),
+        ("seeing", {"url": "aGVsbG8="}, "messages", "cannot be read as a picture"),
+        ("seeing", {"url": data_url(draw_picture(3, (101, 100)))}, "messages", "at most 10000 are decoded"),
+    ],
+)
+def test_what_is_no_picture(served: RunningServer, model: str, part: dict[str, Any], param: str, message: str) -> None:
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": part}]}]
+    answer = httpx.post(
+        f"http://{served.http_url}/v1/chat/completions", json={"model": model, "messages": messages}, timeout=30
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert message in error["message"]
+
+
+def test_too_many_pictures(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="has 4 pictures; this model takes at most 3"):
+        client.chat.completions.create(messages=conversation("hello", *[FIRST] * 4), **GREEDY)  # type: ignore[arg-type]
+
+
+def test_the_image_tensor_of_tritons_vllm_backend(served: RunningServer, checkpoint: Path) -> None:
+    body = {
+        "text_input": prompt_text("llava", "hello"),
+        "image": data_url(FIRST).partition(",")[2],
+        "add_special_tokens": False,
+        "exclude_input_in_output": True,
+        "sampling_parameters": json.dumps({"temperature": 0, "max_tokens": 8, "ignore_eos": True}),
+    }
+    answer = httpx.post(f"http://{served.http_url}/v2/models/seeing/generate", json=body, timeout=30)
+    assert answer.json()["text_output"] == expected(checkpoint, "hello", FIRST)[1]
+    named = httpx.get(f"http://{served.http_url}/v2/models/blind").json()["inputs"]
+    assert "image" not in {spec["name"] for spec in named}
