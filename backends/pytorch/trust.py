@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from modelserver.backend import BackendContext, InvalidArgumentError, UnsupportedError
 
 from .archive import DAMAGE, FileKind, first_lines, refuse_code
@@ -14,6 +16,18 @@ from .options import ALLOW_NATIVE, ALLOW_PICKLE, is_allowed
 
 # Triton's name of what runs AOTInductor packages: a config that has it means native code.
 NATIVE_PLATFORM = "torch_aoti"
+
+
+def count_weights(path: Path) -> int:
+    """How many tensors a checkpoint by names holds; 0 if it holds anything else. Runs nothing of the file."""
+    try:
+        found = torch.load(path, map_location="meta", weights_only=True)
+    except DAMAGE:
+        return 0
+    if isinstance(found, dict) and len(found) == 1 and isinstance(inner := next(iter(found.values())), dict):
+        found = inner  # {"state_dict": ...}
+    is_weights = isinstance(found, dict) and all(isinstance(each, torch.Tensor) for each in found.values())
+    return len(found) if is_weights else 0
 
 
 def check_trust(context: BackendContext, kind: FileKind, path: Path) -> None:
@@ -59,6 +73,11 @@ def _check_pickles(context: BackendContext, kind: FileKind, path: Path, model: s
         "save the model with torch.export.save, or vouch for all models of this server with "
         f"--backend-config=pytorch,{ALLOW_PICKLE}=true"
     )
+    if kind is FileKind.PICKLE and (count := count_weights(path)):
+        raise UnsupportedError(
+            f"{model}: {path} holds {count} weights and no program (a state_dict): write the module with 'modelserver "
+            "convert FILE.py:NAME DIRECTORY --to pt2', where NAME is a function or class that makes it and loads them"
+        )
     if kind is FileKind.PICKLE:
         danger = f"{path} is a {kind.value} (torch.save), which can run any code when loaded"
         raise UnsupportedError(f"{model}: {danger}; {advice}")

@@ -34,7 +34,7 @@ _WAYS_OUT = {
     ".txt": "it is not a model of LightGBM, which begins with the line 'tree'",
     ".pbtxt": "serve the directory of the model, or the repository that the directory lies in",
     ".pth": "if it is TorchScript or an exported program, name it .pt or .pt2; if it holds weights alone, write the "
-    "module with 'modelserver convert FILE.py:CLASS DIRECTORY'",
+    "module with 'modelserver convert FILE.py:NAME DIRECTORY --to pt2', where NAME makes the module and loads them",
     ".cbm": f"for a model of CatBoost, {_AS_ONNX}",
     **dict.fromkeys((".h5", ".keras", ".pb", ".tflite"), f"for a TensorFlow model, {_AS_ONNX}"),
 }
@@ -56,7 +56,7 @@ def backend_for_model_file(path: Path) -> str:
     if is_modelfile(path):
         return "llm"
     kind = path.suffix.lower()
-    kinds = {
+    kinds = {".ts": "pytorch"} | {
         Path(name).suffix: backend
         for backend, bundled in BUNDLED.items()
         for name in bundled.filenames
@@ -69,6 +69,16 @@ def backend_for_model_file(path: Path) -> str:
         kind = f".{backend}"
     way = _WAYS_OUT.get(kind) or f"expected a model's file ({', '.join(sorted(kinds))}) or a directory"
     raise InvalidArgumentError(f"'{path}' cannot be served: {way}")
+
+
+def checkpoint_of(path: Path) -> Path | None:
+    """The directory of a language model's checkpoint, if the file is its weights."""
+    return path.parent if path.suffix.lower() == ".safetensors" and (path.parent / _CHECKPOINT).is_file() else None
+
+
+def is_foreign_model(path: Path) -> bool:
+    """Whether the file is of a kind that holds models, which no backend serves as it is."""
+    return path.suffix.lower() in _WAYS_OUT.keys() - {".json", ".txt", ".pbtxt", ".bin"}
 
 
 def foreign_model_file(version_directory: Path) -> str | None:

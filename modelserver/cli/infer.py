@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -195,8 +196,27 @@ def infer(
 ) -> None:
     """Send one request. Datatypes and shapes come from the model's metadata."""
     client = ServerClient(url)
-    specs = [InputSpec.from_metadata(entry) for entry in client.model_metadata(model, model_version)["inputs"]]
-    tensors = [parse_tensor(value, {spec.name: spec for spec in specs}) for value in values]
+    ask(client, model, read_specs(client, model, model_version), values, output, model_version, as_json=as_json)
+
+
+def read_specs(client: ServerClient, model: str, model_version: str = "") -> dict[str, InputSpec]:
+    """The model's inputs by name."""
+    found = [InputSpec.from_metadata(entry) for entry in client.model_metadata(model, model_version)["inputs"]]
+    return {spec.name: spec for spec in found}
+
+
+def ask(
+    client: ServerClient,
+    model: str,
+    specs: dict[str, InputSpec],
+    values: Sequence[str],
+    output: list[str] | None = None,
+    model_version: str = "",
+    *,
+    as_json: bool = False,
+) -> None:
+    """Send one request and print its answer."""
+    tensors = [parse_tensor(value, specs) for value in values]
     names = [tensor.name for tensor in tensors]
     for name in names:
         if names.count(name) > 1:

@@ -18,7 +18,7 @@ DEBUG = "--debug"
 # Each command with the module that registers it and its line in the help. A module is imported when one of its commands
 # is called, since what one command needs would keep the others waiting.
 COMMANDS = {
-    "run": ("run", "Talk to a model by its name or path."),
+    "run": ("run", "Talk to a language model, or ask any other model once, by its name or path."),
     "pull": ("store", "Bring a model into the store."),
     "push": ("store", "Upload a model of the store to the registry in its name."),
     "create": ("store", "Make a model in the store by a Modelfile, or from files or another model."),

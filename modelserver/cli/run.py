@@ -1,8 +1,10 @@
-"""`modelserver run`: a conversation with a model by its name or path, which is pulled and served as needed."""
+"""`modelserver run`: asks a model by its name or path, which is pulled and served as needed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from modelserver.cli.chat import chat
-from modelserver.cli.output import Steps
+from modelserver.cli.infer import InputSpec, ask, read_specs
+from modelserver.cli.output import Steps, print_table
 from modelserver.cli.store import Directory, shown_task
 from modelserver.client.address import OLLAMA_VARIABLE, URL_VARIABLE, usual_url
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
@@ -27,7 +30,10 @@ def register(app: typer.Typer) -> None:
 
 def run(
     model: Annotated[str, typer.Argument(help="Name of a model, which is pulled if it is absent; or its path.")],
-    prompt: Annotated[str | None, typer.Argument(help="Ask this and exit after the answer.")] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(help="Ask this and exit after the answer. Of other models: JSON, text, a file, or NAME=VALUE."),
+    ] = None,
     system: Annotated[str, typer.Option(help="System message at the start of the conversation.")] = "",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 always picks the most likely token.")] = None,
@@ -41,24 +47,76 @@ def run(
             help="Ask this server, and no other.",
         ),
     ] = "",
+    allow_pickle_models: Annotated[
+        bool, typer.Option("--allow-pickle-models", help="Load a pickled model: it may run any code.")
+    ] = False,
     store: Directory = None,
 ) -> None:
-    """Talk to a model by its name or path.
+    """Talk to a language model, or ask any other model once, by its name or path.
 
     A running server that has it is asked. Otherwise it is served here, from the store, into which it is pulled if need
     be. Without a terminal, all of standard input is one message.
     """
     with ExitStack() as stack:
-        name, address = _serving(stack, model, url, store)
-        chat(name, prompt, system, max_tokens, temperature, address)
+        name, address = _serving(stack, model, url, store, allow_pickle_models)
+        client = ServerClient(address)
+        if _generates_text(client, name):
+            chat(name, " ".join(prompt) if prompt else None, system, max_tokens, temperature, address)
+        else:
+            _ask_once(client, name, prompt or [])
 
 
-def _serving(stack: ExitStack, model: str, url: str, directory: Path | None) -> tuple[str, str]:
+def _generates_text(client: ServerClient, model: str) -> bool:
+    try:
+        client.language_model(model)
+    except NotFoundError:
+        client.model_metadata(model)  # raises if the server does not have the model at all
+        return False
+    return True
+
+
+def _ask_once(client: ServerClient, model: str, words: list[str]) -> None:
+    """Send the words as the inputs; without any, standard input, or show which inputs there are."""
+    specs = read_specs(client, model)
+    if not words and sys.stdin.isatty():
+        rows = [(spec.name, spec.datatype.value, str(list(spec.shape))) for spec in specs.values()]
+        print_table(("input", "datatype", "shape"), rows)
+        return
+    if len(words) < 2 and not _named(words, specs):
+        word = words[0] if words else "@-"
+        given = _json_object(word)
+        if given is not None and given.keys() <= specs.keys():
+            words = [f"{name}={json.dumps(value)}" for name, value in given.items()]
+        elif len(specs) == 1:
+            (name,) = specs
+            words = [f"{name}={'@' if Path(word).is_file() else ''}{word}"]
+        else:
+            raise InvalidArgumentError(f"model '{model}' has several inputs: give NAME=VALUE for {', '.join(specs)}")
+    ask(client, model, specs, words)
+
+
+def _named(words: list[str], specs: Mapping[str, InputSpec]) -> bool:
+    return any(word.partition("=")[0] in specs for word in words if "=" in word)
+
+
+def _json_object(word: str) -> dict[str, Any] | None:
+    try:
+        document = json.loads(word)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _serving(
+    stack: ExitStack, model: str, url: str, directory: Path | None, allow_pickle_models: bool
+) -> tuple[str, str]:
     """The model's name, and the address of a server that has it."""
     if url:
         return model, url
     if path := _path_of(model):
-        address = stack.enter_context(_serve(model, model_repository=str(path)))
+        address = stack.enter_context(
+            _serve(model, model_repository=str(path), allow_pickle_models=allow_pickle_models)
+        )
         return _only_model(address, path), address
     if directory is None and _has_model(DEFAULT_URL, model):
         return model, DEFAULT_URL
@@ -68,7 +126,9 @@ def _serving(stack: ExitStack, model: str, url: str, directory: Path | None) -> 
     except NotFoundError:
         with shown_task() as task:
             name = store.pull(model, task=task)
-    return name.repository_name, stack.enter_context(_serve(name.repository_name, store=str(store.directory)))
+    return name.repository_name, stack.enter_context(
+        _serve(name.repository_name, store=str(store.directory), allow_pickle_models=allow_pickle_models)
+    )
 
 
 def _path_of(model: str) -> Path | None:
@@ -121,7 +181,7 @@ def _serve(name: str, **options: Any) -> Iterator[str]:
             steps.show(f"loading {name}")
             server.start()
             url = f"http://{server.http_url}"
-            if options:
+            if "store" in options:
                 ServerClient(url).model_metadata(name)  # which loads it
         yield url
     finally:

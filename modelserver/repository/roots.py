@@ -14,7 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from modelserver.backend.model_files import backend_for_model_file, backend_for_model_files
+from modelserver.backend.model_files import (
+    backend_for_model_file,
+    backend_for_model_files,
+    checkpoint_of,
+    is_foreign_model,
+)
 from modelserver.config.modelfile import is_modelfile, name_of_modelfile
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from modelserver.repository.cloud_cache import CloudCache
@@ -36,6 +41,8 @@ from modelserver.store.cloud_store import CloudStore
 from modelserver.store.cloud_uri import CloudUri, storage_options
 from modelserver.store.store import Store
 
+# Code is no model by itself: a directory of it may be anything.
+_CODE = ".py"
 # Says which backend, if any, recognises a file in the directory as its model.
 BackendFinder = Callable[[Path], str | None]
 
@@ -113,16 +120,28 @@ def resolve_roots(
     """Decide of each path whether it is a repository or a single model, which is then called `model_name`.
 
     It is a single model if it is a file, or if no directory in it looks like a model and it holds a config, a version,
-    or a file that a backend recognises. Raises NotFoundError if there is nothing at a path, InvalidArgumentError
-    if it cannot be read, for a file of no known kind, and for an invalid or unused name.
+    or a file that a backend recognises. A directory of model files of other names has a model for each. Raises
+    NotFoundError if there is nothing at a path, InvalidArgumentError if it cannot be read, for a file of no known kind,
+    for a directory of nothing else, and for an invalid or unused name.
     """
-    roots = tuple(resolve_root(path, model_name, find_backend) for path in paths)
+    roots = tuple(root for path in paths for root in _roots_at(path, model_name, find_backend))
+    _check_is_used(model_name, roots)
+    return roots
+
+
+def _roots_at(path: Path, model_name: str, find_backend: BackendFinder) -> list[RepositoryRoot]:
+    root = resolve_root(path, model_name, find_backend)
+    if root.model_name is not None or any(_may_be_model(path / name) for name in subdirectories(path)):
+        return [root]
+    return _file_roots(path, model_name) or [root]
+
+
+def _check_is_used(model_name: str, roots: Sequence[RepositoryRoot]) -> None:
     if model_name and not any(root.model_name for root in roots):
-        places = ", ".join(str(path) for path in paths)
+        places = ", ".join(root.place for root in roots)
         raise InvalidArgumentError(
             f"--model-name={model_name} is for the file or the directory of a single model; there is none in: {places}"
         )
-    return roots
 
 
 def name_roots(roots: Sequence[RepositoryRoot], *, are_namespaces: bool) -> tuple[RepositoryRoot, ...]:
@@ -133,6 +152,8 @@ def name_roots(roots: Sequence[RepositoryRoot], *, are_namespaces: bool) -> tupl
 
 def resolve_root(path: Path, model_name: str, find_backend: BackendFinder) -> RepositoryRoot:
     """As `resolve_roots`, for one path."""
+    if path.is_file() and (checkpoint := checkpoint_of(path)) is not None:
+        return resolve_root(checkpoint, model_name, find_backend)
     if path.is_file():
         backend_for_model_file(path)  # raises for a file of no known kind
         own_name = name_of_modelfile(path) if is_modelfile(path) else path.stem
@@ -149,6 +170,24 @@ def resolve_root(path: Path, model_name: str, find_backend: BackendFinder) -> Re
     except OSError as error:
         raise InvalidArgumentError(f"model repository '{path}' cannot be read: {error.strerror}") from error
     return RepositoryRoot(path)
+
+
+def _file_roots(directory: Path, model_name: str) -> list[RepositoryRoot]:
+    """A root for each model file of any name in a directory without models.
+
+    Raises InvalidArgumentError if there are none, but files that could be meant to be.
+    """
+    files, problems = [], []
+    for path in sorted(directory.iterdir()):
+        if path.is_file() and not path.name.startswith(".") and path.suffix != _CODE:
+            try:
+                backend_for_model_file(path)
+                files.append(path)
+            except InvalidArgumentError as error:
+                problems += [error.message] if is_foreign_model(path) else []
+    if not files and problems:
+        raise InvalidArgumentError("; ".join(problems))
+    return [resolve_root(path, model_name if len(files) == 1 else "", backend_for_model_files) for path in files]
 
 
 def _single_name(path: Path, own_name: str, model_name: str) -> str:
@@ -302,9 +341,13 @@ _VARIABLES = {
 
 def open_roots(options: RepositoryOptions) -> tuple[RepositoryRoot, ...]:
     """The roots in the order of the options. Blocking; raises ServerError for one that cannot be used."""
-    local = [path for path in options.roots if isinstance(path, Path)]
-    found = iter(resolve_roots(local, model_name=options.model_name, find_backend=backend_for_model_files))
-    roots = [next(found) if isinstance(path, Path) else _open_cloud_root(path, options) for path in options.roots]
+    roots: list[RepositoryRoot] = []
+    for path in options.roots:
+        if isinstance(path, Path):
+            roots += _roots_at(path, options.model_name, backend_for_model_files)
+        else:
+            roots.append(_open_cloud_root(path, options))
+    _check_is_used(options.model_name, roots)
     if options.store is not None:
         view = StoreRoot(Store(options.store))
         roots.append(RepositoryRoot(view.path, store=view))

@@ -1,0 +1,97 @@
+"""`run`, `serve` and `create` with files and directories of any kind."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import skops.io
+import torch
+from sklearn.linear_model import LinearRegression
+from support.onnx_models import onnx_model, value
+
+from modelserver.cli.main import main
+
+Shell = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.setenv("MODELSERVER_STORE", str(tmp_path / "store"))
+    monkeypatch.setattr("modelserver.cli.run.DEFAULT_URL", "http://127.0.0.1:1")
+
+    def run(*arguments: str, piped: str = "", status: int = 0) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped.encode())))
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = capsys.readouterr()
+        assert (ended.value.code or 0) == status, captured
+        return captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of models in files of their own names."""
+    root = tmp_path_factory.mktemp("files")
+    model = LinearRegression().fit([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [0.5, 1.5, 2.5])
+    skops.io.dump(model, root / "prices.skops")
+    (root / "copy.onnx").write_bytes(onnx_model([value("x", ["n", 2])], [value("y", ["n", 2])]).SerializeToString())
+    (root / "README.md").write_text("Two models.")
+    (root / "train.py").write_text("print('trained')")
+    return root
+
+
+@pytest.mark.parametrize("given", ["[[1, 1]]", "input-0=[1, 1]", '{"input-0": [[1, 1]]}'])
+def test_a_file_is_asked(shell: Shell, files: Path, given: str) -> None:
+    said, _ = shell("run", str(files / "prices.skops"), given)
+    assert "predict" in said
+    assert "3.5" in said
+
+
+def test_the_input_may_be_a_file_or_piped(shell: Shell, files: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "row.npy", np.ones((1, 2), "f4"))
+    assert "1 1" in shell("run", str(files / "copy.onnx"), str(tmp_path / "row.npy"))[0]
+    assert "2 3" in shell("run", str(files / "copy.onnx"), piped="[[2, 3]]")[0]
+    assert "expected JSON numbers" in shell("run", str(files / "copy.onnx"), "hello", status=1)[1]
+
+
+def test_a_directory_of_files_holds_a_model_for_each(shell: Shell, files: Path) -> None:
+    rows = json.loads(shell("list", "--model-repository", str(files), "--json")[0])
+    assert [row["name"] for row in rows] == ["copy", "prices"]
+    said = shell("run", str(files), "[[1, 1]]", status=1)[1]
+    assert "holds 2 models; name the path of one: copy, prices" in said
+
+
+def test_a_stored_file_is_asked_by_its_name(shell: Shell, files: Path) -> None:
+    shell("create", "prices", "--from", str(files / "prices.skops"))
+    assert "3.5" in shell("run", "prices", "[[1, 1]]")[0]
+
+
+def test_what_cannot_be_served_is_named_with_the_way_out(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "net.h5").write_bytes(b"HDF")
+    (tmp_path / "notes.md").write_text("")
+    for path in (tmp_path, tmp_path / "net.h5"):
+        assert "net.h5' cannot be served: for a TensorFlow model" in shell("check", str(path), status=1)[1]
+
+
+def test_weights_alone_say_what_to_do(shell: Shell, tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 1).state_dict(), tmp_path / "net.pt")
+    said, _ = shell("check", str(tmp_path / "net.pt"), status=1)
+    assert "holds 2 weights and no program (a state_dict): write the module with 'modelserver convert FILE.py" in said
+
+
+def test_the_weights_of_a_checkpoint_stand_for_it(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
+    (tmp_path / "tiny" / "model.safetensors").write_bytes(b"")
+    said, _ = shell("check", str(tmp_path / "tiny" / "model.safetensors"), status=1)
+    assert "config.json has no model_type" in said
+    shutil.rmtree(tmp_path / "tiny")
