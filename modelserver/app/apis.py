@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 ENTRY_POINT_GROUP = "modelserver.apis"
 # The form that a name also has in scopes of keys.
 _OWN_NAMES = frozenset(
-    {"kserve", "openai", "anthropic", "ollama", "tgi", "llamacpp", "console", "sagemaker", "metrics", "docs"}
+    {"kserve", "openai", "anthropic", "ollama", "tgi", "llamacpp", "console", "sagemaker", "metrics", "docs", "predict"}
 )
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}", re.ASCII)
 

@@ -39,6 +39,7 @@ from modelserver.frontends.llamacpp.routes import LlamaCpp
 from modelserver.frontends.ollama.routes import Ollama
 from modelserver.frontends.openai.routes import OpenAi
 from modelserver.frontends.openapi.routes import OpenApi
+from modelserver.frontends.predict.routes import Predict
 from modelserver.frontends.tgi.routes import Tgi
 from modelserver.options.flags import ApiChoice
 from modelserver.options.server_options import ServerOptions
@@ -67,6 +68,7 @@ def http_apis(dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: Ht
         Ollama(dataplane, controlplane, limits).api(),
         Tgi(dataplane, limits).api(),
         LlamaCpp(dataplane, limits).api(),
+        Predict(dataplane, controlplane, limits).api(),
         console_api(),
     )
 

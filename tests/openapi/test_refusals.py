@@ -64,6 +64,8 @@ class Operation:
     def body(self, model: str, text: str = "x", **more: Any) -> dict[str, Any]:
         if self.pattern.endswith("/infer"):
             return {"inputs": [{**TENSOR, "name": "INPUT0"}]}
+        if self.pattern.endswith(":predict"):
+            return {"instances": [1.0]}
         if re.search("/generate(_stream)?$", self.pattern) and self.pattern.startswith("/v2"):
             return {"text_input": text, "stream": True, **more}
         if self.family == "TGI" and "chat" not in self.pattern:
@@ -225,7 +227,7 @@ def test_a_quota_that_is_used_up(operations: list[Operation], keys: KeyFile) -> 
     httpx.post(f"{url}/v2/models/same/infer", json=first, headers=bearer(keys, "poor")).raise_for_status()
     for each in operations:
         if each.asks_model:
-            model = "same" if each.pattern.endswith("/infer") else "mock"
+            model = "same" if each.pattern.endswith(("/infer", ":predict")) else "mock"
             # Ollama's clients know 503 for a server that has too much to do.
             answer = walk.refuses(each, {503} if each.family == "Ollama" else {429}, model, json=each.body(model))
             if answer is not None and "retry-after" not in answer.headers:

@@ -84,7 +84,7 @@ def _request_slices(
         if spec is not None:
             if key in inputs:
                 raise InvalidArgumentError(f"input '{key}' already exists in request")
-            inputs[key] = yield from _tensor_slices(spec, value, limits, is_batched=is_batched)
+            inputs[key] = yield from tensor_slices_of(spec, value, limits, is_batched=is_batched)
         elif key == _ID:
             if not isinstance(value, str):
                 raise InvalidArgumentError(
@@ -207,7 +207,8 @@ def _check_nested(parameters: Mapping[str, Any], specs: Mapping[str, ModelInput]
                 raise
 
 
-def _tensor_slices(spec: ModelInput, value: Any, limits: HttpLimits, *, is_batched: bool) -> Slices[Tensor]:
+def tensor_slices_of(spec: ModelInput, value: Any, limits: HttpLimits, *, is_batched: bool) -> Slices[Tensor]:
+    """An input from a value of JSON, whose shape may be left to the model's config. Raises InvalidArgumentError."""
     assert spec.data_type is not None, "a loaded model's inputs have datatypes"
     data = value if isinstance(value, list) else [value]
     data = _regular(data, spec.dims, is_batched=is_batched)

@@ -34,11 +34,12 @@ class Match(NamedTuple):
 
 @dataclass(slots=True)
 class _Node:
-    """One segment of the patterns. Literal children win over `{name}`, which wins over nothing."""
+    """One segment of the patterns. Literal children win over `{name}:verb`, that over `{name}`, that over nothing."""
 
     literals: dict[str, _Node] = field(default_factory=dict)
     variable: _Node | None = None
     variable_name: str = ""
+    verbs: dict[str, _Node] = field(default_factory=dict)
     routes: dict[str, Route] = field(default_factory=dict)
     api: Api | None = None
 
@@ -72,7 +73,10 @@ class Router:
             if not segment.startswith("{"):
                 node = node.literals.setdefault(segment, _Node())
                 continue
-            name = segment[1:-1]
+            name, _, verb = segment[1:].partition("}")
+            if verb:
+                node = node.verbs.setdefault(verb, _Node(variable_name=name))
+                continue
             if node.variable is None:
                 node.variable, node.variable_name = _Node(), name
             if node.variable_name != name:
@@ -188,6 +192,12 @@ def _find(node: _Node, segments: list[str], index: int) -> Match | None:
         found = _find(literal, segments, index + 1)
         if found is not None:
             return found
+    for verb, child in node.verbs.items():
+        if segment.endswith(verb) and len(segment) > len(verb):
+            found = _find(child, segments, index + 1)
+            if found is not None:
+                found.arguments[child.variable_name] = segment.removesuffix(verb)
+                return found
     if node.variable is None or not segment:
         return None
     found = _find(node.variable, segments, index + 1)
