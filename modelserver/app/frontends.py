@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelserver.api import ApiContext, ApiFactory
@@ -37,6 +38,7 @@ from modelserver.frontends.http.kserve import KServe
 from modelserver.frontends.http.metrics import Metrics
 from modelserver.frontends.llamacpp.routes import LlamaCpp
 from modelserver.frontends.ollama.routes import Ollama
+from modelserver.frontends.openai.batches.service import BatchService, endpoint_handlers
 from modelserver.frontends.openai.routes import OpenAi
 from modelserver.frontends.openapi.routes import OpenApi
 from modelserver.frontends.predict.routes import Predict
@@ -59,11 +61,13 @@ if TYPE_CHECKING:
 _BESIDE_OPENAI = ("TGI", "llamacpp")
 
 
-def http_apis(dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: HttpLimits) -> tuple[Api, ...]:
+def http_apis(
+    dataplane: AnyDataPlane, controlplane: AnyControlPlane, limits: HttpLimits, batches: BatchService | None = None
+) -> tuple[Api, ...]:
     """The APIs of the HTTP port. The first one answers for paths that belong to no API."""
     return (
         KServe(dataplane, controlplane, limits).api(),
-        OpenAi(dataplane, controlplane, limits).api(),
+        OpenAi(dataplane, controlplane, limits, batches).api(),
         Anthropic(dataplane, limits).api(),
         Ollama(dataplane, controlplane, limits).api(),
         Tgi(dataplane, limits).api(),
@@ -123,11 +127,12 @@ class ServerFrontends:
         self._limits = http_limits(options)
         self._guard = Guard(self._limits.access, keys)
         self._pages = PageGuard(self._limits.cors)
+        self.batches = self._batch_service()
 
     def make(self, metrics: ServerMetrics) -> Frontends:
         """The frontends that the options ask for. Raises InvalidArgumentError for an API that cannot be made."""
         options = self._options
-        kserve, *optional = http_apis(*self._planes, self._limits)
+        kserve, *optional = http_apis(*self._planes, self._limits, self.batches)
         choices = options.api_choices
         if CONSOLE not in choices and not is_loopback(options.http_host):
             choices[CONSOLE] = ApiChoice(is_served=False)
@@ -152,6 +157,20 @@ class ServerFrontends:
                 **({OLLAMA: self._ollama()} if options.ollama else {}),
             },
             logs=self._controlplane.logs,
+        )
+
+    def _batch_service(self) -> BatchService | None:
+        """Files and batches, if there is a directory for them."""
+        options = self._options
+        if not options.batch_directory:
+            return None
+        return BatchService(
+            Path(options.batch_directory),
+            self._dataplane,
+            endpoint_handlers(self._planes[0], self._limits),
+            self._keys,
+            concurrency=options.batch_concurrency,
+            max_bytes=options.batch_max_bytes,
         )
 
     def _context(self, name: str) -> ApiContext:
@@ -182,7 +201,7 @@ class ServerFrontends:
         """
         apis = [*shared, api] if api.name == CONSOLE else [api]
         if api.name in _BESIDE_OPENAI:
-            apis.append(OpenAi(*self._planes, self._limits).api().without(api.routes))
+            apis.append(OpenAi(*self._planes, self._limits, self.batches).api().without(api.routes))
         if has_cors:
             apis = self._with_docs(apis)
         frontend = with_access_log(HttpFrontend(apis, self._guard, self._pages), is_logged=self._options.access_log)
@@ -193,7 +212,8 @@ class ServerFrontends:
     def _ollama(self) -> OwnPort:
         """The port where Ollama's clients look for a server; some of them speak OpenAI's API there."""
         options, port = self._options, self._options.ollama_port
-        apis = [Ollama(*self._planes, self._limits).api().on_port(port), OpenAi(*self._planes, self._limits).api()]
+        openai = OpenAi(*self._planes, self._limits, self.batches).api()
+        apis = [Ollama(*self._planes, self._limits).api().on_port(port), openai]
         apis = self._with_docs(apis)
         frontend = with_access_log(HttpFrontend(apis, self._guard, self._pages), is_logged=options.access_log)
         address = Address(options.http_host, port, "--ollama-port", options.reuse_http_port)

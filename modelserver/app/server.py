@@ -158,7 +158,11 @@ class Server:
         made = frontends.make(self.metrics())
         self._has_console = any(api.name == CONSOLE for api in made.http_apis)
         ports = make_ports(self.options, made, self._counts)
+        batches = frontends.batches
         async with AsyncExitStack() as stack:
+            if batches is not None:
+                await batches.open()
+                stack.push_async_callback(batches.close)
             await self._open(stack, ports, METRICS)
             stack.callback(self.dataplane.shared_memory.close)
             self._stages.add(stack, "traces", lambda _: asyncio.to_thread(self.dataplane.tracer.close))
@@ -173,6 +177,9 @@ class Server:
             if not self.options.listen_when_ready:
                 await self.repository.start(calls)
             self._stages.add(stack, "readiness", self._announce_stop)
+            if batches is not None:
+                self._stages.add(stack, "batches", lambda _: batches.stop())
+                batches.resume()
             self._started = stack.pop_all()
         addresses = ", ".join(f"{name} {address}" for name, address in self.addresses.items())
         logger.info("serving: %s", addresses)

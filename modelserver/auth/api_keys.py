@@ -231,6 +231,12 @@ class KeyRing:
             self.look()
         return self._limits.get(name)
 
+    def named(self, name: str) -> ApiKey | None:
+        """The key of that name, as the file has it now; None if there is none."""
+        if self._clock() >= self._next_look_s:
+            self.look()
+        return next((key for key in self._keys.values() if key.name == name), None)
+
     def check_current(self, key: ApiKey) -> None:
         """Raises UnauthenticatedError for a key that was revoked, changed or expired since its call began."""
         if self._clock() >= self._next_look_s:

@@ -16,6 +16,10 @@ from modelserver.core.tensor import Tensor
 from modelserver.core.trace import ComputeNotes
 from modelserver.errors import InternalError, UnavailableError
 
+# Of requests that wait for all others: the lowest level of a model that has levels, and last in an engine that knows
+# priorities.
+LOWEST_PRIORITY = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class RegionSlice:

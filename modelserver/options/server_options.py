@@ -128,6 +128,10 @@ class ServerOptions:
     model_keep_alive_secs: int = field(default=300, metadata=flag(REPOSITORY, "Seconds without requests after which a model that was loaded on demand is unloaded, unless its parameter keep_alive sets another time; -1: never.", minimum=-1, is_ours=True))
     on_demand_memory_budget: int = field(default=0, metadata=flag(REPOSITORY, "Bytes that models loaded on demand may use together; the least recently used models are unloaded to make room. 0: no limit.", minimum=0, is_ours=True))
 
+    batch_directory: str = field(default="", metadata=flag(HTTP, "Directory for the files and batches of OpenAI's API (docs/batches.md), which survive a restart; one server uses it at a time. Without one, /v1/files and /v1/batches are refused.", metavar="DIRECTORY", is_ours=True))
+    batch_concurrency: int = field(default=64, metadata=flag(HTTP, "Requests of batches that run at a time; an eighth of them while clients use the same model.", minimum=1, maximum=100_000, is_ours=True))
+    batch_max_bytes: int = field(default=1 << 30, metadata=flag(HTTP, "Bytes of files that each API key may keep in --batch-directory.", minimum=1, is_ours=True))
+
     backend_directory: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Directory of backend packages, searched before the bundled ones. Repeat for several.", metavar="DIRECTORY"))
     backend_config: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Setting of one backend, or of all backends if BACKEND is left out. Repeat for several.", metavar="[BACKEND],KEY=VALUE"))
     execute_timeout_secs: float = field(default=3600.0, metadata=flag(BACKENDS, "Seconds that a model in a child process (Python models, instance_in_process) may take for one batch before the process is killed, the batch fails and the process is started again; the parameter EXECUTE_TIMEOUT_SECONDS of a model overrides it. 0: no limit (Triton's behaviour).", minimum=0, is_ours=True))

@@ -23,9 +23,9 @@ Schema = str | Mapping[str, Any]
 class RouteSchema:
     """The documents of a route, for `/openapi.json`; "" stands for none.
 
-    `body` is the request's, `answer` the answer's of the type `media_type`. A streamed answer is of the type
-    `stream_type`, and each of its documents is `event`. `query` is an object whose members are the query's.
-    `summary` says in one line what the route does.
+    `body` is the request's, of the type `body_type`, `answer` the answer's of the type `media_type`. A streamed answer
+    is of the type `stream_type`, and each of its documents is `event`. `query` is an object whose members are the
+    query's. `summary` says in one line what the route does.
     """
 
     summary: str = ""
@@ -35,6 +35,7 @@ class RouteSchema:
     query: Schema = ""
     media_type: str = "application/json"
     stream_type: str = "text/event-stream"
+    body_type: str = "application/json"
 
 
 @dataclass(frozen=True, slots=True)

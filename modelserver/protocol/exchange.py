@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from modelserver.auth.access import EVERYBODY, Admitted
 from modelserver.auth.guard import Needs
@@ -91,6 +91,8 @@ class HttpExchange(abc.ABC):
     head: HttpHead
     body: Buffer
     on_disconnect: Callable[[], None] | None
+    # Whether the request may wait for those of clients: models that know priorities answer it last.
+    is_background: ClassVar[bool] = False
 
     @property
     def peer(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, exp
 
 from modelserver.config.schema import ModelConfig, ModelQueuePolicy, TimeoutAction
-from modelserver.core.request import InFlightRequest
+from modelserver.core.request import LOWEST_PRIORITY, InFlightRequest
 from modelserver.errors import CancelledError, QueueTimeoutError, ServerError, UnavailableError
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import FailureReason
@@ -89,6 +89,8 @@ class PriorityLevels:
 
     def level_of(self, request: InFlightRequest) -> int:
         """The level that the request asks for; the default level when it names none, or an unknown one."""
+        if request.priority == LOWEST_PRIORITY:
+            return self.num_levels or self.default_level
         return request.priority if 1 <= request.priority <= self.num_levels else self.default_level
 
     def policy_of(self, level: int) -> QueuePolicy:

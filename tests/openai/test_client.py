@@ -11,7 +11,7 @@ from support.mock_llm import say, user
 
 def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
     models = {model.id: model for model in client.models.list()}
-    assert sorted(models) == ["agent", "encoder", "mock", "plain"]
+    assert sorted(models) == ["agent", "encoder", "mock", "oss", "plain"]
     mock = client.models.retrieve("mock")
     assert mock == models["mock"]
     assert (mock.object, mock.owned_by, mock.max_model_len) == ("model", "modelserver", 512)

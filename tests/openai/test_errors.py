@@ -57,7 +57,7 @@ def test_an_unknown_model(http: httpx.Client, path: str) -> None:
     assert answer.status_code == 404
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == ("model_not_found", "model")
-    assert "agent, encoder, mock, plain" in error["message"]
+    assert "agent, encoder, mock, oss, plain" in error["message"]
 
 
 def test_no_model_where_there_are_several(http: httpx.Client) -> None:
@@ -111,7 +111,7 @@ def test_paths_and_methods(http: httpx.Client) -> None:
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/models/mock/infer", "did you mean /v2/models/mock/infer?"),
         ("/v2/models/mock/infr", "did you mean /v2/models/mock/infer?"),
-        ("/v1/nothing", "paths here begin with /v1/chat, /v1/completions, /v1/embeddings, /v1/models"),
+        ("/v1/nothing", "paths here begin with /v1/batches, /v1/chat, /v1/completions, /v1/embeddings, /v1/files"),
         ("/v2/nothing", "paths here begin with /v2/"),
         ("/elsewhere", "paths here begin with /api, /apply-template,"),
         ("/", "paths here begin with /api, /apply-template,"),

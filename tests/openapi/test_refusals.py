@@ -31,7 +31,7 @@ OTHERS: dict[str, Any] = {"content": "x", "tokens": [1], "max_tokens": 4, "input
 FAMILIES = ("KServe", "OpenAI", "Anthropic", "Ollama", "TGI", "llamacpp")
 # Calls that never reach a model, or only its description.
 _WITHOUT_MODEL = re.compile(
-    r"/v1/responses/.*|/ping|/api/(pull|push|create|copy|blobs/.*)|.*/(apply-template|show|reset|index|load|unload|traffic|register|unregister)"
+    r"/v1/responses/.*|/v1/(files|batches)(/.*)?|/ping|/api/(pull|push|create|copy|blobs/.*)|.*/(apply-template|show|reset|index|load|unload|traffic|register|unregister)"
 )
 _REFUSED = ("/props", "/lora-adapters", "/slots/{id_slot}", "/rerank", "/reranking", "/infill")
 

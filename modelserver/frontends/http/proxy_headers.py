@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from modelserver.auth.access import Access
-from modelserver.core.request import InFlightRequest
+from modelserver.core.request import LOWEST_PRIORITY, InFlightRequest
 from modelserver.errors import ServerError
 from modelserver.frontends.http.relayed import RelayedExchange
 from modelserver.protocol.exchange import HttpExchange
@@ -101,6 +101,8 @@ def adopt(request: InFlightRequest, exchange: HttpExchange, access: Access) -> I
     timeout_ns = client_timeout_ns(head.headers)
     if timeout_ns:
         request.deadline_ns = time.monotonic_ns() + timeout_ns
+    if exchange.is_background:
+        request.priority = LOWEST_PRIORITY
     if access.callers_by:
         request.caller = access.caller(head.headers, exchange.peer)
     return request

@@ -184,7 +184,7 @@ class CallEdge:
         try:
             if not self._takes_any_type or "origin" in exchange.head.headers:
                 _check_media_type(exchange)
-            body = await _plain_body(exchange, self._limits)
+            body = await plain_body(exchange, self._limits)
             document = await _document(body, self._limits)
             call = Call(
                 exchange,
@@ -279,7 +279,7 @@ async def _document(body: Buffer, limits: HttpLimits) -> dict[str, Any]:
     return await long_work().run(object_slices(body, limits))
 
 
-async def _plain_body(exchange: HttpExchange, limits: HttpLimits) -> Buffer:
+async def plain_body(exchange: HttpExchange, limits: HttpLimits) -> Buffer:
     """The body without its Content-Encoding. Raises PayloadTooLargeError and what `decompress` raises."""
     body = exchange.body
     check_size(body, limits)

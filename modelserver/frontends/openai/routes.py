@@ -13,6 +13,8 @@ from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.llm.edge import CallEdge, LaterAnswers
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models, load_on_demand, unloaded_models
+from modelserver.frontends.openai.batches.routes import BatchRoutes
+from modelserver.frontends.openai.batches.service import BatchService
 from modelserver.frontends.openai.chat import Chat
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
@@ -40,11 +42,15 @@ class OpenAi:
         dataplane: AnyDataPlane,
         controlplane: AnyControlPlane,
         limits: HttpLimits,
+        batches: BatchService | None = None,
+        *,
         openai_limits: OpenAiLimits | None = None,
     ) -> None:
+        """Without `batches` files and batches are refused."""
         self._dataplane = dataplane
         self._controlplane = controlplane
         self._http_limits = limits
+        self._batches = batches
         self._limits = openai_limits or OpenAiLimits()
         self._edge = CallEdge(dataplane, limits, errors=OpenAiErrors(), framing=SSE_DONE)
         self._created_s = int(time.time())
@@ -68,6 +74,7 @@ class OpenAi:
             Route("POST", "/v1/models/{id}/unload", self._unload, ApiGroup.MODEL_REPOSITORY, model="id"),
             *(Route("POST", path, handler(serve), ApiGroup.INFERENCE) for path, serve in calls.items()),
             *Responses(self._dataplane, self._http_limits, self._limits).routes(),
+            *BatchRoutes(self._batches, self._dataplane, self._http_limits).routes(),
             Route("GET", "/health", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
             Route("GET", "/ping", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
             Route("POST", "/ping", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),

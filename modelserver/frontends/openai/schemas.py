@@ -114,7 +114,38 @@ TYPES: dict[str, Schema] = {
     "Response": """{id: string, object: 'response', created_at: number, model: string, status: string, output: [Item],
         error: object | null, incomplete_details: object | null, usage: object | null, metadata: object, *: any}""",
     "Event": "{type: string, sequence_number: integer, *: any}",
+    # Files and batches.
+    "Upload": {
+        "type": "object",
+        "required": ["file", "purpose"],
+        "properties": {
+            "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+            "purpose": {"const": "batch"},
+            "expires_after[anchor]": {"const": "created_at"},
+            "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+        },
+    },
+    "File": """{id: string, object: 'file', bytes: integer, created_at: integer, expires_at: integer | null,
+        filename: string, purpose: string, status: string, status_details: string | null}""",
+    "Deleted": "{id: string, object: 'file', deleted: boolean}",
+    "CreateBatch": """{input_file_id: string, completion_window: '24h', metadata?: {*: string},
+        endpoint: '/v1/chat/completions' | '/v1/completions' | '/v1/embeddings' | '/v1/responses',
+        output_expires_after?: {anchor: 'created_at', seconds: integer 3600..2592000}, *: any}""",
+    "Batch": """{id: string, object: 'batch', endpoint: string, model: string | null, input_file_id: string,
+        completion_window: string, status: string, output_file_id: string | null, error_file_id: string | null,
+        errors: {object: 'list', data: [{code: string, message: string, line: integer | null, param: string | null}]}
+        | null, created_at: integer, expires_at: integer, in_progress_at: integer | null,
+        finalizing_at: integer | null, completed_at: integer | null, failed_at: integer | null,
+        expired_at: integer | null, cancelling_at: integer | null, cancelled_at: integer | null,
+        request_counts: {total: integer, completed: integer, failed: integer}, usage: object,
+        metadata: {*: string} | null}""",
 }
+
+
+def _list_of(kind: str) -> str:
+    """A page of documents of that type."""
+    return f"{{object: 'list', data: [{kind}], first_id: string | null, last_id: string | null, has_more: boolean}}"
+
 
 _RESPONSE = RouteSchema(answer="Response")
 SCHEMAS: dict[str, RouteSchema] = {
@@ -139,5 +170,17 @@ SCHEMAS: dict[str, RouteSchema] = {
     "GET /v1/responses/{response_id}/input_items": RouteSchema(
         answer="{object: 'list', data: [Item], first_id: string | null, last_id: string | null, has_more: boolean}"
     ),
+    "POST /v1/files": RouteSchema(body="Upload", body_type="multipart/form-data", answer="File"),
+    "GET /v1/files": RouteSchema(
+        query="{purpose?: string, limit?: integer 1..10000, order?: 'asc' | 'desc', after?: string}",
+        answer=_list_of("File"),
+    ),
+    "GET /v1/files/{file_id}": RouteSchema(answer="File"),
+    "DELETE /v1/files/{file_id}": RouteSchema(answer="Deleted"),
+    "GET /v1/files/{file_id}/content": RouteSchema(answer="string", media_type="application/jsonl"),
+    "POST /v1/batches": RouteSchema(body="CreateBatch", answer="Batch"),
+    "GET /v1/batches": RouteSchema(query="{limit?: integer 1..100, after?: string}", answer=_list_of("Batch")),
+    "GET /v1/batches/{batch_id}": RouteSchema(answer="Batch"),
+    "POST /v1/batches/{batch_id}/cancel": RouteSchema(answer="Batch"),
     "GET /version": RouteSchema(answer="{version: string}"),
 }

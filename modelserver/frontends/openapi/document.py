@@ -113,7 +113,7 @@ class Described:
             is_needed = bool(_schema(api, schema.body).get("required", True))
             operation["requestBody"] = {
                 "required": is_needed,
-                "content": _content(api, "application/json", schema.body),
+                "content": _content(api, schema.body_type, schema.body),
             }
         # Health says all by its status; other routes fail in the form of their API.
         is_bare = route.key is KeyUse.UNUSED and not schema.answer

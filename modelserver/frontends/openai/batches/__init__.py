@@ -1,0 +1,1 @@
+"""OpenAI's files and batches: requests that are answered later, from a file into a file."""
