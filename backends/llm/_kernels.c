@@ -15,16 +15,22 @@
 
 #include "_kernels_threads.h"
 
-/* Tokens whose softmax is taken at once, and heads that share the keys and values read for them. */
+/* Tokens whose softmax is taken at once, tokens whose codes are decoded at once, and heads that share the keys and values
+ * read for them.
+ */
 #define TILE 128
+#define DECODED 32
 #define MAX_QUERIES 4
 #define MAX_DIM 512
 
 /* ---- A layer, and a step ------------------------------------------------------------------------------------------ */
 
-/* `struct.pack("7q2d")` in cpu_attention.py. `block_bytes` lie between the beginnings of two blocks of a layer. */
+/* How keys and values are kept: as they come, or as codes of 8 bits with a scale for each head of a token. */
+enum { AS_THEY_COME, INT8, FLOAT8 };
+
+/* `struct.pack("8q2d")` in cpu_attention.py. `block_bytes` lie between the beginnings of two blocks of a layer. */
 typedef struct {
-    int64_t num_heads, num_kv_heads, head_dim, block_size, num_blocks, is_half, block_bytes;
+    int64_t num_heads, num_kv_heads, head_dim, block_size, num_blocks, is_half, coding, block_bytes;
     double scale, softcap;
 } Geometry;
 
@@ -43,18 +49,29 @@ typedef struct {
     const char *layer;
     const int64_t *table;
     int64_t first, stop;
-    int64_t kv_head, num_kv_heads, head_dim, block_size, block_bytes;
-    int is_half;
+    int64_t kv_head, num_kv_heads, head_dim, block_size, block_bytes, page_bytes;
+    int is_half, coding;
     float softcap;
     const float *sinks; /* of each query head that reads this KV head; NULL: none */
 } Sight;
 
-/* The part of a block that belongs to a layer is [2, KV heads, block size, head_dim]: keys, then values, by head. */
+/* The part of a block that belongs to a layer is [2, KV heads] pages: of keys, then of values, by head. A page is
+ * [block size, head_dim], and behind codes [block size] scales in float32.
+ */
 static inline const char *page_of(const Sight *sight, int64_t block, int part)
 {
     const int64_t page = part * sight->num_kv_heads + sight->kv_head;
-    return sight->layer + sight->table[block] * sight->block_bytes +
-           page * sight->block_size * sight->head_dim * (sight->is_half ? 2 : 4);
+    return sight->layer + sight->table[block] * sight->block_bytes + page * sight->page_bytes;
+}
+
+static inline int64_t item_bytes(const Geometry *g)
+{
+    return g->coding != AS_THEY_COME ? 1 : g->is_half ? 2 : 4;
+}
+
+static inline int64_t page_bytes(const Geometry *g)
+{
+    return g->block_size * (g->head_dim * item_bytes(g) + (g->coding != AS_THEY_COME ? 4 : 0));
 }
 
 /* Half precision is bfloat16: the upper half of a float. */
@@ -114,9 +131,10 @@ typedef struct {
     void (*turn)(void *, const void *, const void *, int64_t, int);
     void (*normalise)(const void *, const void *, void *, int64_t, double, int);
     void (*gate)(const void *, const void *, void *, int64_t, int);
+    void (*encode)(const void *, int64_t, int, int, void *, void *);
 } Kernels;
 
-#define KERNELS(width) {width, attend_##width, turn_##width, normalise_##width, gate_##width}
+#define KERNELS(width) {width, attend_##width, turn_##width, normalise_##width, gate_##width, encode_##width}
 
 /* The widest vectors first; `chosen` is the first of them that this processor has. */
 static const Kernels all_kernels[] = {
@@ -189,8 +207,13 @@ static void rope_and_keep(const Work *shared, int64_t part)
                              layer->sines + token * rotated_bytes, layer->rotated, (int)g->is_half);
         const int64_t block = slots[token] / g->block_size, offset = slots[token] % g->block_size;
         for (int64_t page = 0; page < 2 * g->num_kv_heads; page++) {
-            char *kept = layer->layer + block * g->block_bytes + (page * g->block_size + offset) * head_bytes;
-            memcpy(kept, heads + (g->num_heads + page) * head_bytes, (size_t)head_bytes);
+            char *kept = layer->layer + block * g->block_bytes + page * page_bytes(g);
+            const char *head = heads + (g->num_heads + page) * head_bytes;
+            if (g->coding == AS_THEY_COME)
+                memcpy(kept + offset * head_bytes, head, (size_t)head_bytes);
+            else
+                chosen->encode(head, g->head_dim, (int)g->is_half, (int)g->coding, kept + offset * g->head_dim,
+                               kept + g->block_size * g->head_dim + 4 * offset);
         }
     }
 }
@@ -212,7 +235,9 @@ static void attend_part(const Work *shared, int64_t part)
         .head_dim = g->head_dim,
         .block_size = g->block_size,
         .block_bytes = g->block_bytes,
+        .page_bytes = page_bytes(g),
         .is_half = (int)g->is_half,
+        .coding = (int)g->coding,
         .softcap = (float)g->softcap,
         .sinks = layer->sinks == NULL ? NULL : layer->sinks + kv_head * num_queries,
     };
@@ -252,8 +277,8 @@ static const Geometry *read_geometry(PyObject *packed)
     const int64_t most = 1 << 30;
     if (g->num_kv_heads < 1 || g->num_heads < g->num_kv_heads || g->num_heads > most ||
         g->num_heads % g->num_kv_heads != 0 || g->head_dim < 1 || g->head_dim > MAX_DIM || g->block_size < 1 ||
-        g->block_size > most || g->num_blocks < 1 || g->num_blocks > most ||
-        g->block_bytes / (2 * g->num_kv_heads * g->head_dim * (g->is_half ? 2 : 4)) < g->block_size) {
+        g->block_size > most || g->num_blocks < 1 || g->num_blocks > most || g->coding < AS_THEY_COME ||
+        g->coding > FLOAT8 || g->block_bytes / (2 * g->num_kv_heads) < page_bytes(g)) {
         PyErr_SetString(PyExc_ValueError, "the geometry of a layer is out of range");
         return NULL;
     }

@@ -11,6 +11,7 @@
 typedef float vec __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ivec __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t NAME(half_vec) __attribute__((vector_size(2 * WIDTH)));
+typedef int8_t NAME(byte_vec) __attribute__((vector_size(WIDTH)));
 
 #if WIDTH == 16
 #define LANES(F, s) \
@@ -257,6 +258,127 @@ INLINE float NAME(soften)(float *scores, int64_t count, float softcap, float *gr
     return NAME(sum_of_lanes)(sum);
 }
 
+/* ---- Keys and values in 8 bits ------------------------------------------------------------------------------------ */
+
+/* The codes of values / scale, each in the low byte of a lane. Both codings round to the nearest, ties to even. FLOAT8 is
+ * e4m3: below 2^-6 its steps are 2^-9.
+ */
+INLINE ivec NAME(codes_of)(vec values, float scale, int coding)
+{
+    const float round = 12582912.0f; /* 1.5 * 2^23: the sum's last bit is 1 */
+    ivec bits, small;
+    values /= scale; /* no product before the sum, which the compiler might round with it at once */
+    if (coding == INT8) {
+        values += round;
+        memcpy(&bits, &values, sizeof bits);
+        return bits & 0xFF;
+    }
+    memcpy(&bits, &values, sizeof bits);
+    const ivec sign = (bits >> 24) & 0x80, size = bits & 0x7FFFFFFF;
+    memcpy(&values, &size, sizeof values);
+    const ivec is_small = values < 0.015625f;
+    values = values * 512.0f + round;
+    memcpy(&small, &values, sizeof small);
+    const ivec large = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3);
+    return sign | (((small & 0xFF) & is_small) | (large & ~is_small));
+}
+
+/* One head of a token: `count` codes, and their scale. */
+TARGET static void NAME(encode)(const void *head, int64_t count, int is_half, int coding, void *codes, void *kept_scale)
+{
+    vec most = NAME(all)(0.0f);
+    int64_t at = 0;
+    for (; at + WIDTH <= count; at += WIDTH) {
+        vec part = NAME(load)(head, at, is_half);
+        most = NAME(greater)(NAME(greater)(part, -part), most);
+    }
+    float scale = NAME(greatest_lane)(most);
+    for (; at < count; at++) {
+        const float size = fabsf(element(head, at, is_half));
+        scale = size > scale ? size : scale;
+    }
+    scale /= coding == INT8 ? 127.0f : 448.0f;
+    scale = scale > 1e-30f ? scale : 1e-30f;
+    for (at = 0; at + WIDTH <= count; at += WIDTH) {
+        const ivec wide = NAME(codes_of)(NAME(load)(head, at, is_half), scale, coding);
+        const NAME(byte_vec) narrow = __builtin_convertvector(wide, NAME(byte_vec));
+        memcpy((char *)codes + at, &narrow, sizeof narrow);
+    }
+    for (; at < count; at++)
+        ((uint8_t *)codes)[at] = (uint8_t)NAME(codes_of)(NAME(all)(element(head, at, is_half)), scale, coding)[0];
+    memcpy(kept_scale, &scale, sizeof scale);
+}
+
+/* The values of `count` codes, without their scales. Plain loops, because compilers widen bytes well in these alone. */
+INLINE void NAME(decode)(const char *restrict codes, int64_t count, int coding, float *restrict values)
+{
+    if (coding == INT8) {
+        for (int64_t at = 0; at < count; at++)
+            values[at] = (float)(int8_t)codes[at];
+        return;
+    }
+    for (int64_t at = 0; at < count; at++) {
+        const uint32_t code = (uint8_t)codes[at], bits = (code & 0x80) << 24 | (code & 0x7F) << 20;
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        values[at] = value * 0x1p120f;
+    }
+}
+
+/* Scores of tokens [start, stop), at most TILE of them, by query [queries, TILE]: the codes are decoded for all queries
+ * at once, and a token's scale comes after its sum.
+ */
+INLINE void NAME(score_codes)(const Sight *sight, const float *queries, int num_queries, int64_t start, int64_t stop,
+                              float *scores)
+{
+    float decoded[DECODED * MAX_DIM], found[DECODED + WIDTH], scales[DECODED];
+    const int64_t dim = sight->head_dim, block_size = sight->block_size;
+    for (int64_t at = start, count; at < stop; at += count) {
+        const int64_t offset = at % block_size;
+        const char *page = page_of(sight, at / block_size, 0);
+        count = block_size - offset < stop - at ? block_size - offset : stop - at;
+        count = count < DECODED ? count : DECODED;
+        NAME(decode)(page + offset * dim, count * dim, sight->coding, decoded);
+        memcpy(scales, page + block_size * dim + 4 * offset, 4 * (size_t)count);
+        for (int query = 0; query < num_queries; query++) {
+            if (dim == 64)
+                NAME(score)(queries + query * 64, decoded, count, 64, found, 0);
+            else if (dim == 128)
+                NAME(score)(queries + query * 128, decoded, count, 128, found, 0);
+            else
+                NAME(score)(queries + query * dim, decoded, count, dim, found, 0);
+            for (int64_t token = 0; token < count; token++)
+                scores[query * TILE + at - start + token] = found[token] * scales[token];
+        }
+    }
+}
+
+/* Adds the values of tokens [start, stop) to outputs [queries, dim]. Their scales go into `weights`. */
+INLINE void NAME(weigh_codes)(const Sight *sight, float *weights, int num_queries, int64_t start, int64_t stop,
+                              float *outputs)
+{
+    float decoded[DECODED * MAX_DIM], scales[DECODED];
+    const int64_t dim = sight->head_dim, block_size = sight->block_size;
+    for (int64_t at = start, count; at < stop; at += count) {
+        const int64_t offset = at % block_size;
+        const char *page = page_of(sight, at / block_size, 1);
+        float *own = weights + (at - start);
+        count = block_size - offset < stop - at ? block_size - offset : stop - at;
+        count = count < DECODED ? count : DECODED;
+        NAME(decode)(page + offset * dim, count * dim, sight->coding, decoded);
+        memcpy(scales, page + block_size * dim + 4 * offset, 4 * (size_t)count);
+        for (int query = 0; query < num_queries; query++)
+            for (int64_t token = 0; token < count; token++)
+                own[query * TILE + token] *= scales[token];
+        switch (num_queries) {
+        case 1: NAME(weigh)(own, decoded, count, dim, outputs, 1, 0); break;
+        case 2: NAME(weigh)(own, decoded, count, dim, outputs, 2, 0); break;
+        case 3: NAME(weigh)(own, decoded, count, dim, outputs, 3, 0); break;
+        default: NAME(weigh)(own, decoded, count, dim, outputs, 4, 0);
+        }
+    }
+}
+
 /* One to MAX_QUERIES heads of a token over the pages of their KV head, tile by tile with a running softmax. It begins
  * with their sinks, if they have any: a token's score whose values are zero.
  */
@@ -273,7 +395,9 @@ TARGET static void NAME(attend_heads)(const Sight *sight, const float *queries, 
     memset(outputs, 0, sizeof(float) * (size_t)(num_queries * dim));
     for (int64_t start = sight->first; start < sight->stop; start += TILE) {
         const int64_t stop = start + TILE < sight->stop ? start + TILE : sight->stop;
-        for (int query = 0; query < num_queries; query++)
+        if (sight->coding != AS_THEY_COME)
+            NAME(score_codes)(sight, queries, num_queries, start, stop, scores);
+        for (int query = 0; query < num_queries && sight->coding == AS_THEY_COME; query++)
             /* The next query overwrites the values beyond the last score. */
             for (int64_t at = start, count; at < stop; at += count) {
                 const int64_t offset = at % block_size;
@@ -300,6 +424,10 @@ TARGET static void NAME(attend_heads)(const Sight *sight, const float *queries, 
             if (shrinkage != 1.0f)
                 for (int64_t at = 0; at < dim; at++)
                     outputs[query * dim + at] *= shrinkage;
+        }
+        if (sight->coding != AS_THEY_COME) {
+            NAME(weigh_codes)(sight, scores, num_queries, start, stop, outputs);
+            continue;
         }
         for (int64_t at = start, count; at < stop; at += count) {
             const int64_t offset = at % block_size;

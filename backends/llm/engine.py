@@ -128,7 +128,7 @@ class Engine:
             "num_gpu_blocks": self._kv.pool.num_usable,
             "num_cpu_blocks": None,
             "num_gpu_blocks_override": options.num_gpu_blocks_override,
-            "cache_dtype": "auto",
+            "cache_dtype": options.kv_cache_dtype,
             "enable_prefix_caching": self._kv.is_prefix_caching,
             "gpu_memory_utilization": options.gpu_memory_utilization,
             "kv_cache_memory_bytes": options.kv_cache_memory_bytes,

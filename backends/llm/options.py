@@ -16,6 +16,10 @@ logger = logging.getLogger(__name__)
 # In a prompt.
 _USUAL_PICTURES = 16
 
+# In what keys and values are kept: as the network computes them, or as codes of 8 bits with a scale for each head of a
+# token. vLLM has several names for these.
+KV_CACHE_DTYPES = ("auto", "int8", "int8_per_token_head", "fp8", "fp8_e4m3", "fp8_per_token_head")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
@@ -23,7 +27,8 @@ class EngineOptions:
 
     `max_num_batched_tokens` bounds a step, `max_num_seqs` what runs at once, `max_model_len` prompt and output
     together (tokens). `kv_cache_memory_bytes` bounds the pool of blocks where `num_gpu_blocks_override` does not say
-    how many there are (one of them is for padding). `scheduling_policy` is "fcfs" or "priority" (lower goes first).
+    how many there are (one of them is for padding). `kv_cache_dtype` is one of `KV_CACHE_DTYPES`.
+    `scheduling_policy` is "fcfs" or "priority" (lower goes first).
     `pooling`, `normalize` and `default_prompt_name` are of embeddings; None: as the checkpoint has it.
     `disable_any_whitespace`: structured JSON has no blanks between its elements, unless a request says otherwise.
     `limit_mm_per_prompt` pictures may be in a prompt, of `max_image_pixels` each before they are resized; embeddings of
@@ -41,6 +46,7 @@ class EngineOptions:
     enable_chunked_prefill: bool = True
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
     scheduling_policy: str = "fcfs"
     dtype: str = "auto"
@@ -135,6 +141,7 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "enable_chunked_prefill": boolean,
     "num_gpu_blocks_override": integer,
     "kv_cache_memory_bytes": integer,
+    "kv_cache_dtype": string,
     "gpu_memory_utilization": number,
     "scheduling_policy": string,
     "dtype": string,
@@ -243,7 +250,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "enable_prompt_embeds": (False,),
     "hf_overrides": ({},),
     "io_processor_plugin": (),
-    "kv_cache_dtype": ("auto",),
     "kv_transfer_config": (),
     "load_format": ("auto", "safetensors", "gguf"),
     "logits_processors": ([],),
@@ -268,6 +274,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_num_batched_tokens": (lambda value: value >= 1, "at least 1"),
     "num_gpu_blocks_override": (lambda value: value >= 2, "at least 2 (one block is for padding)"),
     "kv_cache_memory_bytes": (lambda value: value >= 1, "at least 1"),
+    "kv_cache_dtype": (lambda value: value in KV_CACHE_DTYPES, f"one of {', '.join(KV_CACHE_DTYPES)}"),
     "gpu_memory_utilization": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "scheduling_policy": (lambda value: value in ("fcfs", "priority"), "fcfs or priority"),
     "seed": (lambda value: abs(value) < 2**63, "an integer of 64 bits"),

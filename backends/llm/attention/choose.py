@@ -34,7 +34,7 @@ def _make_unchunked(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAt
     device = blocks.device
     has_triton = importlib.util.find_spec("triton") is not None
     group = blocks.layout.pairs
-    kernels = kernels_for(device, group.dtype)
+    kernels = kernels_for(device, group.heads_dtype)
     if kernels is not None and group.key_width > kernels.MAX_HEAD_DIM:
         kernels = None
     if name == "auto":
@@ -45,10 +45,14 @@ def _make_unchunked(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAt
         if kernels is None:
             raise UnsupportedError(
                 f"attention_backend cpu needs a CPU, float32 or bfloat16, heads of at most 512, and a compiler at the "
-                f"installation (MODELSERVER_PURE_PYTHON turns it off); this is {group.dtype} on {device} with "
+                f"installation (MODELSERVER_PURE_PYTHON turns it off); this is {group.heads_dtype} on {device} with "
                 f"heads of {group.key_width}"
             )
         return CpuAttention(kernels, blocks, spec)
+    if name == "flashinfer" and group.num_scales:
+        raise UnsupportedError(
+            "attention_backend flashinfer does not read kv_cache_dtype int8 or fp8: auto and triton do"
+        )
     if name == "flashinfer" and spec.chunks:  # one plan of it at a time
         raise UnsupportedError("attention_backend flashinfer does not attend within chunks: auto and triton do")
     if device.type != "cuda":

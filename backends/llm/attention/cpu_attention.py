@@ -17,6 +17,8 @@ from .kv_blocks import KvBlocks
 from .paged import AttentionBatch, AttentionSpec, Rotation
 from .sdpa import Prefill, SdpaAttention
 
+# `coding` of `_kernels.c`, by the dtype of codes.
+_CODINGS = {torch.int8: 1, torch.float8_e4m3fn: 2}
 # A chunk of more queries goes through SDPA. Measured of fresh prompts: at 512 it takes twice as long as the kernels, at
 # 1,024 a third longer, since each query reads for itself.
 _MOST_QUERIES = 512
@@ -42,19 +44,20 @@ class CpuAttention:
         self._addresses = [layer.data_ptr() for layer in layers]
         self._windows = spec.windows
         self._sinks = [spec.sinks_of(layer) for layer in range(len(layers))]
-        self._dtype = group.dtype
+        self._dtype = group.heads_dtype
         self._num_heads = spec.num_heads
         self._num_kv_heads = group.num_heads
         self._heads_shape = (spec.num_heads + 2 * group.num_heads, group.key_width)
         self._width = spec.num_heads * group.key_width
         self._geometry = struct.pack(
-            "7q2d",
+            "8q2d",
             spec.num_heads,
             group.num_heads,
             group.key_width,
             blocks.block_size,
             blocks.num_blocks,
-            group.dtype == torch.bfloat16,
+            group.heads_dtype == torch.bfloat16,
+            _CODINGS[group.dtype] if group.num_scales else 0,
             max(group.block_bytes(blocks.block_size), group.layer_bytes(blocks.block_size)),  # without layers: any
             spec.scale,
             spec.softcap or 0.0,

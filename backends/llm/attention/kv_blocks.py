@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from modelserver.backend import UnsupportedError
 
 _SCALE_BYTES = 4
+# So that nothing is divided by zero: of a head whose values are all zero.
+_LEAST_SCALE = 1e-30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,8 @@ class KvGroup:
     """Layers that keep alike of a token: keys and values of `num_heads` heads, of `key_width` and `value_width` values.
 
     `value_width` 0: values are read from the keys, as latent attention does. `dtype` is that of storage; `num_scales`
-    are kept in float32 for each head of a token, where `dtype` has 8 bits.
+    are kept in float32 for each head of a token, where `dtype` has 8 bits: one of its keys and one of its values.
+    `source`: the dtype of what comes to be kept, where that is not `dtype`.
     """
 
     layers: tuple[int, ...]
@@ -33,6 +36,12 @@ class KvGroup:
     value_width: int
     dtype: torch.dtype
     num_scales: int = 0
+    source: torch.dtype | None = None
+
+    @property
+    def heads_dtype(self) -> torch.dtype:
+        """In which keys and values come, and in which the network computes."""
+        return self.source or self.dtype
 
     def layer_bytes(self, block_size: int) -> int:
         """Of one block in one layer."""
@@ -66,14 +75,25 @@ class KvLayout:
 
     @property
     def pairs(self) -> KvGroup:
-        """The only group, whose keys and values are of one width and have no scales.
+        """The only group, whose keys and values are of one width, with a scale for each or none.
 
         UnsupportedError for a layout that no implementation of attention reads yet.
         """
         group = self.groups[0]
-        if len(self.groups) > 1 or group.key_width != group.value_width or group.num_scales:
-            raise UnsupportedError("attention reads one group of layers, keys and values of one width, and no scales")
+        if len(self.groups) > 1 or group.key_width != group.value_width or group.num_scales not in (0, 2):
+            raise UnsupportedError("attention reads one group of layers, with keys and values of one width")
         return group
+
+    def coded(self, dtype: torch.dtype) -> KvLayout:
+        """The same kept as codes of 8 bits: `dtype` is int8 or float8_e4m3fn.
+
+        UnsupportedError for heads whose scales would not lie at addresses of floats, and for latent attention.
+        """
+        if any(not group.value_width or (group.key_width + group.value_width) % 4 for group in self.groups):
+            raise UnsupportedError("kv_cache_dtype needs keys and values in heads of an even width: use auto")
+        return KvLayout(
+            tuple(replace(group, dtype=dtype, num_scales=2, source=group.heads_dtype) for group in self.groups)
+        )
 
     def block_bytes(self, block_size: int) -> int:
         """Of one block over all groups."""
@@ -102,9 +122,14 @@ class KvBlocks:
 
     @property
     def pages(self) -> torch.Tensor:
-        """Of `layout.pairs`, rows of one head's keys or values: [blocks * layers * 2 * heads, block_size * width]."""
+        """Of `layout.pairs`, rows of one head's keys or values: [blocks * layers * 2 * heads, block_size * width].
+
+        Codes come as bytes, with the scales of a page behind them: `read_pages` and `write_pages` know where.
+        """
         group = self.layout.pairs
-        return self._memory[0].view(-1).view(group.dtype).view(-1, self.block_size * group.key_width)
+        dtype = torch.uint8 if group.num_scales else group.dtype
+        row = self.block_size * (group.key_width + (_SCALE_BYTES if group.num_scales else 0))
+        return self._memory[0].view(-1).view(dtype).view(-1, row)
 
     @property
     def layers(self) -> list[torch.Tensor]:
@@ -114,8 +139,56 @@ class KvBlocks:
         """
         group = self.layout.pairs
         shape = (self.num_blocks, self.block_size, 2, group.num_heads, group.key_width)
-        values = self._memory[0].view(group.dtype)
+        values = self._memory[0].view(group.dtype)[..., : math.prod(shape[1:])]
         return [values[:, place].view(shape) for place in range(len(group.layers))]
+
+    @property
+    def scales(self) -> list[torch.Tensor]:
+        """Of codes in `layers`: each layer's [blocks, block_size, 2, heads] in float32, behind the codes of a block."""
+        group = self.layout.pairs
+        shape = (self.num_blocks, self.block_size, 2, group.num_heads)
+        floats = self._memory[0].view(torch.float32)[..., -math.prod(shape[1:]) :]
+        return [floats[:, place].view(shape) for place in range(len(group.layers))]
+
+
+def encoded(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes in `dtype`, and their scales in float32 [..., 1]: the greatest of a head's values has the greatest code.
+
+    What the kernels write, bit for bit.
+    """
+    wide = values.float()
+    greatest = 127.0 if dtype == torch.int8 else 448.0
+    scales = (wide.abs().amax(dim=-1, keepdim=True) / greatest).clamp_min(_LEAST_SCALE)
+    parts = wide / scales
+    return (parts.round() if dtype == torch.int8 else parts).to(dtype), scales
+
+
+def decoded(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values of codes [..., width] in `dtype`; `scales` [..., 1]."""
+    return (codes.float() * scales).to(dtype)
+
+
+def write_pages(pages: torch.Tensor, cells: torch.Tensor, values: torch.Tensor, group: KvGroup) -> None:
+    """Keep `values` [cells, width] as codes in `KvBlocks.pages`; cell i is token i % block_size of a page's."""
+    block_size = pages.shape[1] // (group.key_width + _SCALE_BYTES)
+    codes, scales = encoded(values, group.dtype)
+    rows, offsets = cells // block_size, cells % block_size
+    kept_codes, kept_scales = _parts_of(pages, group)
+    kept_codes[rows, offsets] = codes.view(torch.uint8)
+    kept_scales[rows, offsets] = scales
+
+
+def read_pages(pages: torch.Tensor, group: KvGroup) -> torch.Tensor:
+    """The values of rows of `KvBlocks.pages`: [pages, block_size * width] in the network's dtype."""
+    codes, scales = _parts_of(pages, group)
+    return decoded(codes.view(group.dtype), scales, group.heads_dtype).flatten(1)
+
+
+def _parts_of(pages: torch.Tensor, group: KvGroup) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views: bytes [pages, block_size, width] and floats [pages, block_size, 1]."""
+    size = pages.shape[1] // (group.key_width + _SCALE_BYTES) * group.key_width
+    codes = pages[:, :size].unflatten(1, (-1, group.key_width))
+    return codes, pages[:, size:].view(torch.float32)[..., None]
 
 
 def _zeros(size: tuple[int, ...], device: torch.device) -> torch.Tensor:

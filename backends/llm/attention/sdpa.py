@@ -11,14 +11,14 @@ block size, head_dim]. So what is gathered of a sequence's head is one matrix.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .kv_blocks import KvBlocks
+from .kv_blocks import KvBlocks, decoded, encoded, read_pages, write_pages
 from .paged import AttentionBatch, AttentionSpec, IntArray, Rotation
 
 # Gathered keys and values of a tile: about an L2 cache. Measured: 1 to 3 MiB are equal, 100 MiB takes twice as long.
@@ -75,7 +75,7 @@ class SdpaAttention:
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
         group, num_layers = blocks.layout.pairs, len(blocks.layout.pairs.layers)
-        self._layers = blocks.layers
+        self._num_blocks = blocks.num_blocks
         self._block_size = blocks.block_size
         self._scale = spec.scale
         self._softcap = spec.softcap
@@ -83,14 +83,14 @@ class SdpaAttention:
         # By KV head and query head of its group.
         self._sinks = [_grouped(spec.sinks_of(layer), group.num_heads) for layer in range(num_layers)]
         self._device = blocks.device
-        self._dtype = group.dtype
-        self._token_bytes = group.layer_bytes(1)
+        self._group = group
+        self._dtype = group.heads_dtype
+        self._token_bytes = replace(group, dtype=group.heads_dtype, num_scales=0).layer_bytes(1)
         self._num_kv_heads = group.num_heads
         self._head_dim = group.key_width
         # Of each layer, all pages from its first one on: those of a block are as far apart in all layers.
         num_pages = 2 * self._num_kv_heads
         self._pages = [blocks.pages[layer * num_pages :] for layer in range(num_layers)]
-        self._cells = [pages.view(-1, self._head_dim) for pages in self._pages]
         self._pages_per_block = num_layers * num_pages
         # Pages of a block in a layer, counted from its own first.
         self._page_numbers = np.arange(num_pages)
@@ -116,7 +116,7 @@ class SdpaAttention:
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: SdpaInputs) -> torch.Tensor:
         """`queries` [tokens, heads, head_dim], `kv` [tokens, 2, kv heads, head_dim] -> [tokens, heads * head_dim]."""
         if inputs.cells is not None:
-            self._cells[layer].index_copy_(0, inputs.cells, kv.reshape(-1, self._head_dim))
+            self._keep(layer, kv, inputs.cells)
         window = self._windows[layer]
         tiles, prefills = inputs.tiles[window], inputs.prefills[window]
         outputs = [self._decode(layer, queries, tile) for tile in tiles]
@@ -133,9 +133,21 @@ class SdpaAttention:
         kv = heads[:, num_heads:].unflatten(1, (2, num_kv_heads))
         return self(layer, heads[:, :num_heads], kv, inputs)
 
+    def _keep(self, layer: int, kv: torch.Tensor, cells: torch.Tensor) -> None:
+        values, pages = kv.reshape(-1, self._head_dim), self._pages[layer]
+        if self._group.num_scales:
+            write_pages(pages, cells, values, self._group)
+        else:
+            pages.view(-1, self._head_dim).index_copy_(0, cells, values)
+
     def kept(self, layer: int) -> torch.Tensor:
         """The keys and values of each slot: [slots, 2, kv heads, head_dim], a copy."""
-        pages = self._layers[layer].view(-1, 2, self._num_kv_heads, self._block_size, self._head_dim)
+        firsts = torch.arange(self._num_blocks, device=self._device) * self._pages_per_block
+        numbers = torch.from_numpy(self._page_numbers).to(self._device)
+        pages = self._pages[layer][(firsts[:, None] + numbers).ravel()]
+        if self._group.num_scales:
+            pages = read_pages(pages, self._group)
+        pages = pages.view(-1, 2, self._num_kv_heads, self._block_size, self._head_dim)
         return pages.permute(0, 3, 1, 2, 4).flatten(0, 1)
 
     def _decode(self, layer: int, queries: torch.Tensor, tile: DecodeTile) -> torch.Tensor:
@@ -162,7 +174,7 @@ class SdpaAttention:
         if sinks is not None:
             sinks = sinks[None, :, :, None, None]
         if prefill.page_ids is None:
-            fresh = kv[prefill.start : prefill.stop].permute(1, 2, 0, 3)[:, None]
+            fresh = self.as_kept(kv[prefill.start : prefill.stop]).permute(1, 2, 0, 3)[:, None]
             keys, values = fresh[0], fresh[1]
             if self._softcap is None and sinks is None and (window is None or rows <= window):
                 return self._attend(own, keys, values, None, None, is_causal=True)[0].transpose(0, 1).reshape(rows, -1)
@@ -179,9 +191,18 @@ class SdpaAttention:
         output = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
         return output[0].transpose(0, 1).reshape(rows, -1)
 
+    def as_kept(self, kv: torch.Tensor) -> torch.Tensor:
+        """What a later step will read, so that a prompt whose beginning is found in the cache gives the same."""
+        if not self._group.num_scales:
+            return kv
+        return decoded(*encoded(kv, self._group.dtype), self._dtype)
+
     def _gather(self, layer: int, page_ids: torch.Tensor, matrices: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [matrices, tokens, head_dim], valid until the next gather."""
         pages = self._pages[layer]
+        if self._group.num_scales:
+            pair = read_pages(pages[page_ids], self._group).view(2, matrices, -1, self._head_dim)
+            return pair[0], pair[1]
         size = page_ids.shape[0] * pages.shape[1]
         if self._gathered.numel() < size:  # kept: fresh memory of this size costs more than the copy
             self._gathered = torch.empty(size, dtype=self._dtype, device=self._device)

@@ -21,6 +21,7 @@ class TritonAttention:
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec, *, num_processors: int) -> None:
         self._layers = blocks.layers
+        self._scales = blocks.scales if blocks.layout.pairs.num_scales else [None] * len(self._layers)
         self._device = blocks.device
         self._spec = spec
         self._num_kv_heads = blocks.layout.pairs.num_heads
@@ -50,9 +51,9 @@ class TritonAttention:
     def rope_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: DeviceInputs
     ) -> torch.Tensor:
-        blocks, spec = self._layers[layer], self._spec
+        blocks, scales, spec = self._layers[layer], self._scales[layer], self._spec
         tables = None if rotation is None else (rotation.cosines, rotation.sines)
-        queries = triton_kernels.rope_and_store(heads, blocks, inputs.slots, tables)
+        queries = triton_kernels.rope_and_store(heads, blocks, inputs.slots, tables, scales)
         window, sinks = spec.windows[layer], spec.sinks_of(layer)
         outputs = []
         count = inputs.num_decodes
@@ -68,6 +69,7 @@ class TritonAttention:
                     window=window,
                     softcap=spec.softcap,
                     sinks=sinks,
+                    scales=scales,
                 )
             )
         if inputs.prefill is not None:
@@ -87,6 +89,7 @@ class TritonAttention:
                     window=window,
                     softcap=spec.softcap,
                     sinks=sinks,
+                    scales=scales,
                 )
             )
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

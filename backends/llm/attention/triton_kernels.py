@@ -1,9 +1,10 @@
 """Attention over paged blocks in Triton. Each kernel has a launcher here, and its torch twin in `twins`.
 
 Shapes: queries [tokens, heads, head_dim]; a layer's blocks [blocks, block_size, 2, kv heads, head_dim] with a
-stride between blocks; block tables
-[sequences, blocks], int32 or int64. Query heads that share a KV head are rows of one product, so its keys and values
-are read once. Sums and maxima are float32. https://arxiv.org/abs/2511.11581 tells which of this pays.
+stride between blocks; block tables [sequences, blocks], int32 or int64. Blocks of int8 or float8_e4m3fn hold codes, and
+`scales` [blocks, block_size, 2, kv heads] in float32 what they are multiplied by. Query heads that share a KV head are
+rows of one product, so its keys and values are read once. Sums and maxima are float32.
+https://arxiv.org/abs/2511.11581 tells which of this pays.
 """
 
 from __future__ import annotations
@@ -15,13 +16,55 @@ import triton.language as tl
 _LOG2_E = tl.constexpr(1.4426950408889634)
 # The fewest rows of a tile that tl.dot multiplies.
 _LEAST_ROWS = 16
+# How keys and values are kept.
+_AS_THEY_COME = tl.constexpr(0)
+_INT8 = tl.constexpr(1)
+_FLOAT8 = tl.constexpr(2)
+
+
+@triton.jit
+def _store_head(codes, scales, place, values, columns, head_dim: tl.constexpr, kept, coding: tl.constexpr):
+    """One head's keys or values at `place`, counted in heads, where `kept`; `kv_blocks.encoded` is the same in torch.
+
+    e4m3 is made of bits, since not all GPUs have it: to the nearest, ties to even, below 2^-6 in steps of 2^-9.
+    """
+    target = codes + place * head_dim + columns
+    if coding == _AS_THEY_COME:
+        tl.store(target, values, mask=kept)
+    else:
+        wide = values.to(tl.float32)
+        greatest = 127.0 if coding == _INT8 else 448.0
+        scale = tl.maximum(tl.div_rn(tl.max(tl.abs(wide), axis=0), greatest), 1e-30)
+        parts = tl.div_rn(wide, scale)
+        if coding == _INT8:
+            made = (parts + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
+        else:
+            signed = parts.to(tl.int32, bitcast=True)
+            size = tl.abs(parts)
+            bits = signed & 0x7FFFFFFF
+            large = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
+            small = (size * 512.0 + 12582912.0).to(tl.int32, bitcast=True) & 0xFF
+            made = (tl.where(size < 0.015625, small, large) | ((signed >> 24) & 0x80)).to(tl.uint8)
+        tl.store(target, made, mask=kept)
+        tl.store(scales + place + columns * 0, scale, mask=kept & (columns == 0))
+
+
+@triton.jit
+def _load_heads(codes, tokens, columns, mask, dtype: tl.constexpr, coding: tl.constexpr):
+    """Keys or values [tokens, columns] in `dtype`; codes without their scales, which it holds exactly."""
+    values = tl.load(codes + tokens[:, None] + columns[None, :], mask=mask, other=0)
+    if coding == _FLOAT8:  # a half has the same bits in other places
+        wide = values.to(tl.int32)
+        bits = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.uint16)
+        values = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return values.to(dtype)
 
 
 @triton.jit
 def _rope_and_store(
-    heads, turned, blocks, slots, cosines, sines,
-    stride_token, stride_block, num_heads, num_kv_heads, width, block_size,
-    head_dim: tl.constexpr, padded_dim: tl.constexpr, is_turned: tl.constexpr,
+    heads, turned, blocks, scales, slots, cosines, sines,
+    stride_token, stride_block, stride_scales, num_heads, num_kv_heads, width, block_size,
+    head_dim: tl.constexpr, padded_dim: tl.constexpr, is_turned: tl.constexpr, coding: tl.constexpr,
 ):  # fmt: skip
     """One token and one head: a query is turned into `turned`, a key turned into its slot, a value copied beside it."""
     token, head = tl.program_id(0), tl.program_id(1)
@@ -42,11 +85,12 @@ def _rope_and_store(
     else:
         slot = tl.load(slots + token).to(tl.int64)
         kept = columns < tl.where(slot >= 0, head_dim, 0)
-        place = (slot % block_size * 2 * num_kv_heads + head - num_heads) * head_dim
-        target = blocks + slot // block_size * stride_block + place
-        tl.store(target + columns, values, mask=kept)
+        place = slot % block_size * 2 * num_kv_heads + head - num_heads
+        block = slot // block_size
+        target, own_scales = blocks + block * stride_block, scales + block * stride_scales
         beside = tl.load(source + num_kv_heads * head_dim + columns, mask=is_column, other=0.0)
-        tl.store(target + num_kv_heads * head_dim + columns, beside, mask=kept)
+        _store_head(target, own_scales, place, values, columns, head_dim, kept, coding)
+        _store_head(target, own_scales, place + num_kv_heads, beside, columns, head_dim, kept, coding)
 
 
 @triton.jit
@@ -59,11 +103,11 @@ def _bounded(scores, softcap: tl.constexpr):
 
 @triton.jit
 def _decode(
-    queries, blocks, tables, lens, sinks, sums, maxima, totals,
-    stride_query, stride_table, stride_block, num_kv_heads, scale, num_splits,
+    queries, blocks, scales, tables, lens, sinks, sums, maxima, totals,
+    stride_query, stride_table, stride_block, stride_scales, num_kv_heads, scale, num_splits,
     group: tl.constexpr, padded_group: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr,
     block_size: tl.constexpr, tile: tl.constexpr, window: tl.constexpr, softcap: tl.constexpr,
-    has_sinks: tl.constexpr,
+    has_sinks: tl.constexpr, coding: tl.constexpr,
 ):  # fmt: skip
     """One sequence, KV head and split: the softmax over the split's part of what the sequence's last token sees.
 
@@ -99,21 +143,26 @@ def _decode(
         ids = tl.load(tables + row * stride_table + positions // block_size, mask=is_seen, other=0).to(tl.int64)
         if window > 0:
             is_seen = is_seen & (positions >= length - window)
-        tokens = ids * stride_block + (positions % block_size * 2 * num_kv_heads + kv_head) * head_dim
+        places = positions % block_size * 2 * num_kv_heads + kv_head
+        tokens = ids * stride_block + places * head_dim
         is_there = is_seen[:, None] & (columns < head_dim)[None, :]
-        keys = tl.load(blocks + tokens[:, None] + columns[None, :], mask=is_there, other=0.0)
-        scores = _bounded(tl.dot(query, tl.trans(keys), input_precision="ieee") * scale, softcap) * _LOG2_E
+        keys = _load_heads(blocks, tokens, columns, is_there, query.dtype, coding)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        if coding != _AS_THEY_COME:
+            scores *= tl.load(scales + ids * stride_scales + places, mask=is_seen, other=0.0)[None, :]
+        scores = _bounded(scores, softcap) * _LOG2_E
         scores = tl.where(is_seen[None, :], scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, axis=1))
         # A tile that lies before the window as a whole has nothing to compare with.
         base = tl.where(higher == float("-inf"), 0.0, higher)
         shrink = tl.exp2(best - base)
         weights = tl.exp2(scores - base[:, None])
-        values = tl.load(
-            blocks + num_kv_heads * head_dim + tokens[:, None] + columns[None, :], mask=is_there, other=0.0
-        )
-        mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         total = total * shrink + tl.sum(weights, axis=1)
+        if coding != _AS_THEY_COME:
+            places += num_kv_heads
+            weights *= tl.load(scales + ids * stride_scales + places, mask=is_seen, other=0.0)[None, :]
+        values = _load_heads(blocks + num_kv_heads * head_dim, tokens, columns, is_there, query.dtype, coding)
+        mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         best = higher
     place = (row * num_kv_heads * group + heads) * num_splits + split
     tl.store(sums + place[:, None] * head_dim + columns[None, :], mixed, mask=is_query)
@@ -147,11 +196,11 @@ def _merge(
 
 @triton.jit
 def _prefill(
-    queries, blocks, tables, tile_rows, tile_starts, row_starts, num_queries, lens, sinks, output,
-    stride_query, stride_table, stride_block, num_kv_heads, scale,
+    queries, blocks, scales, tables, tile_rows, tile_starts, row_starts, num_queries, lens, sinks, output,
+    stride_query, stride_table, stride_block, stride_scales, num_kv_heads, scale,
     group: tl.constexpr, padded_group: tl.constexpr, tile_queries: tl.constexpr,
     head_dim: tl.constexpr, padded_dim: tl.constexpr, block_size: tl.constexpr, tile: tl.constexpr,
-    window: tl.constexpr, softcap: tl.constexpr, has_sinks: tl.constexpr,
+    window: tl.constexpr, softcap: tl.constexpr, has_sinks: tl.constexpr, coding: tl.constexpr,
 ):  # fmt: skip
     """Some queries of one sequence, with the heads of one group, over all of the sequence that they see."""
     row = tl.load(tile_rows + tl.program_id(0))
@@ -187,10 +236,14 @@ def _prefill(
         positions = start + tl.arange(0, tile)
         is_held = positions < last
         ids = tl.load(tables + row * stride_table + positions // block_size, mask=is_held, other=0).to(tl.int64)
-        tokens = ids * stride_block + (positions % block_size * 2 * num_kv_heads + kv_head) * head_dim
+        places = positions % block_size * 2 * num_kv_heads + kv_head
+        tokens = ids * stride_block + places * head_dim
         is_there = is_held[:, None] & (columns < head_dim)[None, :]
-        keys = tl.load(blocks + tokens[:, None] + columns[None, :], mask=is_there, other=0.0)
-        scores = _bounded(tl.dot(query, tl.trans(keys), input_precision="ieee") * scale, softcap) * _LOG2_E
+        keys = _load_heads(blocks, tokens, columns, is_there, query.dtype, coding)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        if coding != _AS_THEY_COME:
+            scores *= tl.load(scales + ids * stride_scales + places, mask=is_held, other=0.0)[None, :]
+        scores = _bounded(scores, softcap) * _LOG2_E
         is_seen = positions[None, :] <= query_positions[:, None]
         if window > 0:
             is_seen = is_seen & (positions[None, :] > query_positions[:, None] - window)
@@ -199,15 +252,23 @@ def _prefill(
         base = tl.where(higher == float("-inf"), 0.0, higher)
         shrink = tl.exp2(best - base)
         weights = tl.exp2(scores - base[:, None])
-        values = tl.load(
-            blocks + num_kv_heads * head_dim + tokens[:, None] + columns[None, :], mask=is_there, other=0.0
-        )
-        mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         total = total * shrink + tl.sum(weights, axis=1)
+        if coding != _AS_THEY_COME:
+            places += num_kv_heads
+            weights *= tl.load(scales + ids * stride_scales + places, mask=is_held, other=0.0)[None, :]
+        values = _load_heads(blocks + num_kv_heads * head_dim, tokens, columns, is_there, query.dtype, coding)
+        mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         best = higher
     result = mixed / tl.maximum(total, 1e-30)[:, None]
     place = (tokens_of_queries[:, None] * num_kv_heads * group + heads[:, None]) * head_dim + columns[None, :]
     tl.store(output + place, result.to(output.dtype.element_ty), mask=is_query)
+
+
+def _coded(blocks: torch.Tensor, scales: torch.Tensor | None) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """How blocks are kept, as the kernels take them, and scales or what stands for them."""
+    if scales is None:
+        return 0, blocks, blocks
+    return (1, blocks, scales) if blocks.dtype == torch.int8 else (2, blocks.view(torch.uint8), scales)
 
 
 def rope_and_store(
@@ -215,6 +276,7 @@ def rope_and_store(
     blocks: torch.Tensor,
     slots: torch.Tensor,
     rotation: tuple[torch.Tensor, torch.Tensor] | None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`heads` [tokens, heads + 2 * kv heads, head_dim]; keys and values go to `slots` [tokens] (-1: nowhere).
 
@@ -225,12 +287,14 @@ def rope_and_store(
     num_heads = num_all - 2 * num_kv_heads
     turned = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
     cosines, sines = rotation if rotation is not None else (heads, heads)
+    coding, kept, scales = _coded(blocks, scales)
     # One warp: all loads of a head come before its stores.
     _rope_and_store[(num_tokens, num_heads + num_kv_heads)](
-        heads, turned, blocks, slots, cosines, sines,
-        heads.stride(0), blocks.stride(0), num_heads, num_kv_heads,
+        heads, turned, kept, scales, slots, cosines, sines,
+        heads.stride(0), blocks.stride(0), scales.stride(0), num_heads, num_kv_heads,
         cosines.shape[-1] if rotation is not None else 0, blocks.shape[1],
-        head_dim=head_dim, padded_dim=triton.next_power_of_2(head_dim), is_turned=rotation is not None, num_warps=1,
+        head_dim=head_dim, padded_dim=triton.next_power_of_2(head_dim), is_turned=rotation is not None,
+        coding=coding, num_warps=1,
     )  # fmt: skip
     return turned
 
@@ -246,6 +310,7 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The last token of each sequence over its `lens` tokens; a length of 0 gives zeros. [sequences, heads * head_dim]
 
@@ -259,12 +324,14 @@ def decode_attention(
     sums = torch.empty(*places, head_dim, dtype=torch.float32, device=queries.device)
     maxima = torch.empty(places, dtype=torch.float32, device=queries.device)
     totals = torch.empty_like(maxima)
+    coding, kept, scales = _coded(blocks, scales)
     _decode[(num_rows, num_kv_heads, num_splits)](
-        queries, blocks, tables, lens, queries if sinks is None else sinks, sums, maxima, totals,
-        queries.stride(0), tables.stride(0), blocks.stride(0), num_kv_heads, scale, num_splits,
+        queries, kept, scales, tables, lens, queries if sinks is None else sinks, sums, maxima, totals,
+        queries.stride(0), tables.stride(0), blocks.stride(0), scales.stride(0), num_kv_heads, scale, num_splits,
         group=group, padded_group=max(_LEAST_ROWS, triton.next_power_of_2(group)),
         head_dim=head_dim, padded_dim=padded_dim, block_size=block_size, tile=64 if head_dim <= 128 else 32,
-        window=window or 0, softcap=softcap or 0.0, has_sinks=sinks is not None, num_warps=4, num_stages=3,
+        window=window or 0, softcap=softcap or 0.0, has_sinks=sinks is not None, coding=coding,
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     output = torch.empty(num_rows, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
     _merge[(num_rows * num_heads,)](
@@ -289,6 +356,7 @@ def prefill_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The last `num_queries` tokens of each sequence, which begin at row `row_starts` of `queries`, causally.
 
@@ -300,13 +368,14 @@ def prefill_attention(
     group = num_heads // num_kv_heads
     padded_group = triton.next_power_of_2(group)
     output = torch.empty(num_tokens, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
+    coding, kept, scales = _coded(blocks, scales)
     _prefill[(tile_rows.shape[0], num_kv_heads)](
-        queries, blocks, tables, tile_rows, tile_starts, row_starts, num_queries, lens,
+        queries, kept, scales, tables, tile_rows, tile_starts, row_starts, num_queries, lens,
         queries if sinks is None else sinks, output,
-        queries.stride(0), tables.stride(0), blocks.stride(0), num_kv_heads, scale,
+        queries.stride(0), tables.stride(0), blocks.stride(0), scales.stride(0), num_kv_heads, scale,
         group=group, padded_group=padded_group, tile_queries=tile_queries, head_dim=head_dim,
         padded_dim=max(16, triton.next_power_of_2(head_dim)), block_size=block_size, tile=64 if head_dim <= 128 else 32,
-        window=window or 0, softcap=softcap or 0.0, has_sinks=sinks is not None,
+        window=window or 0, softcap=softcap or 0.0, has_sinks=sinks is not None, coding=coding,
         num_warps=8 if tile_queries * padded_group >= 128 else 4, num_stages=2,
     )  # fmt: skip
     return output

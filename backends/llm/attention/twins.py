@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from .kv_blocks import decoded, encoded
+
 
 def rope_and_store(
     heads: torch.Tensor,
     blocks: torch.Tensor,
     slots: torch.Tensor,
     rotation: tuple[torch.Tensor, torch.Tensor] | None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `triton_kernels.rope_and_store`."""
     num_kv_heads = blocks.shape[3]
@@ -25,8 +28,13 @@ def rope_and_store(
     kept = slots >= 0
     block_size = blocks.shape[1]
     places, offsets = slots[kept] // block_size, slots[kept] % block_size
-    blocks[places, offsets, 0] = turned[kept, num_heads:]
-    blocks[places, offsets, 1] = heads[kept, num_heads + num_kv_heads :]
+    pairs = torch.stack((turned[kept, num_heads:], heads[kept, num_heads + num_kv_heads :]), dim=1)
+    if scales is None:
+        blocks[places, offsets] = pairs
+    else:
+        codes, own = encoded(pairs, blocks.dtype)
+        blocks.view(torch.uint8)[places, offsets] = codes.view(torch.uint8)
+        scales[places, offsets] = own[..., 0]
     return turned[:, :num_heads].contiguous()
 
 
@@ -40,11 +48,21 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `triton_kernels.decode_attention`."""
     ones = torch.ones_like(lens)
     return prefill_attention(
-        queries, blocks, tables, lens, num_queries=ones, scale=scale, window=window, softcap=softcap, sinks=sinks
+        queries,
+        blocks,
+        tables,
+        lens,
+        num_queries=ones,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        scales=scales,
     )
 
 
@@ -59,8 +77,11 @@ def prefill_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `triton_kernels.prefill_attention`; rows follow each other without gaps."""
+    if scales is not None:
+        blocks = decoded(blocks, scales[..., None], torch.float32)
     outputs = []
     start = 0
     for row, (count, length) in enumerate(zip(num_queries.tolist(), lens.tolist(), strict=True)):

@@ -99,7 +99,7 @@ def load_network(
             scale=config.attention_scale,
             softcap=config.attention_softcap,
         ),
-        family.kv_layout(config, dtype, num_ranks=rank.size),
+        kept_layout(family.kv_layout(config, dtype, num_ranks=rank.size), options),
         device,
         config.vocab_size,
         max_model_len,
@@ -157,7 +157,7 @@ def load_with_transformers(checkpoint: Checkpoint, options: EngineOptions) -> Lo
     return LoadedNetwork(
         loaded.network,
         loaded.attention,
-        loaded.kv_layout,
+        kept_layout(loaded.kv_layout, options),
         device,
         loaded.vocab_size,
         choose_max_model_len(options.max_model_len, usual, longest),
@@ -165,6 +165,13 @@ def load_with_transformers(checkpoint: Checkpoint, options: EngineOptions) -> Lo
         is_capturable=False,
         states=loaded.network.states,
     )
+
+
+def kept_layout(layout: KvLayout, options: EngineOptions) -> KvLayout:
+    """`layout` as `kv_cache_dtype` has it. UnsupportedError for heads that are not kept so."""
+    if options.kv_cache_dtype == "auto" or not any(group.layers for group in layout.groups):
+        return layout
+    return layout.coded(torch.int8 if options.kv_cache_dtype.startswith("int8") else torch.float8_e4m3fn)
 
 
 def choose_device(asked: str) -> torch.device:

@@ -54,7 +54,10 @@ def test_auto_and_null_are_the_default() -> None:
         ({"seed": 2**63}, "'seed' must be an integer of 64 bits"),
         ({"dtype": 5}, "'dtype' must be a string"),
         ({"enable_lora": True}, "'enable_lora' must be false"),
-        ({"kv_cache_dtype": "fp8"}, "'kv_cache_dtype' must be \"auto\" or absent: this server does not support it"),
+        (
+            {"kv_cache_dtype": "fp8_e5m2"},
+            "'kv_cache_dtype' must be one of auto, int8, int8_per_token_head, fp8, fp8_e4m3",
+        ),
         ({"worker_cls": "evil.Worker"}, "'worker_cls' must be \"auto\" or absent"),
         ({"invalid_attribute": True}, "unknown parameter 'invalid_attribute'"),
         (

@@ -12,7 +12,7 @@ import torch
 from modelserver_backends.llm.attention import cpu_attention, twins
 from modelserver_backends.llm.attention.choose import make_attention
 from modelserver_backends.llm.attention.cpu_attention import CpuAttention
-from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout, write_pages
 from modelserver_backends.llm.attention.paged import AttentionBatch, AttentionSpec, Rotation
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from modelserver_backends.llm.kernels import KERNELS
@@ -23,6 +23,7 @@ CPU = torch.device("cpu")
 COUNTS, LENS = np.array([1, 1, 1, 1, 5, 20, 30]), np.array([301, 63, 30, 9, 5, 41, 30])
 NUM_TOKENS = int(COUNTS.sum())
 WIDTHS = [] if KERNELS is None else KERNELS.widths()
+CODES = [torch.int8, torch.float8_e4m3fn]
 HEADS = [(4, 2), (3, 3), (6, 1), (12, 2)]
 # Heads of whole vectors, of parts of one, and of both; blocks that hold a vector's tokens and such that do not.
 SHAPES = list(zip([16, 12, 32, 40, 64, 80, 128, 6], [8, 4, 32, 16, 32, 5, 16, 1], itertools.cycle(HEADS)))
@@ -40,13 +41,25 @@ def width(request: pytest.FixtureRequest) -> Iterator[int]:
 class Step:
     """A step of decodes and chunks over blocks in any order, with keys and values of tokens before it."""
 
-    def __init__(self, head_dim: int, block_size: int, heads: tuple[int, int], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        block_size: int,
+        heads: tuple[int, int],
+        dtype: torch.dtype,
+        codes: torch.dtype | None = None,
+    ) -> None:
         torch.manual_seed(0)
         per_row = -(-int(LENS.max()) // block_size)
         num_blocks = len(LENS) * per_row + 1
         shape = KvLayout.uniform(num_layers=1, num_kv_heads=heads[1], head_dim=head_dim, dtype=dtype)
+        shape = shape if codes is None else shape.coded(codes)
         self.blocks = KvBlocks(shape, num_blocks=num_blocks, block_size=block_size, device=CPU)
-        self.blocks.layers[0].normal_()
+        if codes is None:
+            self.blocks.layers[0].normal_()
+        else:
+            cells = torch.arange(num_blocks * 2 * heads[1] * block_size)
+            write_pages(self.blocks.pages, cells, torch.randn(len(cells), head_dim), shape.pairs)
         self.tables = np.random.default_rng(0).permutation(np.arange(1, num_blocks)).reshape(len(LENS), per_row)
         places = [
             (row, at)
@@ -66,7 +79,9 @@ class Step:
         heads = heads.to(self.heads.dtype)
         reference = SdpaAttention(self.blocks, spec)
         kept = reference.kept(0)
-        kept[torch.from_numpy(self.slots)] = heads[:, spec.num_heads :].unflatten(1, (2, num_kv_heads))
+        kept[torch.from_numpy(self.slots)] = reference.as_kept(
+            heads[:, spec.num_heads :].unflatten(1, (2, num_kv_heads))
+        )
         output = twins.prefill_attention(
             heads[:, : spec.num_heads],
             kept.unflatten(0, (self.blocks.num_blocks, self.blocks.block_size)),
@@ -135,6 +150,55 @@ if KERNELS is not None:
         torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
         torch.testing.assert_close(SdpaAttention(step.blocks, spec).kept(0), kept, atol=2e-2, rtol=2e-2)
 
+    @pytest.mark.parametrize("codes", CODES)
+    @pytest.mark.parametrize(("head_dim", "block_size", "heads"), [SHAPES[1], *SHAPES[4:7]])
+    def test_codes_are_read_as_what_they_stand_for(
+        width: int, head_dim: int, block_size: int, heads: tuple[int, int], codes: torch.dtype
+    ) -> None:
+        for dtype, window, tolerance in (
+            (torch.float32, None, 3e-5),
+            (torch.float32, 40, 3e-5),
+            (torch.bfloat16, 7, 5e-2),
+        ):
+            step = Step(head_dim, block_size, heads, dtype, codes)
+            spec = AttentionSpec(num_heads=heads[0], windows=(window,), scale=0.3, sinks=(torch.randn(heads[0]),))
+            expected, kept = step.expected(spec, None)
+            attention = CpuAttention(KERNELS, step.blocks, spec)
+            found = attention.rope_and_attend(0, step.heads, None, attention.prepare(step.batch))
+            torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+            assert torch.equal(SdpaAttention(step.blocks, spec).kept(0), kept)
+
+    @pytest.mark.parametrize("codes", CODES)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_the_kernels_write_the_codes_of_their_twin_bit_for_bit(
+        width: int, codes: torch.dtype, dtype: torch.dtype
+    ) -> None:
+        spec = AttentionSpec(num_heads=2, windows=(None,), scale=0.3)
+        pieces = []
+        for kind in (CpuAttention, SdpaAttention):
+            step = Step(20, 8, (2, 1), dtype, codes)
+            heads = step.heads
+            heads[:30] *= torch.logspace(-44, 30, 30)[:, None, None]  # from subnormal numbers on
+            heads[30] = 0
+            heads[31] = torch.arange(-10, 10) / 10  # in steps between two codes
+            heads[32] = torch.tensor([127, 448, *(x / 2 for x in range(18))])  # in the middle of two codes
+            heads[33] = torch.tensor([448, -(2.0**-6), *(x * 2.0**-10 for x in range(18))])
+            attention = kind(KERNELS, step.blocks, spec) if kind is CpuAttention else kind(step.blocks, spec)
+            attention.rope_and_attend(0, heads, None, attention.prepare(step.batch))
+            pieces.append(step.blocks.pages.clone())
+        assert torch.equal(*pieces)
+
+    @pytest.mark.parametrize("codes", CODES)
+    def test_long_chunks_read_codes_through_sdpa(codes: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A fresh prompt too attends to what later steps will find of it."""
+        monkeypatch.setattr(cpu_attention, "_MOST_QUERIES", 4)
+        step = Step(16, 8, (4, 2), torch.float32, codes)
+        spec = AttentionSpec(num_heads=4, windows=(None,), scale=0.3)
+        expected, _ = step.expected(spec, None)
+        for attention in (CpuAttention(KERNELS, step.blocks, spec), SdpaAttention(step.blocks, spec)):
+            found = attention.rope_and_attend(0, step.heads.clone(), None, attention.prepare(step.batch))
+            torch.testing.assert_close(found, expected, atol=3e-5, rtol=1e-4)
+
     def test_threads_share_a_step() -> None:
         step = Step(64, 16, (12, 2), torch.float32)
         spec = AttentionSpec(num_heads=12, windows=(None,), scale=0.1)
@@ -174,9 +238,16 @@ if KERNELS is not None:
         step = Step(16, 8, (4, 2), torch.float32)
         attention = CpuAttention(KERNELS, step.blocks, AttentionSpec(num_heads=4, windows=(None,), scale=0.3))
         plan = attention.prepare(step.batch).plan
-        others = struct.pack("7q2d", 4, 2, 16, 8, 2, 0, 1 << 20, 0.3, 0.0)
+        others = struct.pack("8q2d", 4, 2, 16, 8, 2, 0, 0, 1 << 20, 0.3, 0.0)
         addresses = (0,) * 8
-        for geometry, made in ((others, plan), (others, b""), (others[:-1], plan), (bytes(72), plan)):
+        bad_coding = struct.pack("8q2d", 4, 2, 16, 8, step.blocks.num_blocks, 0, 3, 1 << 20, 0.3, 0.0)
+        for geometry, made in (
+            (others, plan),
+            (others, b""),
+            (others[:-1], plan),
+            (bytes(80), plan),
+            (bad_coding, plan),
+        ):
             with pytest.raises(ValueError, match="geometry"):
                 KERNELS.attend(geometry, made, *addresses)
         with pytest.raises(TypeError):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from modelserver_backends.llm.attention import triton_kernels, twins
 from modelserver_backends.llm.attention.chunked import ChunkedAttention
-from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout, encoded, write_pages
 from modelserver_backends.llm.attention.paged import AttentionBatch, AttentionSpec, Rotation
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from modelserver_backends.llm.attention.triton_attention import TritonAttention
@@ -124,6 +124,41 @@ def backend() -> None:
         torch.testing.assert_close(reference.kept(layer), pools[1].layers[layer].flatten(0, 1))
 
 
+def codes() -> None:
+    """Keys and values in 8 bits: kept as the twins keep them, bit for bit, and read as what they stand for."""
+    spec = AttentionSpec(num_heads=6, windows=(None, 7), scale=0.25, sinks=(torch.randn(6, device=DEVICE), None))
+    counts, lens = np.array([1, 1, 5, 20]), np.array([30, 9, 5, 41])
+    tables = np.arange(1, 25).reshape(4, 6)
+    positions = [range(length - count, length) for count, length in zip(counts, lens, strict=True)]
+    slots = np.array([tables[row, at // 8] * 8 + at % 8 for row, ats in enumerate(positions) for at in ats])
+    batch = AttentionBatch(2, counts, lens, tables, slots)
+    cells = torch.arange(25 * 2 * 2 * 2 * 8, device=DEVICE)
+    for dtype, source in itertools.product((torch.int8, torch.float8_e4m3fn), (torch.float32, torch.float16)):
+        layout = KvLayout.uniform(num_layers=2, num_kv_heads=2, head_dim=24, dtype=source).coded(dtype)
+        pools = [KvBlocks(layout, num_blocks=25, block_size=8, device=torch.device(DEVICE)) for _ in range(2)]
+        write_pages(pools[0].pages, cells, torch.randn(len(cells), 24, device=DEVICE), layout.pairs)
+        reference, kernels = SdpaAttention(pools[0], spec), TritonAttention(pools[1], spec, num_processors=8)
+        for layer in (0, 1):
+            kept, scales = encoded(reference.kept(layer).unflatten(0, (25, 8)), dtype)
+            pools[1].layers[layer].view(torch.uint8).copy_(kept.view(torch.uint8))
+            pools[1].scales[layer].copy_(scales[..., 0])
+            heads = torch.randn(27, 10, 24, device=DEVICE).to(source)
+            heads[3:17] *= torch.logspace(-6, 0, 14, device=DEVICE)[:, None, None].to(source)
+            heads[20] = 0
+            # In the middle of two codes, whose scale is a power of two.
+            heads[21, 6:] = torch.tensor([448.0, *(x * 2.0**-10 for x in range(23))]) * 2.0**-8
+            heads[22, 6:] = torch.tensor([127.0, *(x / 2 for x in range(23))]) * 2.0**-6
+            found = [
+                one.rope_and_attend(layer, heads.clone(), None, one.prepare(batch)) for one in (reference, kernels)
+            ]
+            tolerance = 3e-5 if source == torch.float32 else 2e-2
+            torch.testing.assert_close(found[1], found[0], atol=tolerance, rtol=tolerance)
+            expected, expected_scales = pools[1].layers[layer].clone(), pools[1].scales[layer].clone()
+            twins.rope_and_store(heads, expected, torch.from_numpy(slots).to(DEVICE), None, expected_scales)
+            assert torch.equal(pools[1].layers[layer].view(torch.uint8), expected.view(torch.uint8))
+            assert torch.equal(pools[1].scales[layer], expected_scales)
+
+
 def captured() -> None:
     """A whole network on the kernels, its decodes replayed from static inputs, samples what it samples on SDPA."""
     with TemporaryDirectory() as name:
@@ -183,6 +218,7 @@ CASES = {
     "decode": decode,
     "prefill": prefill,
     "backend": backend,
+    "codes": codes,
 }
 
 if __name__ == "__main__":
