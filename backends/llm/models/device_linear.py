@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
 from ..step_context import StepContext
 from . import triton_linear
-from .device_matrix import DeviceForm, DeviceMatrix
+from .device_matrix import DeviceForm, DeviceMatrix, float_matrix
+from .linear import Linear, PlainLinear
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,41 @@ class DeviceEmbedding:
     def head(self) -> DeviceLinear:
         """The layer of the same matrix, in the same memory."""
         return DeviceLinear(self.matrix, None)
+
+
+class DeviceExperts:
+    """The same layer of all experts, one after another in `matrix` and `bias`: one product, for which no host waits."""
+
+    is_capturable = True
+
+    def __init__(self, matrix: DeviceMatrix, bias: torch.Tensor | None) -> None:
+        self.form = matrix.form.name
+        self.num_bytes = matrix.num_bytes
+        self._matrix = matrix
+        self._bias = bias
+
+    def __call__(self, rows: torch.Tensor, counts: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
+        if self._matrix.order is not None:
+            rows = rows.index_select(1, self._matrix.order)
+        return triton_linear.multiply_grouped(self._matrix, rows, counts, self._bias)
+
+
+def device_experts(linears: Sequence[Linear], num_processors: int) -> DeviceExperts | None:
+    """Of the same layer of all experts, on a device of so many processors; None unless all are alike."""
+    matrices, biases = [], []
+    for linear in linears:
+        if isinstance(linear, PlainLinear):
+            matrices.append(float_matrix(linear.weight, num_processors))
+        elif isinstance(linear, DeviceLinear):
+            matrices.append(linear.matrix)
+        else:
+            return None
+        if linear.bias is not None:
+            biases.append(linear.bias)
+    matrix = DeviceMatrix.joined(matrices)
+    if matrix is None or len(biases) not in (0, len(linears)):
+        return None
+    return DeviceExperts(matrix, torch.cat(biases) if biases else None)
 
 
 def _rounded_product(matrix: DeviceMatrix, activations: torch.dtype) -> _Product | None:

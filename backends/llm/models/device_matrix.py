@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +77,28 @@ class DeviceMatrix:
         """How many groups share one of the factors; 0 if there are none."""
         return 0 if factors is None else self.num_groups // int(factors.shape[1])
 
+    @classmethod
+    def joined(cls, matrices: Sequence[Self]) -> Self | None:
+        """The outputs of all, one after another; None unless all are of one form and shape."""
+        first = matrices[0]
+        for name in ("form", "num_inputs", "num_outputs", "group", "zero"):
+            if any(getattr(each, name) != getattr(first, name) for each in matrices):
+                return None
+        parts: dict[str, torch.Tensor] = {}
+        for name in ("codes", "scales", "scale_factors", "zeros", "mins", "min_factors"):
+            tensors = [tensor for each in matrices if (tensor := getattr(each, name)) is not None]
+            if tensors and (len(tensors) != len(matrices) or len({(each.dtype, each.shape) for each in tensors}) != 1):
+                return None
+            if tensors:
+                parts[name] = torch.cat(tensors)
+        for name in ("table", "order"):
+            shared = getattr(first, name)
+            for each in matrices:
+                own = getattr(each, name)
+                if (own is None) != (shared is None) or (own is not None and not torch.equal(own, shared)):
+                    return None
+        return replace(first, **parts)
+
     def dequantized(self, outputs: slice | torch.Tensor = slice(None)) -> torch.Tensor:
         """float32 [outputs, inputs], with the inputs in the order of the codes: what the kernels compute."""
         values = self._values(self.codes[outputs])
@@ -102,6 +126,12 @@ class DeviceMatrix:
         if factors is not None:
             values = values * factors[outputs].float().repeat_interleave(self.groups_of_each(factors), dim=1)
         return values.repeat_interleave(self.group or self.num_inputs, dim=1)[:, : self.num_inputs]
+
+
+def float_matrix(weight: torch.Tensor, num_processors: int) -> DeviceMatrix:
+    """Of [outputs, inputs] in floats."""
+    codes = pack_codes(weight, DeviceForm.FLOATS)
+    return DeviceMatrix(form=DeviceForm.FLOATS, num_inputs=weight.shape[1], codes=codes, num_processors=num_processors)
 
 
 def step_of(form: DeviceForm) -> int:

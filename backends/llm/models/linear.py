@@ -71,14 +71,14 @@ class PlainLinear:
         self.form = str(weight.dtype).removeprefix("torch.")
         self.num_bytes = weight.nbytes
         self._transposed = weight.t()
-        self._bias = bias
+        self.bias = bias
 
     def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
-        return F.linear(rows, self.weight, self._bias)
+        return F.linear(rows, self.weight, self.bias)
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
-        if self._bias is not None:
-            residual = residual.add_(self._bias)
+        if self.bias is not None:
+            residual = residual.add_(self.bias)
         return residual.addmm_(rows, self._transposed)
 
 

@@ -56,7 +56,7 @@ class LoadedNetwork:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
-    # Whether a step does the same whatever its values are: experts are called by what the router says.
+    # Whether a step does the same whatever its values are.
     is_capturable: bool
     # The states of layers without attention.
     states: RecurrentStates | None = None
@@ -104,7 +104,7 @@ def load_network(
         config.vocab_size,
         max_model_len,
         config.eos_token_ids,
-        is_capturable=config.moe is None,
+        is_capturable=weights.is_capturable,
         tower=load_tower(checkpoint, dtype=dtype, device=device)
         if sees_pictures(checkpoint, tensor_parallel_size=rank.size)
         else None,

@@ -42,7 +42,8 @@ class Experts:
         num_chosen = chosen.shape[1]
         flat = chosen.reshape(-1)
         order = flat.argsort(stable=True)
-        counts = flat.bincount(minlength=self._num_experts)
+        # Unlike bincount, this does not wait for a GPU.
+        counts = flat.new_zeros(self._num_experts).scatter_add_(0, flat, torch.ones_like(flat))
         outputs = self._down(self._activation(self._up(rows[order // num_chosen], counts, step)), counts, step)
         outputs *= weights.reshape(-1)[order, None]
         mixed = torch.empty_like(outputs)

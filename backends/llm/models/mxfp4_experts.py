@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..checkpoint import Checkpoint
-from ..kernels import packed_kernels_for
+from ..kernels import device_processors, packed_kernels_for
 from ..quantization.bits import unpack_nibbles
 from ..quantization.quantized_linear import quantized_linear
 from ..quantization.small_floats import MX_GROUP, mxfp4
@@ -28,7 +28,8 @@ def are_kept_packed(checkpoint: Checkpoint, device: torch.device) -> bool:
     """Whether a checkpoint in MXFP4 has such experts, and this device multiplies them as they are stored; elsewhere
     transformers makes floats of them.
     """
-    return packed_kernels_for(device) is not None and f"layers.0.mlp.experts.{_UP}_blocks" in checkpoint
+    has_kernels = packed_kernels_for(device) is not None or device_processors(device) is not None
+    return has_kernels and f"layers.0.mlp.experts.{_UP}_blocks" in checkpoint
 
 
 class Mxfp4Experts(torch.nn.Module):  # type: ignore[misc]
@@ -75,7 +76,7 @@ class Mxfp4Experts(torch.nn.Module):  # type: ignore[misc]
             linears.append(quantized_linear(mxfp4(unpack_nibbles(parts[0]), parts[1]), parts[2]))
         for part in _PARTS:
             delattr(self, f"{name}_{part}")
-        return grouped_linears(linears)
+        return grouped_linears(linears, blocks.device)
 
     def _activation(self, both: torch.Tensor) -> torch.Tensor:
         gate, up = both.chunk(2, dim=-1)

@@ -11,6 +11,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 
+from ..kernels import device_processors
 from ..step_context import StepContext
 from .linear import GroupedLinear, Linear, ListedLinears
 
@@ -56,6 +57,7 @@ _SHARED_BYTES: dict[Form, tuple[int, Sequence[Sequence[_Place]]]] = {
     ),
     Form.CODES6: (16, (((0, 2, 0, 6), (1, 2, 2, 6), (2, 2, 4, 6)),)),
 }
+_CPU = torch.device("cpu")
 # What kernels take for the address of zeros that are all the same number.
 _CONSTANT = 6
 
@@ -320,8 +322,13 @@ class PackedExperts:
         return output.to(rows.dtype)
 
 
-def grouped_linears(linears: Sequence[Linear]) -> GroupedLinear:
+def grouped_linears(linears: Sequence[Linear], device: torch.device = _CPU) -> GroupedLinear:
     """Of the same layer of all experts: one product where all are packed alike, else each expert's own."""
+    num_processors = device_processors(device)
+    if num_processors is not None:
+        from .device_linear import device_experts
+
+        return device_experts(linears, num_processors) or ListedLinears(linears)
     experts = [_packed_parts(linear) for linear in linears]
     kinds = {
         tuple((part.matrix.form, part.matrix.unit, part.matrix.num_outputs, part.matrix.num_inputs) for part in parts)

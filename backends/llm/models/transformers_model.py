@@ -277,9 +277,10 @@ def load_transformers(
         ) from None
     described = model.config.get_text_config()
     with _refusing(model_type), torch.inference_mode():
+        model = model.eval().to(device)
         # Packed experts multiply rows in 8 bits.
         is_exact = not pack_experts(model) and dtype == torch.float32
-        network = TransformersNetwork(model.eval().to(device), is_exact=is_exact)
+        network = TransformersNetwork(model, is_exact=is_exact)
         calls = network.try_out()
         # Layers that keep states need not attend; whether anything is left out, the trial has shown.
         _check_alike(model_type, calls, len(calls) if network.states is not None else int(described.num_hidden_layers))

@@ -7,13 +7,14 @@ float32. A program has some outputs, some rows of one expert, and a part of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from .device_matrix import HALF, DeviceForm, DeviceMatrix
+from .device_matrix import DeviceForm, DeviceMatrix
 
 _FLOATS = tl.constexpr(DeviceForm.FLOATS.value)
 _CODES4 = tl.constexpr(DeviceForm.CODES4.value)  # from here on, two codes to a byte
@@ -26,6 +27,7 @@ _MIDDLE_BITS = tl.constexpr(0x4B000080)
 _MIDDLE = tl.constexpr(8388736.0)
 # The fewest rows of a tile that tl.dot multiplies.
 _LEAST_ROWS = 16
+_MOST_ROWS = 128
 # Programs for each processor that are wanted in flight, and the fewest steps along the inputs that one has.
 _PROGRAMS_EACH = 4
 _LEAST_STEPS = 4
@@ -137,7 +139,7 @@ def _multiply(
     is_there = is_row[:, None] & is_output[None, :]
     if not is_split:
         if has_bias:
-            sums += tl.load(bias + column, mask=is_output, other=0.0).to(tl.float32)[None, :]
+            sums += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
         if is_added:
             sums += tl.load(output + place, mask=is_there, other=0.0).to(tl.float32)
     tl.store(output + place, sums.to(output.dtype.element_ty), mask=is_there)
@@ -218,21 +220,20 @@ def multiply(
     """
     num_rows = rows.shape[0]
     output = rows.new_empty(num_rows, matrix.num_outputs) if residual is None else residual
-    tile_rows, tile_outputs = tile_of(num_rows), 64 if matrix.num_outputs >= 4096 else 32
-    if rows.dtype is torch.float32:
-        tile_outputs = 16  # no tensor cores, and four times the registers
-    num_tiles = -(-matrix.num_outputs // tile_outputs)
+    tile = tile_of(num_rows, matrix.num_outputs, rows.dtype)
+    num_tiles = -(-matrix.num_outputs // tile.outputs)
     all_steps = matrix.codes.shape[1] // matrix.step_bytes
     wanted = -(-_PROGRAMS_EACH * matrix.num_processors // num_tiles)
     num_steps = max(_LEAST_STEPS, -(-all_steps // wanted))
     num_splits = -(-all_steps // num_steps)
     whole = {"has_bias": bias is not None, "is_added": residual is not None}
     sums = output if num_splits == 1 else rows.new_empty(num_splits, num_rows, matrix.num_outputs, dtype=torch.float32)
-    _multiply[(num_tiles, -(-num_rows // tile_rows), num_splits)](
+    _multiply[(num_tiles, -(-num_rows // tile.rows), num_splits)](
         rows, *_parts(matrix), matrix.codes, rows if bias is None else bias, sums,
         num_rows, 1, matrix.num_outputs, matrix.num_inputs, matrix.codes.shape[1], matrix.num_groups, rows.stride(0),
         num_steps, **_kind(matrix), **whole, is_split=num_splits > 1, padded_experts=0,
-        tile_rows=tile_rows, tile_outputs=tile_outputs, width=matrix.step_bytes, num_warps=4, num_stages=4,
+        tile_rows=tile.rows, tile_outputs=tile.outputs, width=matrix.step_bytes,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if num_splits > 1:
         _add_splits[(-(-matrix.num_outputs // 1024), num_rows)](
@@ -242,23 +243,28 @@ def multiply(
     return output
 
 
-def multiply_grouped(matrix: DeviceMatrix, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def multiply_grouped(
+    matrix: DeviceMatrix, rows: torch.Tensor, counts: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     """Rows sorted by expert, of which expert i has `counts[i]`, by its outputs -> [rows, outputs of an expert].
+
+    `bias` [outputs of all experts].
 
     Nothing is read back: the grid has as many tiles as there can be, and those too many leave at once.
     """
     num_rows, num_experts = rows.shape[0], counts.shape[0]
     num_outputs = matrix.num_outputs // num_experts
-    tile_rows = tile_of(-(-num_rows // num_experts))
-    num_tiles = min(num_rows, num_experts + num_rows // tile_rows)
-    tile_outputs = 16 if rows.dtype is torch.float32 else 64
+    tile = tile_of(-(-num_rows // num_experts), num_outputs, rows.dtype)
+    num_tiles = min(num_rows, num_experts + num_rows // tile.rows)
     output = rows.new_empty(num_rows, num_outputs)
-    _multiply[(-(-num_outputs // tile_outputs), num_tiles, 1)](
-        rows, *_parts(matrix), counts, rows, output,
+    _multiply[(-(-num_outputs // tile.outputs), num_tiles, 1)](
+        rows, *_parts(matrix), counts, rows if bias is None else bias, output,
         num_rows, num_experts, num_outputs, matrix.num_inputs, matrix.codes.shape[1], matrix.num_groups,
-        rows.stride(0), matrix.codes.shape[1] // matrix.step_bytes, **_kind(matrix), has_bias=False, is_added=False,
-        is_split=False, padded_experts=triton.next_power_of_2(num_experts),
-        tile_rows=tile_rows, tile_outputs=tile_outputs, width=matrix.step_bytes, num_warps=4, num_stages=4,
+        rows.stride(0), matrix.codes.shape[1] // matrix.step_bytes,
+        **_kind(matrix), has_bias=bias is not None, is_added=False, is_split=False,
+        padded_experts=triton.next_power_of_2(num_experts),
+        tile_rows=tile.rows, tile_outputs=tile.outputs, width=matrix.step_bytes,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return output
 
@@ -289,10 +295,26 @@ def round_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, scales
 
 
-def tile_of(num_rows: int) -> int:
-    """The rows of a tile."""
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program of `_multiply` has, and how it is compiled."""
+
+    rows: int
+    outputs: int
+    num_warps: int
+    num_stages: int
+
+
+def tile_of(num_rows: int, num_outputs: int, dtype: torch.dtype) -> Tile:
+    """By the rows of an expert, or all of them. The shared memory of every tile is within the 99 KiB of small GPUs."""
     padded: int = triton.next_power_of_2(num_rows)
-    return min(HALF, max(_LEAST_ROWS, padded))
+    rows = min(_MOST_ROWS, max(_LEAST_ROWS, padded))
+    if dtype is torch.float32:  # no tensor cores, and four times the registers
+        return Tile(min(rows, 32), 16, num_warps=4, num_stages=2)
+    outputs = 64 if num_outputs >= 4096 or rows > 32 else 32
+    if rows == _MOST_ROWS:
+        return Tile(rows, outputs, num_warps=8, num_stages=2)
+    return Tile(rows, outputs, num_warps=4, num_stages=4 if rows <= 32 else 2)
 
 
 def _parts(matrix: DeviceMatrix) -> Sequence[torch.Tensor]:

@@ -19,7 +19,8 @@ _AnyLinear = TypeVar("_AnyLinear", Linear, GroupedLinear)
 class Weights:
     """Reads from `checkpoint`. `is_transposed`: its linear weights are [in, out], as GPT-2 stores them.
 
-    `stored_bytes`: what linear layers take in memory, by the form that they have there.
+    `stored_bytes`: what linear layers take in memory, by the form that they have there. `is_capturable`: whether all
+    layers made so far do the same whatever their rows are; experts that are called one by one do not.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Weights:
         self.dtype = dtype
         self.device = device
         self.stored_bytes: Counter[str] = Counter()
+        self.is_capturable = True
         self._scheme = scheme
         self._is_transposed = is_transposed
 
@@ -61,10 +63,10 @@ class Weights:
         return self._counted(self._scheme.make_linear(self._tensors([part], Split.INPUTS)))
 
     def grouped_columns(self, experts: Sequence[Sequence[Part]]) -> GroupedLinear:
-        return self._counted(self._scheme.make_grouped([self._tensors(parts, Split.OUTPUTS) for parts in experts]))
+        return self._grouped([self._tensors(parts, Split.OUTPUTS) for parts in experts])
 
     def grouped_rows(self, experts: Sequence[Part]) -> GroupedLinear:
-        return self._counted(self._scheme.make_grouped([self._tensors([part], Split.INPUTS) for part in experts]))
+        return self._grouped([self._tensors([part], Split.INPUTS) for part in experts])
 
     def floats(self, part: Part) -> Linear:
         """A layer that no scheme quantizes (a router), whole on every rank."""
@@ -81,6 +83,11 @@ class Weights:
     def tied_head(self, part: Part, embedding: TokenEmbedding) -> Linear:
         """The same of the embedding's tensors."""
         return self._counted(self._scheme.tied_head(self._tensors([part], Split.WHOLE), embedding))
+
+    def _grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
+        grouped = self._counted(self._scheme.make_grouped(experts))
+        self.is_capturable &= getattr(grouped, "is_capturable", False)
+        return grouped
 
     def _counted(self, linear: _AnyLinear) -> _AnyLinear:
         if isinstance(linear, StoredLinear):

@@ -40,7 +40,7 @@ def pack_for_device(weight: QuantizedWeight, num_processors: int) -> DeviceMatri
         zero=zero,
         mins=_narrowed(weight.mins),
         min_factors=_narrowed(weight.min_factors),
-        table=None if weight.table is None else weight.table.contiguous().view(torch.int64),
+        table=None if weight.table is None else weight.table.to(weight.device).contiguous().view(torch.int64),
         order=None if weight.order is None else weight.order.to(torch.int64).contiguous(),
     )
 

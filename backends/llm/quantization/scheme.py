@@ -57,7 +57,7 @@ class Scheme(ABC):
 
     def grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
         """The same layer of all experts of a mixture, none of which it skips."""
-        return grouped_linears([self.linear(tensors) for tensors in experts])
+        return grouped_linears([self.linear(tensors) for tensors in experts], experts[0].device)
 
     def embedding(self, tensors: LinearTensors) -> TokenEmbedding:
         """Of floats, unless a scheme has them in another form."""
@@ -87,7 +87,7 @@ class Scheme(ABC):
 
     def make_grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
         if any(self.skips(name) for tensors in experts for name in tensors.names):
-            return grouped_linears([self.make_linear(tensors) for tensors in experts])
+            return grouped_linears([self.make_linear(tensors) for tensors in experts], experts[0].device)
         return self.grouped(experts)
 
 

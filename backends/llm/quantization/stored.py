@@ -54,7 +54,7 @@ class StoredScheme(Scheme):
     def make_grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
         if all(self.is_quantized(tensors, part) for tensors in experts for part in tensors.parts):
             return self.grouped(experts)
-        return grouped_linears([self.make_linear(tensors) for tensors in experts])
+        return grouped_linears([self.make_linear(tensors) for tensors in experts], experts[0].device)
 
     def check(self, tensors: LinearTensors) -> None:
         """Whether all parts can be read, of a checkpoint whose tensors may be without values. Raises as `read`."""

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from modelserver_backends.llm import kernels
 from modelserver_backends.llm.attention import triton_kernels, twins
 from modelserver_backends.llm.attention.chunked import ChunkedAttention
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout, encoded, write_pages
@@ -20,8 +21,10 @@ from modelserver_backends.llm.captured_decode import CapturedDecode
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.embedding.head import load_head
 from modelserver_backends.llm.engine import Engine, GenerationRequest
+from modelserver_backends.llm.models import packed_matrix
 from modelserver_backends.llm.models.load import LoadedNetwork
 from modelserver_backends.llm.options import EngineOptions
+from modelserver_backends.llm.quantization import quantized_linear
 from modelserver_backends.llm.runner import Runner
 from modelserver_backends.llm.sampler import Sampler
 from modelserver_backends.llm.sampling_params import SamplingParams
@@ -111,10 +114,10 @@ def backend() -> None:
     positions = [range(length - count, length) for count, length in zip(counts, lens, strict=True)]
     slots = np.array([tables[row, at // 8] * 8 + at % 8 for row, ats in enumerate(positions) for at in ats])
     batch = AttentionBatch(2, counts, lens, tables, slots)
-    kernels = TritonAttention(pools[1], spec, num_processors=8)
-    chunked = [ChunkedAttention(one, (None, 16), 8) for one in (reference, kernels)]
+    on_kernels = TritonAttention(pools[1], spec, num_processors=8)
+    chunked = [ChunkedAttention(one, (None, 16), 8) for one in (reference, on_kernels)]
     angles = torch.randn(27, 1, 16, device=DEVICE)
-    for layer, implementations in itertools.product((0, 1), ((reference, kernels), chunked)):
+    for layer, implementations in itertools.product((0, 1), ((reference, on_kernels), chunked)):
         heads = torch.randn(27, 10, 16, device=DEVICE)
         found = [
             one.rope_and_attend(layer, heads.clone(), Rotation(angles.cos(), angles.sin()), one.prepare(batch))
@@ -163,38 +166,56 @@ def captured() -> None:
     """A whole network on the kernels, its decodes replayed from static inputs, samples what it samples on SDPA."""
     with TemporaryDirectory() as name:
         directory = write_checkpoint(Path(name), "qwen3")
-        options = EngineOptions(device="cpu", max_model_len=64, max_num_seqs=4, block_size=8, dtype="float32")
-        loaded = network_of(directory, options)
-        found = []
-        for is_captured in (False, True):
-            blocks = KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device)
-            reference = SdpaAttention(blocks, loaded.attention)
-            kernels = TritonAttention(blocks, loaded.attention, num_processors=4)
-            runner = Runner(
-                loaded,
-                sampler=Sampler(),
-                head=load_head(open_checkpoint(directory), options, default="last", device=loaded.device),
-                blocks=blocks,
-                attention=kernels if is_captured else reference,
-                captured=make_captured(loaded, kernels) if is_captured else None,
-                is_asynchronous=is_captured,
-            )
-            engine = Engine(options=options, runner=runner, tokenizer=None)
-            requests = [
-                GenerationRequest(
-                    prompt_token_ids=list(range(9, 9 + length)),
-                    params=SamplingParams(temperature=temperature, top_p=top_p, seed=1, max_tokens=5, ignore_eos=True),
-                )
-                for length, temperature, top_p in ((11, 0.0, 1.0), (3, 0.7, 1.0), (17, 1.0, 0.9))
-            ]
-            for request in requests:
-                engine.add(request)
-            tokens: dict[GenerationRequest, list[int]] = {request: [] for request in requests}
-            while engine.has_work:
-                for output in engine.step():
-                    tokens[output.request] += output.token_ids
-            found.append(list(tokens.values()))
-    assert found[0] == found[1], found
+        assert generated(directory, is_on_kernels=False) == generated(directory, is_on_kernels=True)
+
+
+def mixture() -> None:
+    """The same of a mixture of experts, in floats and in 4 bits, whose weights are multiplied by kernels as well."""
+    with TemporaryDirectory() as name:
+        directory = write_checkpoint(Path(name), "qwen3_moe")
+        for quantization in (None, "int4"):
+            expected = generated(directory, is_on_kernels=False, quantization=quantization, max_tokens=3)
+            for module in (quantized_linear, packed_matrix):
+                module.device_processors = lambda _device: 4
+            assert generated(directory, is_on_kernels=True, quantization=quantization, max_tokens=3) == expected
+            for module in (quantized_linear, packed_matrix):
+                module.device_processors = kernels.device_processors
+
+
+def generated(
+    directory: Path, *, is_on_kernels: bool, quantization: str | None = None, max_tokens: int = 5
+) -> list[list[int]]:
+    options = EngineOptions(
+        device="cpu", max_model_len=64, max_num_seqs=4, block_size=8, dtype="float32", quantization=quantization
+    )
+    loaded = network_of(directory, options)
+    blocks = KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device)
+    attention = TritonAttention(blocks, loaded.attention, num_processors=4)
+    assert loaded.is_capturable or not is_on_kernels
+    runner = Runner(
+        loaded,
+        sampler=Sampler(),
+        head=load_head(open_checkpoint(directory), options, default="last", device=loaded.device),
+        blocks=blocks,
+        attention=attention if is_on_kernels else SdpaAttention(blocks, loaded.attention),
+        captured=make_captured(loaded, attention) if is_on_kernels else None,
+        is_asynchronous=is_on_kernels,
+    )
+    engine = Engine(options=options, runner=runner, tokenizer=None)
+    requests = [
+        GenerationRequest(
+            prompt_token_ids=list(range(9, 9 + length)),
+            params=SamplingParams(temperature=temperature, top_p=top_p, seed=1, max_tokens=max_tokens, ignore_eos=True),
+        )
+        for length, temperature, top_p in ((11, 0.0, 1.0), (3, 0.7, 1.0), (17, 1.0, 0.9))
+    ]
+    for request in requests:
+        engine.add(request)
+    tokens: dict[GenerationRequest, list[int]] = {request: [] for request in requests}
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.request] += output.token_ids
+    return list(tokens.values())
 
 
 class Replayed:
@@ -214,6 +235,7 @@ def make_captured(loaded: LoadedNetwork, attention: TritonAttention) -> Captured
 
 CASES = {
     "captured": captured,
+    "mixture": mixture,
     "rope_and_store": rope_and_store,
     "decode": decode,
     "prefill": prefill,

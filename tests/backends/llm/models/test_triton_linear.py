@@ -42,7 +42,7 @@ def test_weights_that_the_kernels_do_not_know_are_not_packed() -> None:
 
 
 @pytest.mark.tool("triton")
-@pytest.mark.parametrize("case", ["few_rows", "half_precision", "rows_alike", "expanded", "rounded_rows"])
+@pytest.mark.parametrize("case", ["experts", "few_rows", "half_precision", "rows_alike", "expanded", "rounded_rows"])
 def test_kernels_in_the_interpreter_equal_their_twins(case: str) -> None:
     """In a process of its own: Triton asks for its interpreter when kernels are defined."""
     ended = subprocess.run(

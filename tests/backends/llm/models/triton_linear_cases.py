@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as functional
 from modelserver_backends.llm.models import triton_linear
-from modelserver_backends.llm.models.device_linear import DeviceEmbedding, DeviceLinear
+from modelserver_backends.llm.models.device_linear import DeviceEmbedding, DeviceLinear, device_experts
 from modelserver_backends.llm.models.device_matrix import DeviceMatrix
+from modelserver_backends.llm.models.linear import Linear, PlainLinear
 from modelserver_backends.llm.quantization.device_packing import pack_for_device
 from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
 from support.described_weights import FORMS, described_weight
@@ -90,7 +91,34 @@ def rounded_rows() -> None:
         assert not torch.equal(linear(rows, None), DeviceLinear(matrix, None)(rows, None))
 
 
+def experts() -> None:
+    """Rows sorted by expert, of which some have none and some more than a tile; weights in bits and in floats."""
+    counts = torch.tensor([0, 3, 40, 0, 1, 0], device=DEVICE)
+    rows = torch.randn(int(counts.sum()), 256, device=DEVICE)
+    for form in ("w4 zeros", "e2m1 of 32", "int8 of outputs", "floats"):
+        weights = [torch.randn(40, 256, device=DEVICE) for _ in counts]
+        biases = None if form == "floats" else [torch.randn(40, device=DEVICE) for _ in counts]
+        if biases is None:
+            linears: list[Linear] = [PlainLinear(weight, None) for weight in weights]
+        else:
+            described = [described_weight(form, 40, 256).to(DEVICE) for _ in counts]
+            matrices = [pack_for_device(weight, 4) for weight in described]
+            linears = [DeviceLinear(matrix, bias) for matrix, bias in zip(matrices, biases, strict=True)]
+            weights = [weight.dequantized() for weight in described]
+        grouped = device_experts(linears, 4)
+        assert grouped is not None
+        expected = torch.cat(
+            [
+                functional.linear(part, weights[expert], None if biases is None else biases[expert])
+                for expert, part in enumerate(rows.split(counts.tolist()))
+            ]
+        )
+        torch.testing.assert_close(grouped(rows, counts, None), expected, atol=1e-3, rtol=1e-4)
+    assert device_experts([PlainLinear(weights[0], None), PlainLinear(weights[0][:8], None)], 4) is None
+
+
 CASES: dict[str, Callable[[], None]] = {
+    "experts": experts,
     "few_rows": few_rows,
     "half_precision": half_precision,
     "rows_alike": rows_alike,
