@@ -21,6 +21,7 @@ _UNFINISHED = "None"
 # Stands for minus infinity, which JSON cannot express.
 _LOWEST_LOGPROB = -9999.0
 _NAMES_AT_ONCE = 1 << 14
+_NOT_FINITE = "the answer is not finite: serve the model with dtype float32 or bfloat16"
 # Of the outputs beside texts that are kept.
 _MAX_KNOWN = 64
 
@@ -204,9 +205,30 @@ def embedded(
     part = vector[:dimensions]
     length = float(np.linalg.norm(part))
     if not np.isfinite(length):
-        return InferResponse(
-            error=InternalError("the embedding is not finite: serve the model with dtype float32 or bfloat16")
-        )
+        return InferResponse(error=InternalError(_NOT_FINITE))
     if is_normalised and length:
         part = part / length
     return InferResponse([numbers("embedding", part), numbers("num_input_tokens", [num_tokens])])
+
+
+def token_rows(name: str, rows: np.ndarray[Any, np.dtype[np.float32]]) -> InferResponse:
+    """The response to a text of which each token has a row [tokens, size]."""
+    if not np.isfinite(rows).all():
+        return InferResponse(error=InternalError(_NOT_FINITE))
+    return InferResponse([numbers(name, rows), numbers("num_input_tokens", [len(rows)])])
+
+
+def classified(
+    scores: np.ndarray[Any, np.dtype[np.float32]], labels: Sequence[str], *, num_tokens: int
+) -> InferResponse:
+    """The response to a text, or to one of which each token has a row of scores: with the highest label of each."""
+    if not np.isfinite(scores).all():
+        return InferResponse(error=InternalError(_NOT_FINITE))
+    best = np.atleast_1d(scores.argmax(axis=-1))
+    return InferResponse(
+        [
+            numbers("token_scores" if scores.ndim > 1 else "scores", scores),
+            texts("label", [labels[index] for index in best]),
+            numbers("num_input_tokens", [num_tokens]),
+        ]
+    )

@@ -34,12 +34,15 @@ from .checkpoint_place import (
     find_checkpoint,
     longest_of,
 )
-from .contract import complete_config
+from .contract import Purpose, complete_config
 from .pictures.families import sees_pictures
 
 if TYPE_CHECKING:
+    from .checkpoint import Checkpoint
     from .embedding.instance import EncoderInstance
+    from .embedding.text_model import TextModel
     from .instance import LlmInstance
+    from .options import EngineOptions
 
 _LIBRARIES = frozenset({"torch", "tokenizers", "safetensors", "jinja2"})
 
@@ -62,8 +65,10 @@ class LlmBackend(Backend):
         return complete_config(
             config,
             max_model_len=place.options.max_model_len or longest_of(place.checkpoint),
-            is_encoder=place.is_encoder,
-            sees_pictures=sees_pictures(place.checkpoint, tensor_parallel_size=place.options.tensor_parallel_size),
+            purpose=place.purpose,
+            labels=place.labels,
+            sees_pictures=place.purpose is Purpose.GENERATE
+            and sees_pictures(place.checkpoint, tensor_parallel_size=place.options.tensor_parallel_size),
         )
 
     @classmethod
@@ -139,8 +144,8 @@ class LlmBackend(Backend):
             options = replace(options, device=device)
         # Opened for each instance: they may be made by several threads.
         with open_checkpoint(self._place.checkpoint.place) as checkpoint:
-            if self._place.is_encoder:
-                return EncoderInstance.from_checkpoint(checkpoint, options)
+            if self._place.purpose is not Purpose.GENERATE:
+                return EncoderInstance(_load_text_model(checkpoint, self._place, options), options)
             engine = Engine.from_checkpoint(checkpoint, options)
         assert engine.tokenizer is not None, "an engine that was read from a checkpoint has a tokenizer"
         modelfile = self._place.modelfile
@@ -152,9 +157,19 @@ class LlmBackend(Backend):
         return LlmInstance(engine, engine.tokenizer, defaults=sampling_of(modelfile.parameters))
 
 
+def _load_text_model(checkpoint: Checkpoint, place: CheckpointPlace, options: EngineOptions) -> TextModel:
+    from .embedding.classifier import load_classifier
+    from .embedding.encoder import Encoder
+
+    if place.purpose is Purpose.EMBED:
+        return Encoder.from_checkpoint(checkpoint, options)
+    is_of_tokens = place.purpose is Purpose.CLASSIFY_TOKENS
+    return load_classifier(checkpoint, options, labels=place.labels, is_of_tokens=is_of_tokens)
+
+
 def _traits(place: CheckpointPlace) -> dict[str, str]:
     """What a Modelfile's template says of its model, as parameters of a config."""
-    if place.template is None or place.is_encoder:
+    if place.template is None or place.purpose is not Purpose.GENERATE:
         return {}
     traits = place.template.traits
     found = {

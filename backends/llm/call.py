@@ -37,6 +37,8 @@ _MAX_DECODED_BYTES = 1 << 20
 _MAX_PARSED_BYTES = 16 * 1024
 _MAX_JSON_DEPTH = 100
 _MAX_JSON_VALUES = 1 << 19
+# Operations whose texts may be cut.
+_CUTTING = (Operation.EMBED, Operation.TOKEN_EMBED, Operation.CLASSIFY)
 _CHAT_FIELDS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
 )
@@ -60,7 +62,8 @@ class Call:
 
     A long `text` is UTF-8, and was not checked.
 
-    `has_special_tokens` None: as usual for what was given. `dimensions` and `truncation` are of embeddings.
+    `has_special_tokens` None: as usual for what was given. `dimensions` is of embeddings, `truncation` of texts that
+    are embedded or classified; `pair_truncation` is the number of tokens of the `pair` that are read.
     """
 
     operation: Operation
@@ -78,9 +81,12 @@ class Call:
     truncation: int | None
     images: tuple[bytes, ...] = ()  # files, base64 or data: URLs, in the order of their places in the prompt
     has_logprobs: bool = False  # the sampling parameters ask for log-probabilities
+    pair: str | None = None  # the text that is scored beside `text`
+    pair_truncation: int | None = None
+    is_raw: bool = False  # scores are the network's own numbers
 
     def longest(self, max_model_len: int) -> int | None:
-        """How many tokens of the text are embedded; None: it may not be cut. InvalidArgumentError for what is none."""
+        """How many tokens of the text are read; None: it may not be cut. InvalidArgumentError for what is none."""
         if self.truncation is None:
             return None
         if self.truncation != -1 and not 1 <= self.truncation <= max_model_len:
@@ -117,10 +123,17 @@ def read_call(
     else:
         params, priority, cache_salt, has_logprobs = _sampling(request, wants, defaults)
     truncation = _number(request, "truncate_prompt_tokens")
-    if truncation is not None and operation is not Operation.EMBED:
+    if truncation is not None and operation not in _CUTTING:
         raise InvalidArgumentError(
-            f"input 'truncate_prompt_tokens' does not go with '{operation.value}', only with embed"
+            f"input 'truncate_prompt_tokens' does not go with '{operation.value}', only with "
+            f"{' and '.join(each.value for each in _CUTTING)}"
         )
+    pair_truncation = _number(request, "truncate_pair_tokens")
+    if pair_truncation is not None and pair_truncation < 1:
+        raise InvalidArgumentError(f"input 'truncate_pair_tokens': expected 1 or more, got {pair_truncation}")
+    pair = _text(request, "text_pair")
+    if pair is not None and (text is None or operation is not Operation.CLASSIFY):
+        raise InvalidArgumentError("input 'text_pair' goes with the input 'text_input' and the operation 'classify'")
     return Call(
         operation,
         text,
@@ -137,6 +150,9 @@ def read_call(
         truncation,
         _images(request, operation),
         has_logprobs,
+        pair,
+        pair_truncation,
+        _flag(request, "raw_scores") or False,
     )
 
 
@@ -312,7 +328,8 @@ def _object(request: InferRequest, name: str) -> dict[str, Any]:
 class ReadRequest:
     """As a model takes it on, or with its answer, where reading is all that was asked for.
 
-    `text` is the source of `token_ids`; None if tokens were given, or if the text is not needed.
+    `text` is the source of `token_ids`; None if tokens were given, or if the text is not needed. `type_ids` say which
+    token belongs to which text of a pair.
     """
 
     call: Call
@@ -320,3 +337,4 @@ class ReadRequest:
     text: str | None = None
     response: InferResponse | None = None
     pictures: PromptPictures | None = None
+    type_ids: list[int] | None = None

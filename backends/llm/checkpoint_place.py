@@ -22,8 +22,9 @@ from modelserver.backend import (
 )
 
 from .checkpoint import Checkpoint, find_gguf, is_gguf, open_checkpoint
+from .contract import LABELS, Purpose
 from .embedding.layout import read_layout
-from .embedding.recognition import check_purpose, is_encoder, usual_len
+from .embedding.recognition import is_encoder, labels_of, purpose_of, usual_len
 from .options import EngineOptions
 from .text.ollama_template import OllamaTemplate
 
@@ -40,6 +41,7 @@ _OTHER_PARAMETERS = frozenset(
         "tool_parser",
         "reasoning_parser",
         FILL_IN_MIDDLE,
+        LABELS,
         "inline_execution",
         "instance_in_process",
         "auto_warmup",
@@ -58,11 +60,15 @@ _OTHER_PARAMETERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlace:
-    """`options` come from model.json or the Modelfile, and config.pbtxt over it. `template` is the Modelfile's."""
+    """`options` come from model.json or the Modelfile, and config.pbtxt over it. `template` is the Modelfile's.
+
+    `labels` are those of a classifier.
+    """
 
     checkpoint: Checkpoint
     options: EngineOptions
-    is_encoder: bool
+    purpose: Purpose
+    labels: tuple[str, ...] = ()
     modelfile: Modelfile | None = None
     template: OllamaTemplate | None = None
 
@@ -106,11 +112,14 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
         options = EngineOptions.from_parameters(parameters, others=_OTHER_PARAMETERS)
     except InvalidArgumentError as error:
         raise ConfigError(f"{what}: {error.message}") from None
-    has_encoder = is_encoder(entries, checkpoint)
-    if has_encoder:
-        check_purpose(entries, checkpoint)
+    from_tokens = options.classifier_from_token
+    purpose = purpose_of(entries, checkpoint, is_from_tokens=from_tokens is not None)
+    labels: tuple[str, ...] = ()
+    if purpose is Purpose.EMBED:
         read_layout(checkpoint, default="mean").prompt(options.default_prompt_name)
-    return CheckpointPlace(checkpoint, options, has_encoder, modelfile, template)
+    elif purpose is not Purpose.GENERATE:
+        labels = tuple(labels_of(entries, checkpoint, from_tokens))
+    return CheckpointPlace(checkpoint, options, purpose, labels, modelfile, template)
 
 
 def longest_of(checkpoint: Checkpoint) -> int | None:

@@ -6,8 +6,10 @@ Frontends for other APIs speak to a model by these names only. docs/llm.md has t
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import orjson
 
 from modelserver.backend import (
     ConfigError,
@@ -50,6 +52,9 @@ _INPUTS: Mapping[str, tuple[Datatype, int]] = {
     "dimensions": (Datatype.INT32, 1),
     "truncate_prompt_tokens": (Datatype.INT32, 1),
     IMAGE: (Datatype.BYTES, -1),
+    "text_pair": (Datatype.BYTES, 1),
+    "truncate_pair_tokens": (Datatype.INT32, 1),
+    "raw_scores": (Datatype.BOOL, 1),
 }
 OUTPUTS: Mapping[str, Datatype] = {
     "text_output": Datatype.BYTES,
@@ -69,18 +74,65 @@ OUTPUTS: Mapping[str, Datatype] = {
     "token_bytes": Datatype.BYTES,
     "max_model_len": Datatype.UINT32,
     "embedding": Datatype.FP32,
+    "token_embeddings": Datatype.FP32,
+    "scores": Datatype.FP32,
+    "token_scores": Datatype.FP32,
+    "label": Datatype.BYTES,
 }
-# Those of an encoder.
-_ENCODER_INPUTS = (
+# Outputs with a row for each token.
+_OF_TOKENS = frozenset({"token_embeddings", "token_scores"})
+# Of models that answer once: those of all, then those of each purpose.
+_TEXT_INPUTS = (
     "text_input",
     "input_ids",
     "operation",
     "add_special_tokens",
-    "dimensions",
     "truncate_prompt_tokens",
     "return_num_input_tokens",
 )
-_ENCODER_OUTPUTS = ("embedding", "num_input_tokens", "token_ids", "token_strs", "token_bytes", "max_model_len")
+_TEXT_OUTPUTS = ("num_input_tokens", "token_ids", "token_strs", "token_bytes", "max_model_len")
+# The parameter of a classifier's config that lists its labels, as a JSON array.
+LABELS = "labels"
+
+
+class Purpose(enum.Enum):
+    """What a checkpoint was trained for."""
+
+    GENERATE = enum.auto()
+    EMBED = enum.auto()
+    CLASSIFY = enum.auto()
+    CLASSIFY_TOKENS = enum.auto()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs of a model of this purpose."""
+        match self:
+            case Purpose.GENERATE:
+                return tuple(
+                    name for name in _INPUTS if name not in ("text_pair", "truncate_pair_tokens", "raw_scores")
+                )
+            case Purpose.EMBED:
+                return (*_TEXT_INPUTS, "dimensions")
+            case Purpose.CLASSIFY:
+                return (*_TEXT_INPUTS, "text_pair", "truncate_pair_tokens", "raw_scores")
+            case Purpose.CLASSIFY_TOKENS:
+                return (*_TEXT_INPUTS, "raw_scores")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs of a model of this purpose."""
+        match self:
+            case Purpose.GENERATE:
+                others = ("scores", "label", *_OF_TOKENS)
+                return tuple(name for name in OUTPUTS if name not in others)
+            case Purpose.EMBED:
+                return ("embedding", *_TEXT_OUTPUTS, "token_embeddings")
+            case Purpose.CLASSIFY:
+                return ("scores", "label", *_TEXT_OUTPUTS)
+            case Purpose.CLASSIFY_TOKENS:
+                return ("token_scores", "label", *_TEXT_OUTPUTS)
+
+
 # Outputs that come with another one, and so need no input of their own.
 COMPANIONS: Mapping[str, str] = {"token_ids": "choice_token_ids"}
 
@@ -92,18 +144,25 @@ class Operation(enum.Enum):
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
     EMBED = "embed"
+    TOKEN_EMBED = "token_embed"  # noqa: S105  # it is no password
+    CLASSIFY = "classify"
 
 
 def complete_config(
-    config: ModelConfig, *, max_model_len: int | None = None, is_encoder: bool = False, sees_pictures: bool = False
+    config: ModelConfig,
+    *,
+    max_model_len: int | None = None,
+    purpose: Purpose = Purpose.GENERATE,
+    labels: Sequence[str] = (),
+    sees_pictures: bool = False,
 ) -> ModelConfig:
-    """The config with the contract's tensors and one instance that finds its own device; decoupled, unless it is an
-    encoder's, which answers once.
+    """The config with the contract's tensors and one instance that finds its own device; decoupled if the model
+    generates, for all others answer once.
 
     A config may list fewer tensors, and then has these only; with `backend: "vllm"` those that it leaves out are added,
-    and batching and transaction policy are set, as Triton's vLLM backend does. `max_model_len`, if known, becomes a
-    parameter, which frontends read. Raises ConfigError where the config asks for batches, or for tensors that the
-    contract does not have.
+    and batching and transaction policy are set, as Triton's vLLM backend does. `max_model_len`, if known, and the
+    `labels` of a classifier become parameters, which frontends read. Raises ConfigError where the config asks for
+    batches, or for tensors that the contract does not have.
     """
     what = f"model '{config.name}'"
     is_vllm = config.backend == VLLM
@@ -115,15 +174,14 @@ def complete_config(
             "by step itself; remove the field, and bound what runs at once with the parameter max_num_seqs"
         )
     policy = config.model_transaction_policy
-    if policy is not None and policy.decoupled is is_encoder:
+    generates = purpose is Purpose.GENERATE
+    if policy is not None and policy.decoupled is not generates:
         raise ConfigError(
             f"{what}: model_transaction_policy: expected decoupled: "
-            + ("false, for an encoder answers once" if is_encoder else "true, which streams need")
+            + ("true, which streams need" if generates else "false, for an encoder answers once")
         )
-    known_inputs = {name: _INPUTS[name] for name in _ENCODER_INPUTS} if is_encoder else dict(_INPUTS)
-    if not sees_pictures:
-        known_inputs.pop(IMAGE, None)
-    known_outputs = {name: OUTPUTS[name] for name in _ENCODER_OUTPUTS} if is_encoder else OUTPUTS
+    known_inputs = {name: _INPUTS[name] for name in purpose.inputs if name != IMAGE or sees_pictures}
+    known_outputs = {name: OUTPUTS[name] for name in purpose.outputs}
     inputs, outputs = config.input, config.output
     if not inputs or is_vllm:
         listed_names = {listed.name for listed in inputs}
@@ -138,7 +196,7 @@ def complete_config(
     if not outputs or is_vllm:
         listed_names = {offered.name for offered in outputs}
         outputs += tuple(
-            ModelOutput(name, datatype, dims=(-1,))
+            ModelOutput(name, datatype, dims=(-1, -1) if name in _OF_TOKENS else (-1,))
             for name, datatype in known_outputs.items()
             if name not in listed_names
         )
@@ -150,12 +208,14 @@ def complete_config(
     parameters = dict(config.parameters)
     if max_model_len is not None:
         parameters.setdefault("max_model_len", str(max_model_len))
+    if labels:
+        parameters.setdefault(LABELS, orjson.dumps(list(labels)).decode())
     return replace(
         config,
         input=inputs,
         output=outputs,
         parameters=parameters,
-        model_transaction_policy=ModelTransactionPolicy(decoupled=not is_encoder),
+        model_transaction_policy=ModelTransactionPolicy(decoupled=generates),
         instance_group=config.instance_group or (ModelInstanceGroup(kind=InstanceGroupKind.KIND_MODEL, count=1),),
     )
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from modelserver.backend import InferRequest, InferResponse, Measurement, StepInstance, UnsupportedError
+from modelserver.backend import (
+    InferRequest,
+    InferResponse,
+    InvalidArgumentError,
+    Measurement,
+    StepInstance,
+    UnsupportedError,
+)
 from modelserver.backend import ResponseSender as Sender
 
 from .admission import check_dimensions, check_embedded_length, check_length, check_token_ids
@@ -152,6 +159,11 @@ class LlmInstance(StepInstance):
                 return ReadRequest(call, response=self._tokenized(call, check_left, request.outputs))
             case Operation.DETOKENIZE:
                 return ReadRequest(call, response=self._detokenized(call))
+            case _:
+                raise InvalidArgumentError(
+                    f"input 'operation': this model generates: it does not {call.operation.value}; expected generate, "
+                    "embed, tokenize or detokenize"
+                )
 
     def _begin(self, request: InferRequest, sender: Sender, read: ReadRequest) -> None:
         if read.response is not None:

@@ -100,6 +100,6 @@ def _is_long(request: InferRequest) -> bool:
     """Pictures take as long to read as long texts."""
     return IMAGE in request.inputs or any(
         len(tensor.data.item()) > LONG_TEXT
-        for name in ("text_input", "messages")
+        for name in ("text_input", "messages", "text_pair")
         if (tensor := request.inputs.get(name)) is not None
     )

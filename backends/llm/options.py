@@ -30,6 +30,7 @@ class EngineOptions:
     how many there are (one of them is for padding). `kv_cache_dtype` is one of `KV_CACHE_DTYPES`.
     `scheduling_policy` is "fcfs" or "priority" (lower goes first).
     `pooling`, `normalize` and `default_prompt_name` are of embeddings; None: as the checkpoint has it.
+    `classifier_from_token`: a language model scores texts by these tokens as the next one, and generates nothing.
     `disable_any_whitespace`: structured JSON has no blanks between its elements, unless a request says otherwise.
     `limit_mm_per_prompt` pictures may be in a prompt, of `max_image_pixels` each before they are resized; embeddings of
     pictures are kept up to `mm_processor_cache_gb` (GiB).
@@ -61,6 +62,7 @@ class EngineOptions:
     pooling: str | None = None
     normalize: bool | None = None
     default_prompt_name: str | None = None
+    classifier_from_token: tuple[str, ...] | None = None
     disable_any_whitespace: bool = False
     structured_outputs_backend: str | None = None
     limit_mm_per_prompt: int = _USUAL_PICTURES
@@ -132,6 +134,18 @@ def picture_limit(name: str, value: Any) -> int:
     return integer(name, value)
 
 
+def _words(name: str, value: Any) -> tuple[str, ...]:
+    """An array of texts, which config.pbtxt has as JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
+        raise wrong(name, 'an array of texts, such as ["no", "yes"]', value)
+    return tuple(value)
+
+
 CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "block_size": integer,
     "max_model_len": integer,
@@ -156,6 +170,7 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "pooling": string,
     "normalize": boolean,
     "default_prompt_name": string,
+    "classifier_from_token": _words,
     "disable_any_whitespace": boolean,
     "structured_outputs_backend": string,
     "limit_mm_per_prompt": picture_limit,
@@ -166,6 +181,7 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
 AUTOMATIC = frozenset(
     {
         "block_size",
+        "classifier_from_token",
         "default_prompt_name",
         "kv_cache_memory_bytes",
         "max_model_len",

@@ -18,8 +18,8 @@ from modelserver.pb import grpc_service_pb2 as pb
 
 # As long as an answer may be that no test waits for.
 ENDLESS = 60_000
-_BYTES = ("text_input", "messages", "sampling_parameters", "operation")
-_INT32 = ("input_ids", "dimensions", "truncate_prompt_tokens")
+_BYTES = ("text_input", "messages", "sampling_parameters", "operation", "text_pair")
+_INT32 = ("input_ids", "dimensions", "truncate_prompt_tokens", "truncate_pair_tokens")
 
 
 def write_endless_checkpoint(directory: Path, seed: int) -> Path:

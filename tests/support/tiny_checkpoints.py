@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
 _WINDOW = 11
 _LONG_FACTORS = [1.0 + 0.5 * i for i in range(8)]
 _SHORT_FACTORS = [1.0 + 0.1 * i for i in range(8)]
-_BASE: dict[str, Any] = {
+BASE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -114,7 +114,7 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(
         "gpt2",
         {
-            **dict.fromkeys(_BASE),
+            **dict.fromkeys(BASE),
             "vocab_size": VOCAB_SIZE,
             "n_embd": 48,
             "n_layer": 2,
@@ -234,7 +234,7 @@ def write_checkpoint(
 
     logging.disable_progress_bar()
     described = FAMILIES.get(family) or FOREIGN_FAMILIES.get(family) or Family(*RARE_FAMILIES[family])
-    entries = {**_BASE, **described.values, **(values or {})}
+    entries = {**BASE, **described.values, **(values or {})}
     config = AutoConfig.for_model(
         described.model_type, **{name: value for name, value in entries.items() if value is not None}
     )

@@ -18,7 +18,7 @@ PAD_TOKEN_ID = 1
 SIZE = 32
 _SPECIAL = ("[CLS]", "[PAD]", "[SEP]", "[UNK]")
 _WORDS = "the model of a server answers every request that it is given and then it waits for the next one to come"
-_BASE: dict[str, Any] = {
+BASE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": SIZE,
     "intermediate_size": 48,
@@ -120,7 +120,7 @@ def _write_network(directory: Path, family: str, values: Mapping[str, Any], seed
 
     logging.disable_progress_bar()
     described = ENCODER_FAMILIES[family]
-    config = AutoConfig.for_model(described.model_type, **{**_BASE, **described.values, **values})
+    config = AutoConfig.for_model(described.model_type, **{**BASE, **described.values, **values})
     torch.manual_seed(seed)
     loader: Any = AutoModelForTextEncoding if family == "t5" else AutoModel
     model = loader.from_config(config)

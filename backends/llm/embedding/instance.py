@@ -1,28 +1,24 @@
-"""The instance of an encoder: takes requests with the contract's tensors, computes a batch per step, answers each."""
+"""The instance of an encoder or a classifier: requests with the contract's tensors in, a batch per step, answers."""
 
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Measurement, StepInstance
 from modelserver.backend import ResponseSender as Sender
 
-from ..admission import check_dimensions, check_embedded_length, check_token_ids
-from ..answer import embedded, tokenized
+from ..answer import tokenized
 from ..call import Call, ReadRequest, read_call
-from ..checkpoint import Checkpoint
 from ..contract import Operation
 from ..engine_statistics import EngineStatistics
 from ..long_texts import LongTexts
 from ..measurements import measure
 from ..options import EngineOptions
 from ..sequence import FinishReason
-from ..text.tokenizer import LengthCheck, any_length, both_checks
-from .encoder import Encoder
+from ..text.tokenizer import LengthCheck, any_length
+from .text_model import Text, TextModel
 
 # Texts up to this length share a batch however they differ: there it is the call that costs, not the padding.
 _SHORT_LEN = 32
@@ -55,37 +51,35 @@ def plan_batch(lengths: Sequence[int], *, max_tokens: int, max_rows: int) -> lis
 
 
 @dataclass(slots=True, eq=False)
-class _Text:
-    """One that waits for the step in which it is embedded. `arrival_ns` by the instance's clock."""
+class _Waiting:
+    """A text that waits for the step in which it is computed. `arrival_ns` by the instance's clock."""
 
     sender: Sender
-    token_ids: list[int]
-    dimensions: int | None
+    text: Text
     arrival_ns: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.text.token_ids)
 
 
 class EncoderInstance(StepInstance):
-    """One encoder. Called from the worker's thread; only `measure` is called from another.
+    """One text model. Called from the worker's thread; only `measure` is called from another.
 
     Requests wait here in order of arrival, at most twice as many as a batch takes, so that each batch finds texts of
     like length; all others wait in the model's queue.
     """
 
     def __init__(
-        self, encoder: Encoder, options: EngineOptions, *, clock_ns: Callable[[], int] = time.monotonic_ns
+        self, encoder: TextModel, options: EngineOptions, *, clock_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self.encoder = encoder
         self.statistics = EngineStatistics(max_model_len=encoder.max_model_len)
         self._max_rows = options.max_num_seqs
         self._max_tokens = options.max_num_batched_tokens
         self._clock_ns = clock_ns
-        self._waiting: dict[InferRequest, _Text] = {}
+        self._waiting: dict[InferRequest, _Waiting] = {}
         self._long_texts = LongTexts(options.max_num_seqs)
-
-    @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, options: EngineOptions) -> EncoderInstance:
-        """Raises ServerErrors that name the file or the option."""
-        return cls(Encoder.from_checkpoint(checkpoint, options), options)
 
     def add(self, request: InferRequest) -> None:
         if not self._long_texts.add(request, self._read):
@@ -93,24 +87,26 @@ class EncoderInstance(StepInstance):
 
     def _read(self, request: InferRequest, check_left: LengthCheck) -> ReadRequest:
         """The part that takes time in proportion to the text. For a long text it runs beside the worker's thread."""
-        call = read_call(request, usual=Operation.EMBED)
-        match call.operation:
-            case Operation.EMBED:
-                return ReadRequest(call, self._token_ids(call, check_left))
-            case Operation.TOKENIZE:
-                return ReadRequest(call, response=self._tokenized(call, check_left, request.outputs))
-            case _:
-                raise InvalidArgumentError(
-                    f"input 'operation': this model makes embeddings: it does not {call.operation.value}; expected "
-                    "embed or tokenize"
-                )
+        operations = self.encoder.operations
+        call = read_call(request, usual=operations[0])
+        if call.operation is Operation.TOKENIZE:
+            return ReadRequest(call, response=self._tokenized(call, check_left, request.outputs))
+        if call.operation not in operations:
+            known = ", ".join(each.value for each in operations)
+            raise InvalidArgumentError(
+                f"input 'operation': this model {self.encoder.what} texts: it does not {call.operation.value}; "
+                f"expected {known} or tokenize"
+            )
+        text = self.encoder.read(call, check_left)
+        return ReadRequest(call, text.token_ids, type_ids=text.type_ids)
 
     def _begin(self, request: InferRequest, sender: Sender, read: ReadRequest) -> None:
         if read.response is not None:
             sender.finish(read.response)
             return
         arrival_ns = request.arrival_ns or self._clock_ns()
-        self._waiting[request] = _Text(sender, read.token_ids, read.call.dimensions, arrival_ns)
+        text = Text(read.call, read.token_ids, read.type_ids)
+        self._waiting[request] = _Waiting(sender, text, arrival_ns)
         self.statistics.num_waiting = len(self._waiting)
 
     def abort(self, request: InferRequest) -> None:
@@ -122,29 +118,23 @@ class EncoderInstance(StepInstance):
         if self._long_texts:
             self._long_texts.take(self._begin, is_idle=not self._waiting)
         if self._waiting:
-            self._embed()
+            self._compute()
 
-    def _embed(self) -> None:
+    def _compute(self) -> None:
         requests = list(self._waiting)
-        lengths = [len(text.token_ids) for text in self._waiting.values()]
+        lengths = [waiting.num_tokens for waiting in self._waiting.values()]
         chosen = plan_batch(lengths, max_tokens=self._max_tokens, max_rows=self._max_rows)
         batch = [self._waiting.pop(requests[position]) for position in chosen]
         statistics = self.statistics
         statistics.num_running, statistics.num_waiting = len(batch), len(self._waiting)
         start_ns = self._clock_ns()
         try:
-            vectors = self.encoder.embed([text.token_ids for text in batch])
+            responses = self.encoder.answer([waiting.text for waiting in batch])
         finally:
             statistics.num_running = 0
         self._observe(batch, start_ns)
-        for text, vector in zip(batch, vectors, strict=True):
-            response = embedded(
-                vector,
-                num_tokens=len(text.token_ids),
-                dimensions=text.dimensions,
-                is_normalised=self.encoder.head.is_normalised,
-            )
-            text.sender.finish(response)
+        for waiting, response in zip(batch, responses, strict=True):
+            waiting.sender.finish(response)
 
     @property
     def has_work(self) -> bool:
@@ -160,43 +150,21 @@ class EncoderInstance(StepInstance):
     def measure(self) -> list[Measurement]:
         return measure(self.statistics, num_unread=len(self._long_texts))
 
-    def _token_ids(self, call: Call, check_left: LengthCheck) -> list[int]:
-        """Checked: the network has an embedding for each, and positions for all."""
-        check_dimensions(call.dimensions)
-        max_model_len = self.encoder.max_model_len
-        check = partial(check_embedded_length, max_model_len=max_model_len)
-        longest = call.longest(max_model_len)
-        if call.token_ids is not None:
-            check(len(call.token_ids[:longest]), True)
-            token_ids: list[int] = call.token_ids[:longest].tolist()
-        else:
-            token_ids = self._encoded(call, longest, both_checks(check_left, check)).tolist()
-        check(len(token_ids), True)
-        check_token_ids(token_ids, self.encoder.vocab_size)
-        return token_ids
-
-    def _encoded(self, call: Call, longest: int | None, check: LengthCheck) -> array[int]:
-        if call.text is None:
-            raise InvalidArgumentError("input 'messages': this model embeds texts; it has no chat template")
-        text = self.encoder.head.text(call.text)
-        has_special_tokens = call.has_special_tokens is not False
-        return self.encoder.tokenizer.encode_array(text, has_special_tokens, longest=longest, check_length=check)
-
     def _tokenized(self, call: Call, check: LengthCheck, outputs: Collection[str] | None) -> InferResponse:
-        token_ids = self._encoded(call, None, check)
+        token_ids = self.encoder.encoded(call, None, check)
         return tokenized(token_ids, self.encoder.tokenizer, self.encoder.max_model_len, outputs)
 
-    def _observe(self, batch: list[_Text], start_ns: int) -> None:
+    def _observe(self, batch: list[_Waiting], start_ns: int) -> None:
         statistics, end_ns = self.statistics, self._clock_ns()
         computed_s = (end_ns - start_ns) / 1e9
-        num_tokens = sum(len(text.token_ids) for text in batch)
+        num_tokens = sum(waiting.num_tokens for waiting in batch)
         statistics.num_steps += 1
         statistics.num_prompt_tokens += num_tokens
         statistics.iteration_tokens.observe(num_tokens)
         statistics.by_finish_reason[FinishReason.STOP] += len(batch)
         statistics.prefill_time_s.observe(computed_s, len(batch))
         statistics.inference_time_s.observe(computed_s, len(batch))
-        for text in batch:
-            statistics.request_prompt_tokens.observe(len(text.token_ids))
-            statistics.queue_time_s.observe((start_ns - text.arrival_ns) / 1e9)
-            statistics.e2e_latency_s.observe((end_ns - text.arrival_ns) / 1e9)
+        for waiting in batch:
+            statistics.request_prompt_tokens.observe(waiting.num_tokens)
+            statistics.queue_time_s.observe((start_ns - waiting.arrival_ns) / 1e9)
+            statistics.e2e_latency_s.observe((end_ns - waiting.arrival_ns) / 1e9)

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is an encoder, and how long its texts may be: by its JSON files, without torch."""
+"""What a checkpoint is for, its labels, and how long its texts may be: by its JSON files, without torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
 from ..checkpoint import Checkpoint
+from ..contract import Purpose
 
 MODULES_JSON = "modules.json"
 # Families of transformers whose tokens see those that come later, and nothing of what fills a batch up: convbert, fnet,
@@ -41,6 +42,8 @@ ENCODERS = frozenset(
 )
 # Of these the first half alone can be a checkpoint: `T5EncoderModel`.
 ENCODER_DECODERS = frozenset({"mt5", "t5", "umt5"})
+# The module of sentence-transformers by which a language model scores a pair of texts.
+LOGIT_SCORE = "LogitScore"
 # Positions begin after the padding token's id, so that a table has fewer of them than rows.
 _OFFSET_FAMILIES = frozenset(
     {
@@ -75,14 +78,57 @@ def is_encoder(entries: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
     return entries.get("use_bidirectional_attention") in (True, "all") or entries.get("is_causal") is False
 
 
-def check_purpose(entries: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """UnsupportedError for an encoder that was trained to tell classes: its hidden states mean nothing alone."""
-    heads = [name for name in _architectures(entries) if "Classification" in name or "QuestionAnswering" in name]
-    if heads and not checkpoint.find(MODULES_JSON):
+def purpose_of(entries: Mapping[str, Any], checkpoint: Checkpoint, *, is_from_tokens: bool = False) -> Purpose:
+    """By the entries of config.json. `is_from_tokens`: an option makes a classifier of a language model.
+
+    UnsupportedError for an encoder with a head that answers questions: its hidden states mean nothing alone.
+    """
+    kinds = module_kinds(checkpoint)
+    heads = [name for name in _architectures(entries) if "For" in name]
+    if "Pooling" not in kinds:
+        if is_from_tokens or LOGIT_SCORE in kinds or any("ForSequenceClassification" in name for name in heads):
+            return Purpose.CLASSIFY
+        if any("ForTokenClassification" in name for name in heads):
+            return Purpose.CLASSIFY_TOKENS
+    if not is_encoder(entries, checkpoint):
+        return Purpose.GENERATE
+    others = [name for name in heads if "QuestionAnswering" in name or "MultipleChoice" in name]
+    if others and not kinds:
         raise UnsupportedError(
-            f"{checkpoint.place} holds a {heads[0]}, which classifies: this backend makes embeddings of encoders; "
-            "serve it with the pytorch or onnx backend"
+            f"{checkpoint.place} holds a {others[0]}: this backend serves encoders that embed, and heads that classify "
+            "texts or tokens; serve it with the pytorch or onnx backend"
         )
+    return Purpose.EMBED
+
+
+def module_kinds(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """The classes of the modules in modules.json, without their packages, and the directory of each."""
+    listed = checkpoint.document(MODULES_JSON) if checkpoint.find(MODULES_JSON) else []
+    found = {}
+    for one in listed if isinstance(listed, list) else []:
+        if isinstance(one, dict) and isinstance(one.get("type"), str):
+            found[one["type"].rpartition(".")[2]] = str(one.get("path") or "")
+    return found
+
+
+def labels_of(entries: Mapping[str, Any], checkpoint: Checkpoint, from_tokens: tuple[str, ...] | None) -> list[str]:
+    """The names of a classifier's classes, in the order of its scores. InvalidArgumentError for broken entries.
+
+    Of a language model that scores by `from_tokens`: one, for up to two tokens, or the tokens themselves.
+    """
+    if from_tokens is not None and len(from_tokens) > 2:
+        return list(from_tokens)
+    if from_tokens is not None or LOGIT_SCORE in module_kinds(checkpoint):
+        return ["LABEL_0"]
+    named = entries.get("id2label")
+    if named is None:
+        count = entries.get("num_labels", 2)
+        return [f"LABEL_{index}" for index in range(count if isinstance(count, int) else 2)]
+    try:
+        by_index = {int(index): str(name) for index, name in named.items()}
+        return [by_index[index] for index in range(len(by_index))]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InvalidArgumentError(f"{checkpoint.place}/config.json: id2label must name classes 0 to N") from None
 
 
 def usual_len(entries: Mapping[str, Any], checkpoint: Checkpoint) -> int:

@@ -170,6 +170,44 @@ class Tokenizer:
         except UnicodeDecodeError as error:
             raise InvalidArgumentError(f"the text is not UTF-8: {error.reason}") from None
 
+    def encode_pair(
+        self, first: str, second: str, *, longest: int | None = None, longest_second: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """The tokens of two texts as the tokenizer joins them, and of each token to which text it belongs.
+
+        At most `longest`: then the end of the longer text is left out, as the library does. Of the second text at most
+        `longest_second`. InvalidArgumentError: a text is too long, or has half of a surrogate pair.
+        """
+        one, two = self._encodings(first, second)
+        if longest_second is not None:
+            two.truncate(longest_second)
+        if longest is not None:
+            most = max(0, longest - self._tokenizer.num_special_tokens_to_add(True))
+            for part, size in zip((one, two), _shares(len(one), len(two), most), strict=True):
+                part.truncate(size)
+        joined = self._tokenizer.post_process(one, two, True)
+        return joined.ids[:longest], joined.type_ids[:longest]
+
+    def shortened(self, text: str, num_tokens: int) -> str:
+        """The beginning of a text that has at most `num_tokens` tokens. InvalidArgumentError as above."""
+        encoding = self._encodings(text, "")[0]
+        if len(encoding) <= num_tokens:
+            return text
+        return text[: encoding.offsets[num_tokens - 1][1]] if num_tokens > 0 else ""
+
+    def _encodings(self, first: str, second: str) -> Sequence[Any]:
+        """Of both texts, without special tokens."""
+        if max(len(first), len(second)) > _MAX_WHOLE_SIZE:
+            raise InvalidArgumentError(f"the text is too long: a text of a pair may have {_MAX_WHOLE_SIZE} characters")
+        try:
+            if max(len(first), len(second)) > LONG_TEXT:
+                _start_readers()
+            # Of a batch the library lets other threads run.
+            found: Sequence[Any] = self._tokenizer.encode_batch([first, second], add_special_tokens=False)
+        except TypeError:
+            raise InvalidArgumentError("the text is not Unicode: it has half of a surrogate pair") from None
+        return found
+
     def _ids(self, text: str | bytes, add_special_tokens: bool, check_length: LengthCheck = any_length) -> array[int]:
         if len(text) <= LONG_TEXT:
             whole = text if isinstance(text, str) else str(text, "utf-8")
@@ -305,6 +343,15 @@ def _decoded(text: bytes) -> Iterator[str]:
 
 class _EnoughError(Exception):
     """There are as many tokens as are wanted."""
+
+
+def _shares(num_first: int, num_second: int, most: int) -> tuple[int, int]:
+    """How many tokens of two texts stay if both have `most`: the longer one is cut first, then both to one length."""
+    if num_first + num_second <= most:
+        return num_first, num_second
+    shorter = min(num_first, num_second, most // 2)
+    is_first_shorter = num_first <= num_second
+    return (shorter, most - shorter) if is_first_shorter else (most - shorter, shorter)
 
 
 def _check_until(most: int, check_length: LengthCheck, num_tokens: int, is_all: bool) -> None:

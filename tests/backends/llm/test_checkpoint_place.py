@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.checkpoint_place import CheckpointPlace, find_checkpoint, longest_of
+from modelserver_backends.llm.contract import Purpose
 from support.contexts import context_of
 from support.gguf_models import write_gguf
 from support.tiny_checkpoints import write_checkpoint
@@ -154,7 +155,11 @@ def test_what_is_wrong_is_named(
 @pytest.mark.parametrize(
     ("files", "parameters", "message"),
     [
-        ({"config": {**ENCODER, "architectures": ["BertForSequenceClassification"]}}, {}, "which classifies"),
+        (
+            {"config": {**ENCODER, "architectures": ["BertForQuestionAnswering"]}},
+            {},
+            "holds a BertForQuestionAnswering",
+        ),
         ({"config": ENCODER, "modules": [{"path": "", "type": "a.WordEmbeddings"}]}, {}, "WordEmbeddings"),
         ({"config": ENCODER}, {"default_prompt_name": "query"}, "this checkpoint has the prompts none"),
     ],
@@ -171,7 +176,7 @@ def test_an_encoder_that_cannot_be_served_is_known_before_its_weights_are(
 def test_an_encoder_is_known_by_its_config(tmp_path: Path) -> None:
     write(tmp_path / "m" / "1", config=ENCODER, sentence_bert_config={"max_seq_length": 32})
     place = find(tmp_path, max_model_len="32", pooling="auto", normalize="auto")
-    assert (place.is_encoder, place.options.max_model_len, place.options.pooling) == (True, None, None)
+    assert (place.purpose, place.options.max_model_len, place.options.pooling) == (Purpose.EMBED, None, None)
     assert longest_of(place.checkpoint) == 32
 
 
@@ -186,7 +191,7 @@ def test_a_lone_gguf_file_is_the_checkpoint(tmp_path: Path, gguf_file: Path) -> 
     path = shutil.copy(gguf_file, tmp_path / "m" / "1" / "tiny.Q8_0.gguf")
     place = find(tmp_path, max_num_seqs="4")
     assert (place.checkpoint.place, place.options.max_num_seqs) == (path, 4)
-    assert (longest_of(place.checkpoint), place.is_encoder) == (512, False)
+    assert (longest_of(place.checkpoint), place.purpose) == (512, Purpose.GENERATE)
 
 
 def test_a_gguf_file_may_be_named(tmp_path: Path, gguf_file: Path) -> None:

@@ -172,7 +172,7 @@ def test_tokens_are_told(instance: EncoderInstance) -> None:
             "expected -1 (as many as the model takes), or 1 to 48, got 0",
         ),
         ({"text_input": "a", "truncate_prompt_tokens": 4, "operation": "tokenize"}, "does not go with 'tokenize'"),
-        ({"text_input": "a", "operation": "generate"}, "does not generate; expected embed or tokenize"),
+        ({"text_input": "a", "operation": "generate"}, "does not generate; expected embed, token_embed or tokenize"),
         ({"input_ids": [5], "operation": "detokenize"}, "does not detokenize"),
         ({"text_input": b"\xff"}, "is not UTF-8"),
         ({"text_input": "a", "input_ids": [5]}, "needs one of the inputs"),

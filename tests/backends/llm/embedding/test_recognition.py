@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from modelserver_backends.llm.checkpoint import open_checkpoint
-from modelserver_backends.llm.embedding.recognition import check_purpose, is_encoder, num_positions, usual_len
+from modelserver_backends.llm.contract import Purpose
+from modelserver_backends.llm.embedding.recognition import is_encoder, num_positions, purpose_of, usual_len
 
 from modelserver.errors import InvalidArgumentError, UnsupportedError
 
@@ -40,12 +41,33 @@ def test_modules_make_an_encoder_of_an_encoder_decoder(tmp_path: Path) -> None:
     assert is_encoder({"model_type": "t5", "architectures": ["T5Model"]}, open_checkpoint(tmp_path))
 
 
-def test_classifiers_are_refused_unless_they_are_modules(tmp_path: Path) -> None:
-    entries = {"architectures": ["BertForSequenceClassification"]}
-    with pytest.raises(UnsupportedError, match="BertForSequenceClassification, which classifies"):
-        check_purpose(entries, open_checkpoint(tmp_path))
-    (tmp_path / "modules.json").write_text("[]")
-    check_purpose(entries, open_checkpoint(tmp_path))
+POOLING = [{"type": "sentence_transformers.models.Transformer"}, {"type": "sentence_transformers.models.Pooling"}]
+
+
+@pytest.mark.parametrize(
+    ("entries", "modules", "is_from_tokens", "expected"),
+    [
+        ({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}, None, False, Purpose.CLASSIFY),
+        ({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}, POOLING, False, Purpose.EMBED),
+        ({"model_type": "bert", "architectures": ["BertForTokenClassification"]}, None, False, Purpose.CLASSIFY_TOKENS),
+        ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]}, None, False, Purpose.CLASSIFY),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, None, False, Purpose.GENERATE),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, None, True, Purpose.CLASSIFY),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, None, False, Purpose.EMBED),
+    ],
+)
+def test_the_head_and_the_modules_say_what_a_checkpoint_is_for(
+    tmp_path: Path, entries: dict[str, Any], modules: Any, is_from_tokens: bool, expected: Purpose
+) -> None:
+    if modules is not None:
+        (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert purpose_of(entries, open_checkpoint(tmp_path), is_from_tokens=is_from_tokens) is expected
+
+
+def test_heads_that_answer_questions_are_refused(tmp_path: Path) -> None:
+    entries = {"model_type": "bert", "architectures": ["BertForQuestionAnswering"]}
+    with pytest.raises(UnsupportedError, match="holds a BertForQuestionAnswering"):
+        purpose_of(entries, open_checkpoint(tmp_path))
 
 
 @pytest.mark.parametrize(
