@@ -69,11 +69,11 @@ def _count(num_tokens: int, is_all: bool) -> str:
     return str(num_tokens) if is_all else f"at least {num_tokens}"
 
 
-def check_embedded_length(num_tokens: int, is_all: bool, *, max_model_len: int) -> None:
-    """Raise InvalidArgumentError if a text to embed has too many tokens."""
+def check_embedded_length(num_tokens: int, is_all: bool, *, max_model_len: int, use: str = "embed") -> None:
+    """Raise InvalidArgumentError if a text to `use` has too many tokens."""
     if num_tokens > max_model_len or (is_all and not num_tokens):
         raise InvalidArgumentError(
-            f"the text to embed has {_count(num_tokens, is_all)} tokens, and this model takes 1 to {max_model_len}"
+            f"the text to {use} has {_count(num_tokens, is_all)} tokens, and this model takes 1 to {max_model_len}"
         )
 
 

@@ -27,13 +27,23 @@ from modelserver.auth.caller_limits import CallerLimits
 MAX_BODY_BYTES = 4000
 TENSOR = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}
 # Besides a prompt; each call of a language model ignores the members that it does not know.
-OTHERS: dict[str, Any] = {"content": "x", "tokens": [1], "max_tokens": 4, "input_suffix": "x"}
+OTHERS: dict[str, Any] = {
+    "content": "x",
+    "tokens": [1],
+    "max_tokens": 4,
+    "input_suffix": "x",
+    "query": "x",
+    "documents": [{"text": "x"}],
+    "text_1": "x",
+    "inputs": {"source_sentence": "x", "sentences": ["x"]},
+}
 FAMILIES = ("KServe", "OpenAI", "Anthropic", "Ollama", "TGI", "llamacpp")
 # Calls that never reach a model, or only its description.
 _WITHOUT_MODEL = re.compile(
     r"/v1/responses/.*|/v1/(files|batches)(/.*)?|/ping|/api/(pull|push|create|copy|blobs/.*)|.*/(apply-template|show|reset|index|load|unload|traffic|register|unregister)"
 )
-_REFUSED = ("/props", "/lora-adapters", "/slots/{id_slot}", "/rerank", "/reranking", "/infill")
+# The models here are no classifiers.
+_REFUSED = ("/classify", "/predict", "/v1/moderations", "/props", "/lora-adapters", "/slots/{id_slot}", "/infill")
 
 
 @dataclass(frozen=True)

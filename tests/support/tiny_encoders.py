@@ -160,7 +160,7 @@ def write_word_tokenizer(directory: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
     )
     tokenizer.save(str(directory / "tokenizer.json"))
     described = {
@@ -170,6 +170,7 @@ def write_word_tokenizer(directory: Path) -> None:
         "sep_token": "[SEP]",
         "unk_token": "[UNK]",
         "model_max_length": 48,
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(described))
 

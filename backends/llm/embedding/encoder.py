@@ -24,6 +24,8 @@ from .head import EmbeddingHead, load_head
 from .recognition import ENCODER_DECODERS, num_positions, usual_len
 from .text_model import Text, TextModel
 
+_TYPES = "token_type_ids"
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderNetwork:
@@ -56,7 +58,7 @@ class EncoderNetwork:
             for row, type_ids in enumerate(type_id_lists):
                 if type_ids is not None:
                     types[row, : len(type_ids)] = torch.tensor(type_ids)
-            inputs["token_type_ids"] = types.to(self.device)
+            inputs[_TYPES] = types.to(self.device)
         found: torch.Tensor = getattr(self.model(**inputs), self.output)
         return found, lengths.to(self.device)
 
@@ -101,13 +103,14 @@ def load_network(
             pad_token_id = given
             break
     assert pad_token_id is not None, "a vocabulary has a first token"
+    named = checkpoint.tokenizer.config.get("model_input_names") or (_TYPES,)
     config.pad_token_id = pad_token_id  # by which some heads find a text's last token
     return EncoderNetwork(
         model.eval().to(device),
         device,
         int(config.vocab_size),
         pad_token_id,
-        has_types=(getattr(config, "type_vocab_size", 0) or 0) > 1,
+        has_types=(getattr(config, "type_vocab_size", 0) or 0) > 1 and _TYPES in named,
         output=output,
     )
 

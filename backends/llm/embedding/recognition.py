@@ -81,10 +81,16 @@ def is_encoder(entries: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
 def purpose_of(entries: Mapping[str, Any], checkpoint: Checkpoint, *, is_from_tokens: bool = False) -> Purpose:
     """By the entries of config.json. `is_from_tokens`: an option makes a classifier of a language model.
 
-    UnsupportedError for an encoder with a head that answers questions: its hidden states mean nothing alone.
+    UnsupportedError for an encoder with a head that answers questions, whose hidden states mean nothing alone, and for
+    a GGUF file with a head.
     """
     kinds = module_kinds(checkpoint)
     heads = [name for name in _architectures(entries) if "For" in name]
+    if checkpoint.place.is_file() and any("ForSequenceClassification" in name for name in heads):
+        raise UnsupportedError(
+            f"{checkpoint.place} is a GGUF file which classifies: classifiers must be directories in the layout of "
+            "Hugging Face"
+        )
     if "Pooling" not in kinds:
         if is_from_tokens or LOGIT_SCORE in kinds or any("ForSequenceClassification" in name for name in heads):
             return Purpose.CLASSIFY

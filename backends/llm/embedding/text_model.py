@@ -45,7 +45,8 @@ class TextModel(abc.ABC):
     def read(self, call: Call, check_left: LengthCheck) -> Text:
         """The text with its tokens. InvalidArgumentError: the network has no embedding or no position for one."""
         check_dimensions(call.dimensions)
-        check = partial(check_embedded_length, max_model_len=self.max_model_len)
+        use = "embed" if Operation.EMBED in self.operations else "classify"
+        check = partial(check_embedded_length, max_model_len=self.max_model_len, use=use)
         text = self.tokenized(call, call.longest(self.max_model_len), both_checks(check_left, check))
         check(len(text.token_ids), True)
         check_token_ids(text.token_ids, self.vocab_size)

@@ -24,6 +24,8 @@ from modelserver.frontends.llm.embedding import embed
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.models import LanguageModel, find_model
 from modelserver.frontends.llm.prompts import template_of
+from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.ranking import Ranking
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
 
 # Routes of llama.cpp's server that have no meaning here -> why.
 NOT_SERVED: dict[tuple[str, str], str] = {
-    ("POST", "/rerank"): "no model here ranks documents: compare their /embedding with that of the query",
-    ("POST", "/reranking"): "no model here ranks documents: compare their /embedding with that of the query",
     ("POST", "/props"): "properties are the model's config, which /v2/repository loads",
     ("POST", "/lora-adapters"): "adapters are not served: serve the merged model under a name of its own",
     ("GET", "/slots"): "requests are bound to no slots: GET /v2/overview shows what runs",
@@ -53,6 +53,7 @@ class LlamaCpp:
         self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=SSE, takes_any_type=True)
         self._later = LaterAnswers(self._errors)
         self._tokens = Tokens(dataplane)
+        self._ranking = Ranking(dataplane, OpenAiLimits())
 
     def api(self) -> Api:
         """The routes. Paths that other APIs have on the HTTP port need a port of llama.cpp's own."""
@@ -67,6 +68,7 @@ class LlamaCpp:
                 self._post("/apply-template", self._tokens.apply_template),
                 self._post("/embedding", self.embed),
                 self._post("/embeddings", self.embed),
+                self._post("/reranking", self.rerank),
                 Route("GET", "/props", self._props, ApiGroup.METADATA),
                 Route("GET", "/lora-adapters", _no_adapters, ApiGroup.METADATA),
                 *(route for route in refused if route.pattern not in own),
@@ -82,10 +84,10 @@ class LlamaCpp:
                 "/props",
                 "/slots",
                 "/lora-adapters",
-                "/rerank",
                 "/reranking",
             ),
             own_routes=(
+                self._post("/rerank", self.rerank),
                 self._post("/tokenize", self._tokens.tokenize),
                 self._post("/detokenize", self._tokens.detokenize),
                 Route("GET", "/health", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
@@ -120,6 +122,13 @@ class LlamaCpp:
         inputs = [prompt_input(await self._tokens.plain(model, prompt)) for prompt in prompts]
         made = await embed(self._dataplane, model, call, inputs)
         call.answer([{"index": index, "embedding": [vector.tolist()]} for index, vector in enumerate(made.vectors)])
+
+    async def rerank(self, call: Call) -> None:
+        """Answer with documents in the order in which they fit a query, by the network's own numbers.
+
+        Raises ServerError.
+        """
+        await self._ranking.rerank(call, is_raw=True)
 
     async def _answer(
         self,

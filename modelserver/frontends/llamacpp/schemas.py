@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from modelserver.frontends.llamacpp.request import INTEGERS, INTEGERS_WITHOUT_EFFECT, NUMBERS
-from modelserver.frontends.openai.schemas import CONVERSATION
+from modelserver.frontends.openai.schemas import CONVERSATION, RANKING_NAMES, RERANK
+from modelserver.frontends.openai.schemas import TYPES as OPENAI_TYPES
 from modelserver.protocol.api import RouteSchema, Schema
 
 _INTEGERS = (*INTEGERS, *INTEGERS_WITHOUT_EFFECT, "n_predict", "max_tokens")
 
 TYPES: dict[str, Schema] = {
     **CONVERSATION,
+    **{name: OPENAI_TYPES[name] for name in RANKING_NAMES},
     "Error": "{error: {code: integer, message: string, type: string, n_prompt_tokens?: integer, n_ctx?: integer}}",
     "Numbers": {
         "type": "object",
@@ -43,6 +45,8 @@ SCHEMAS: dict[str, RouteSchema] = {
     "POST /infill": RouteSchema(body="Infill", answer="Answer", event="Text"),
     "POST /apply-template": RouteSchema(body="Conversation", answer="{prompt: string}"),
     "POST /embedding[s]": _EMBED,
+    "POST /rerank": RERANK,
+    "POST /reranking": RERANK,
     "POST /tokenize": RouteSchema(
         body="""{model?: string, content?: string, add_special?: boolean, parse_special?: boolean,
             with_pieces?: boolean, *: any}""",

@@ -1,4 +1,4 @@
-"""Embeddings: a request to the model for each input -> a vector for each, and how many tokens they have."""
+"""Embeddings and their like: a request to the model for each input -> an array for each, and the number of tokens."""
 
 from __future__ import annotations
 
@@ -33,21 +33,35 @@ async def embed(
 
     Raises ParameterError for an input that the model does not have, and the first error of the model.
     """
-    # A model that only makes embeddings need not be told to.
-    common: dict[str, Any] = {"operation": "embed"} if model.generates or "operation" in model.inputs else {}
+    found = await pool(dataplane, model, call, inputs, operation="embed", output="embedding")
+    return Embeddings([vector.reshape(-1) for vector in found.vectors], found.num_tokens)
+
+
+async def pool(
+    dataplane: AnyDataPlane,
+    model: LanguageModel,
+    call: Call,
+    inputs: Sequence[Mapping[str, Any]],
+    *,
+    operation: str,
+    output: str,
+) -> Embeddings:
+    """The same of any `operation` of the model's and its `output`, whose arrays keep their shapes."""
+    # A model that does one thing only need not be told to.
+    common: dict[str, Any] = {"operation": operation} if model.generates or "operation" in model.inputs else {}
     wanted = {"return_num_input_tokens": True}
     made = await model.requests([common | dict(each) for each in inputs], wanted)
     requests = [call.adopt(request) for request in made]
     found = await responses_of(dataplane, requests)
-    return Embeddings([_vector(model, response) for response in found], sum(map(_num_tokens, found)))
+    return Embeddings([_array(model, response, output) for response in found], sum(map(_num_tokens, found)))
 
 
-def _vector(model: LanguageModel, response: InferResponse | None) -> np.ndarray[Any, Any]:
+def _array(model: LanguageModel, response: InferResponse | None, output: str) -> np.ndarray[Any, Any]:
     for tensor in response.outputs if response is not None else ():
-        if tensor.name == "embedding":
-            vector: np.ndarray[Any, Any] = tensor.data.reshape(-1).astype(np.float64)
-            return vector
-    raise InternalError(f"model '{model.name}' answered without an embedding")
+        if tensor.name == output:
+            array: np.ndarray[Any, Any] = tensor.data.astype(np.float64)
+            return array
+    raise InternalError(f"model '{model.name}' answered without the output '{output}'")
 
 
 def _num_tokens(response: InferResponse | None) -> int:

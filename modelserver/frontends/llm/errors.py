@@ -13,7 +13,7 @@ from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, S
 
 # Models refuse in words: these begin with the parameter, or say that the prompt is too long.
 _PARAMETER = re.compile(r"(?:unknown )?(?:parameter|input) '(?P<name>[\w.\[\]]+)'|(?P<message>messages\[\d+\])")
-_PROMPT = re.compile(r"the (?:prompt|text to embed) (?P<too_long>has (?:at least )?\d+ tokens\b)?")
+_PROMPT = re.compile(r"the (?:prompt|text to (?:embed|classify)) (?P<too_long>has (?:at least )?\d+ tokens\b)?")
 _PROMPT_INPUTS = ("text_input", "input_ids", "image")
 _TEMPLATE = "the model's chat template refuses these messages"
 _STRUCTURE = "structured output: "

@@ -96,13 +96,16 @@ _MAX_LEN_ON_LOOP = 16 * 1024
 _VERBS = {
     "generates": "generate text",
     "embeds": "make embeddings",
+    "classifies": "classify texts",
+    "ranks": "compare texts: it is no cross-encoder with one label, and makes no embeddings",
+    "pools": "make embeddings or classify",
     "is_served": "serve here",
     "tokenizes": "tell tokens",
 }
 
 
 class LanguageModel:
-    """One model that generates or embeds text."""
+    """One model that generates, embeds or classifies text."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.name = config.name
@@ -117,7 +120,7 @@ class LanguageModel:
     @property
     def is_served(self) -> bool:
         """Whether this API has a use for the model."""
-        return self.generates or self.embeds
+        return self.generates or self.embeds or self.classifies or self.classifies_tokens
 
     @property
     def generates(self) -> bool:
@@ -126,6 +129,33 @@ class LanguageModel:
     @property
     def embeds(self) -> bool:
         return "embedding" in self.outputs and not self.inputs.keys().isdisjoint(("text_input", "input_ids"))
+
+    @property
+    def classifies(self) -> bool:
+        return "scores" in self.outputs and "text_input" in self.inputs
+
+    @property
+    def classifies_tokens(self) -> bool:
+        return "token_scores" in self.outputs and "text_input" in self.inputs
+
+    @property
+    def scores_pairs(self) -> bool:
+        """Whether the model is a cross-encoder: it has one score, for two texts."""
+        return self.classifies and "text_pair" in self.inputs and len(self.labels) == 1
+
+    @property
+    def ranks(self) -> bool:
+        """Whether two texts can be compared."""
+        return self.scores_pairs or self.embeds
+
+    @property
+    def pools(self) -> bool:
+        return self.embeds or self.classifies or self.classifies_tokens
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of a classifier's classes, in the order of its scores."""
+        return tuple(orjson.loads(self.parameters.get("labels") or "[]")) if self.classifies else ()
 
     @property
     def tokenizes(self) -> bool:

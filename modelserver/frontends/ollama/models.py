@@ -99,13 +99,14 @@ class OllamaModels:
 
     async def tags(self) -> Document:
         """`GET /api/tags`: all language models, in memory or not."""
-        models = await known_models(self._dataplane)
+        models = [model for model in await known_models(self._dataplane) if model.generates or model.embeds]
         return {"models": [_summary(model, await self._files(model)) for model in models]}
 
     async def running(self) -> Document:
         """`GET /api/ps`: the language models in memory."""
         ready = set(self._dataplane.model_names())
-        models = [model for model in await known_models(self._dataplane) if model.name in ready]
+        known = await known_models(self._dataplane)
+        models = [model for model in known if model.name in ready and (model.generates or model.embeds)]
         return {"models": [_running(model, await self._files(model)) for model in models]}
 
     async def show(self, call: Call) -> None:

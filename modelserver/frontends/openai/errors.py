@@ -37,7 +37,7 @@ _STRUCTURES = (
     "functions",
     "tools",
 )
-_PROMPTS = ("messages", "prompt", "input", "tokens")
+_PROMPTS = ("messages", "prompt", "input", "tokens", "documents", "texts", "text_2", "inputs")
 # OpenAI's codes, and those of other servers where it has none.
 _CODES: dict[Fault, str] = {
     Fault.MISSING: "missing_required_parameter",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
@@ -10,16 +11,18 @@ from modelserver.auth.guard import KeyUse
 from modelserver.errors import LoadOnDemandError
 from modelserver.frontends.http.framing import SSE_DONE
 from modelserver.frontends.http.json_body import parse_object
-from modelserver.frontends.llm.edge import CallEdge, LaterAnswers
+from modelserver.frontends.llm.edge import CallEdge, LaterAnswers, Serve
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models, load_on_demand, unloaded_models
 from modelserver.frontends.openai.batches.routes import BatchRoutes
 from modelserver.frontends.openai.batches.service import BatchService
 from modelserver.frontends.openai.chat import Chat
+from modelserver.frontends.openai.classifying import Classifying
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
 from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.ranking import Ranking
 from modelserver.frontends.openai.responses.routes import Responses
 from modelserver.frontends.openai.schemas import SCHEMAS, TYPES
 from modelserver.frontends.openai.tokens import Tokens
@@ -57,13 +60,26 @@ class OpenAi:
         self._later = LaterAnswers(OpenAiErrors())
 
     def api(self) -> Api:
-        """OpenAI's routes, and those of vLLM beside them."""
+        """OpenAI's routes, and those of vLLM and TEI beside them."""
         tokens = Tokens(self._dataplane, self._limits)
+        ranking = Ranking(self._dataplane, self._limits)
+        classifying = Classifying(self._dataplane, self._limits)
         handler = self._edge.handler
-        calls = {
+        calls: dict[str, Serve] = {
             "/v1/completions": Completions(self._dataplane, self._limits).serve,
             "/v1/chat/completions": Chat(self._dataplane, self._limits).serve,
             "/v1/embeddings": Embeddings(self._dataplane, self._limits).serve,
+            "/v1/moderations": classifying.moderate,
+            "/rerank": ranking.rerank,
+            "/v1/rerank": ranking.rerank,
+            # Cohere cuts documents that are too long.
+            "/v2/rerank": partial(ranking.rerank, cuts=True),
+            "/score": ranking.score,
+            "/v1/score": ranking.score,
+            "/similarity": ranking.similarity,
+            "/classify": classifying.classify,
+            "/pooling": classifying.pool,
+            "/predict": classifying.predict,
             "/tokenize": tokens.tokenize,
             "/detokenize": tokens.detokenize,
         }
@@ -84,7 +100,14 @@ class OpenAi:
             "OpenAI",
             routes,
             OpenAiErrors(),
-            beginnings=("/v1", "/tokenize", "/detokenize", "/health", "/ping", "/version"),
+            beginnings=(
+                "/v1",
+                "/v2/rerank",
+                *(path for path in calls if not path.startswith("/v")),
+                "/health",
+                "/ping",
+                "/version",
+            ),
         ).described(SCHEMAS, TYPES)
 
     def _models(self, exchange: HttpExchange) -> None:

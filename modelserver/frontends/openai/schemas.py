@@ -27,6 +27,9 @@ CONVERSATION: dict[str, Schema] = {
         verbosity?: 'low' | 'medium' | 'high', *: any}""",
 }
 
+# Of texts that are ranked, in several APIs.
+RANKING_NAMES = ("Truncation", "Document", "Rerank", "PromptUsage", "RerankAnswer")
+
 TYPES: dict[str, Schema] = {
     **CONVERSATION,
     "Error": "{error: {message: string, type: string, param: string | null, code: string | null}}",
@@ -91,6 +94,37 @@ TYPES: dict[str, Schema] = {
         *: any}""",
     "EmbedAnswer": """{object: 'list', model: string, usage: {prompt_tokens: integer, total_tokens: integer},
         data: [{object: 'embedding', index: integer, embedding: [number] | string}]}""",
+    # Texts that are compared and classified.
+    "Truncation": """{truncate_prompt_tokens?: integer -1.., truncate?: boolean,
+        truncation_direction?: 'Right' | 'right', max_tokens_per_doc?: integer 1.., raw_scores?: boolean,
+        use_activation?: boolean, activation?: boolean, softmax?: boolean, *: any}""",
+    "Document": "string | {text: string, *: any}",
+    "Texts": "string | [Document] 1..2048",
+    "Rerank": """Truncation & {model?: string, query: string, documents?: [Document] 1..2048,
+        texts?: [Document] 1..2048, top_n?: integer 0.., return_documents?: boolean, return_text?: boolean}""",
+    "RerankAnswer": """{id: string, object: 'list', model: string, usage: PromptUsage,
+        results: [{index: integer, relevance_score: number, document?: {text: string}}]}
+        | [{index: integer, score: number, text?: string}]""",
+    "Score": """Truncation & {model?: string, text_1?: Texts, text_2?: Texts, queries?: Texts, documents?: Texts,
+        data_1?: Texts, data_2?: Texts}""",
+    "PromptUsage": "{prompt_tokens: integer, total_tokens: integer}",
+    "ScoreAnswer": """{id: string, object: 'list', created: integer, model: string, usage: PromptUsage,
+        data: [{index: integer, object: 'score', score: number}]}""",
+    "Similarity": """Truncation & {model?: string, inputs: {source_sentence: string, sentences: [string]},
+        parameters?: object}""",
+    "Classify": "Truncation & {model?: string, input: Prompt}",
+    "ClassifyAnswer": """{id: string, object: 'list', created: integer, model: string, usage: PromptUsage,
+        data: [{index: integer, label: string, probs: [number], num_classes: integer}]}""",
+    "Pool": """Truncation & {model?: string, input: Prompt, encoding_format?: 'float' | 'base64',
+        task?: 'embed' | 'token_embed' | 'classify' | 'token_classify'}""",
+    "PoolAnswer": """{id: string, object: 'list', created: integer, model: string, usage: PromptUsage,
+        data: [{index: integer, object: 'pooling', data: [number] | [[number]] | string}]}""",
+    "Predict": """Truncation & {model?: string, inputs: string | [string] 1..2 | [string | [string] 1..2] 1..2048,
+        parameters?: {top_k?: integer 1.., function_to_apply?: 'none', *: any}}""",
+    "Prediction": "{score: number, label: string}",
+    "Moderate": "{model?: string, input: string | [string] 1.. | [{type: 'text', text: string, *: any}] 1..}",
+    "Moderation": """{id: string, model: string, results: [{flagged: boolean, categories: {*: boolean},
+        category_scores: {*: number}, category_applied_input_types: {*: [string]}}]}""",
     "Tokenize": """{model?: string, prompt?: string, messages?: [Message] 1.., tools?: [Tool],
         add_special_tokens?: boolean, return_token_strs?: boolean, *: any}""",
     "TokenizeAnswer": """{count: integer, max_model_len: integer | null, tokens: [integer],
@@ -148,6 +182,8 @@ def _list_of(kind: str) -> str:
 
 
 _RESPONSE = RouteSchema(answer="Response")
+RERANK = RouteSchema(body="Rerank", answer="RerankAnswer")
+_SCORE = RouteSchema(body="Score", answer="ScoreAnswer")
 SCHEMAS: dict[str, RouteSchema] = {
     "GET /v1/models": RouteSchema(answer="{object: 'list', data: [Model]}"),
     "GET /v1/models/{id}": RouteSchema(answer="Model"),
@@ -156,6 +192,16 @@ SCHEMAS: dict[str, RouteSchema] = {
     "POST /v1/completions": RouteSchema(body="Completion", answer="CompletionAnswer", event="CompletionAnswer"),
     "POST /v1/chat/completions": RouteSchema(body="Chat", answer="ChatAnswer", event="ChatChunk"),
     "POST /v1/embeddings": RouteSchema(body="Embed", answer="EmbedAnswer"),
+    "POST /v1/moderations": RouteSchema(body="Moderate", answer="Moderation"),
+    "POST /rerank": RERANK,
+    "POST /v1/rerank": RERANK,
+    "POST /v2/rerank": RERANK,
+    "POST /score": _SCORE,
+    "POST /v1/score": _SCORE,
+    "POST /similarity": RouteSchema(body="Similarity", answer="[number]"),
+    "POST /classify": RouteSchema(body="Classify", answer="ClassifyAnswer"),
+    "POST /pooling": RouteSchema(body="Pool", answer="PoolAnswer"),
+    "POST /predict": RouteSchema(body="Predict", answer="[Prediction] | [[Prediction]]"),
     "POST /tokenize": RouteSchema(body="Tokenize", answer="TokenizeAnswer"),
     "POST /detokenize": RouteSchema(
         body="{model?: string, tokens: [integer 0..2147483647]}", answer="{prompt: string}"

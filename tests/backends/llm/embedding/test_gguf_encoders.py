@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 from modelserver_backends.llm.checkpoint import open_checkpoint
-from modelserver_backends.llm.embedding.recognition import check_purpose, is_encoder
+from modelserver_backends.llm.embedding.recognition import is_encoder, purpose_of
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.checkpoints import encoder_of
@@ -105,7 +105,7 @@ def test_dense_layers_of_the_file_follow_pooling(source: Callable[[str], Path], 
 def test_a_classifier_is_refused(source: Callable[[str], Path], tmp_path: Path) -> None:
     path = write_encoder_gguf(source("bert"), tmp_path / "model.gguf", "bert", pooling=gguf.PoolingType.RANK)
     with open_checkpoint(path) as checkpoint, pytest.raises(UnsupportedError, match="which classifies"):
-        check_purpose(checkpoint.config, checkpoint)
+        purpose_of(checkpoint.config, checkpoint)
 
 
 def test_word_pieces_are_those_of_the_vocabulary(source: Callable[[str], Path], tmp_path: Path) -> None:
