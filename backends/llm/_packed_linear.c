@@ -145,7 +145,7 @@ static inline float half_to_float(uint16_t half)
 typedef struct {
     const char *name;
     int isa, lanes, float_rows;
-    void (*multiply_codes)(const Matrix *, const Quantized *, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
+    void (*multiply_codes)(const Matrix *, const Quantized *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
     void (*multiply_floats)(const Matrix *, const float *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
     void (*quantize)(const Matrix *, const float *, int8_t *, float *, float *, int32_t *);
 } Kernels;
@@ -277,9 +277,7 @@ static void multiply_segment(const Product *product, const Matrix *w, int64_t bl
                                  count, num_rows, sums);
         return;
     }
-    for (int64_t at = block; at < stop; at++)
-        kernels->multiply_codes(w, &product->quantized, at, first, count, row, num_rows,
-                                sums + (at - block) * kernels->lanes);
+    kernels->multiply_codes(w, &product->quantized, block, stop - block, first, count, row, num_rows, sums);
 }
 
 static void finish(const Product *product, const float *bias, int64_t output, int64_t stop, int64_t row,
@@ -306,7 +304,7 @@ static void multiply_part(const Work *shared, int64_t part)
     const int64_t lanes = product->kernels->lanes, num_blocks = (w->num_outputs + lanes - 1) / lanes;
     const int64_t block = part % product->parts_per_group * product->blocks_per_part;
     const int64_t most = block + product->blocks_per_part, stop = most < num_blocks ? most : num_blocks;
-    const int64_t last = stop * lanes < w->num_outputs ? stop * lanes : w->num_outputs, together = is_float(w) ? 4 : 1;
+    const int64_t last = stop * lanes < w->num_outputs ? stop * lanes : w->num_outputs;
     const int64_t last_row = group->row + group->num_rows;
     int64_t segment = is_float(w) ? FLOAT_SEGMENT : SEGMENT;
     if (is_float(w) && w->num_groups > 1)
@@ -314,6 +312,7 @@ static void multiply_part(const Work *shared, int64_t part)
     float sums[MOST_ROWS * SUMS_PER_ROW];
     for (int64_t row = group->row; row < last_row; row += MOST_ROWS) {
         const int64_t num_rows = last_row - row < MOST_ROWS ? last_row - row : MOST_ROWS;
+        const int64_t together = is_float(w) ? 4 : num_rows == 1 ? 2 : 1;
         const int64_t stride = num_rows > 8 ? stop - block : together;
         memset(sums, 0, (size_t)num_rows * SUMS_PER_ROW * sizeof *sums);
         for (int64_t outer = block; outer < stop; outer += stride)

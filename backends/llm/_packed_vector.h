@@ -80,6 +80,7 @@ INLINE fvec NAME(as_floats)(ivec bits)
 #define FMA(a, b, c) ((fvec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define FROM_HALVES(h) ((fvec)_mm256_cvtph_ps((__m128i)(h)))
 #define WIDEN_BYTES(values) ((ivec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(values))))
+#define WIDEN_SIGNED(values) ((ivec)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(values))))
 #define WIDEN_TO_HALVES(values) ((halves)_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(values))))
 #elif ISA == AVX512 || ISA == AVX512VNNI
 #define BYTES(x) ((__m512i)(x))
@@ -95,12 +96,14 @@ INLINE fvec NAME(as_floats)(ivec bits)
 #define FMA(a, b, c) ((fvec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define FROM_HALVES(h) ((fvec)_mm512_cvtph_ps((__m256i)(h)))
 #define WIDEN_BYTES(values) ((ivec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(values))))
+#define WIDEN_SIGNED(values) ((ivec)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(values))))
 #define WIDEN_TO_HALVES(values) ((halves)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(values))))
 #else
 #define IS_VNNI 0
 #define FMA(a, b, c) ((a) * (b) + (c))
 #define FROM_HALVES(h) NAME(from_halves)(h)
 #define WIDEN_BYTES(values) NAME(widen_bytes)(values)
+#define WIDEN_SIGNED(values) ((NAME(widen_bytes)((const uint8_t *)(values)) ^ 128) - 128)
 #define WIDEN_TO_HALVES(values) __builtin_convertvector(NAME(widen_bytes)(values), halves)
 
 INLINE fvec NAME(from_halves)(halves h)
@@ -232,10 +235,9 @@ INLINE fvec NAME(read)(const void *data, int64_t at, const int64_t kind)
         memcpy(&h, (const uint16_t *)data + at, sizeof h);
         return kind == FLOAT16 ? FROM_HALVES(h) : NAME(as_floats)(__builtin_convertvector(h, ivec) << 16);
     }
-    ivec wide = WIDEN_BYTES((const uint8_t *)data + at);
     if (kind == INT8)
-        wide = (wide << 24) >> 24;
-    return __builtin_convertvector(wide, fvec);
+        return __builtin_convertvector(WIDEN_SIGNED((const int8_t *)data + at), fvec);
+    return __builtin_convertvector(WIDEN_BYTES((const uint8_t *)data + at), fvec);
 }
 
 INLINE int64_t NAME(kind_bytes)(const int64_t kind)
@@ -243,51 +245,78 @@ INLINE int64_t NAME(kind_bytes)(const int64_t kind)
     return LANES * (kind == FLOAT32 ? 4 : kind >= UINT8 ? 1 : 2);
 }
 
-/* The scale of each unit of a block, from input `first` on, and its offset (zero and minimum together) unless that is
- * nothing but a constant zero. The kinds are those of the matrix; where they are constants, what is read has no
- * branches. */
+/* Number `at` of the values that each lane has, times its factor. */
+INLINE fvec NAME(scaled)(const Values *values, int64_t at, const int64_t kind, fvec factor, const int64_t factor_kind)
+{
+    const fvec value = NAME(read)(values->data, at * LANES, kind);
+    return factor_kind == NONE ? value : value * factor;
+}
+
+/* Zero and minimum of group `at` together. */
+INLINE fvec NAME(offset_of)(const Matrix *w, int64_t at, fvec scale, const int64_t zero_kind, const int64_t min_kind,
+                            fvec min_factor, const int64_t min_factor_kind)
+{
+    fvec offset = {0};
+    if (min_kind != NONE)
+        offset = NAME(scaled)(&w->mins, at, min_kind, min_factor, min_factor_kind);
+    if (zero_kind != NONE && zero_kind != CONSTANT)
+        offset += scale * NAME(read)(w->zeros.data, at * LANES, zero_kind);
+    return offset;
+}
+
+/* Writes the scale of each unit of a block, from input `first` on, and its offset (zero and minimum together) unless that
+ * is nothing but a constant zero. The kinds are those of the matrix, as constants, so that reading has no branches.
+ * Groups that share their factors are read in a run. */
 INLINE void NAME(read_kinds)(const Matrix *w, int64_t block, int64_t first, int64_t num_units, float *scales,
                              float *offsets, const int64_t scale_kind, const int64_t zero_kind, const int64_t min_kind,
                              const int64_t scale_factor_kind, const int64_t min_factor_kind)
 {
     const Matrix m = *w;
-    const int64_t per_group = m.num_groups == 1 ? num_units : m.group / m.unit, group = m.num_groups == 1 ? 0 : first / m.group;
-    int64_t left = m.num_groups == 1 ? num_units : per_group - first % m.group / m.unit;
-    int64_t scale_at = block * m.num_scale_factors + group / m.scale_each, scale_left = m.scale_each - group % m.scale_each;
-    int64_t min_at = block * m.num_min_factors + group / m.min_each, min_left = m.min_each - group % m.min_each;
-    fvec scale_factor = {0}, min_factor = {0};
-    if (scale_factor_kind != NONE)
-        scale_factor = NAME(read)(m.scale_factors.data, scale_at * LANES, scale_factor_kind);
-    if (min_factor_kind != NONE)
-        min_factor = NAME(read)(m.min_factors.data, min_at * LANES, min_factor_kind);
-    for (int64_t unit = 0, at = (block * m.num_groups + group) * LANES;; at += LANES) {
-        READ_AHEAD((const char *)m.scales.data + at / LANES * NAME(kind_bytes)(scale_kind), 1024);
-        fvec scale = NAME(read)(m.scales.data, at, scale_kind), offset = {0};
-        if (scale_factor_kind != NONE)
-            scale *= scale_factor;
-        if (min_kind != NONE) {
-            READ_AHEAD((const char *)m.mins.data + at / LANES * NAME(kind_bytes)(min_kind), 1024);
-            offset = NAME(read)(m.mins.data, at, min_kind);
-            if (min_factor_kind != NONE)
-                offset *= min_factor;
+    const int has_offsets = min_kind != NONE || (zero_kind != NONE && zero_kind != CONSTANT);
+    const int64_t each = m.num_groups == 1 ? num_units : m.group / m.unit;
+    int64_t group = m.num_groups == 1 ? 0 : first / m.group, unit = 0;
+    /* Units of the first group that come before this segment. */
+    int64_t before = m.num_groups == 1 ? 0 : first % m.group / m.unit;
+    while (unit < num_units) {
+        int64_t stop = group + (num_units - unit + before + each - 1) / each;
+        fvec scale_factor = {0}, min_factor = {0};
+        if (scale_factor_kind != NONE) {
+            const int64_t factor = group / m.scale_each, last = (factor + 1) * m.scale_each;
+            stop = last < stop ? last : stop;
+            scale_factor = NAME(read)(m.scale_factors.data, (block * m.num_scale_factors + factor) * LANES,
+                                      scale_factor_kind);
         }
-        if (zero_kind != NONE && zero_kind != CONSTANT)
-            offset += scale * NAME(read)(m.zeros.data, at, zero_kind);
-        for (; left > 0 && unit < num_units; left--, unit++) {
-            NAME(store)(scales + unit * LANES, scale);
-            if (min_kind != NONE || (zero_kind != NONE && zero_kind != CONSTANT))
-                NAME(store)(offsets + unit * LANES, offset);
+        if (min_factor_kind != NONE) {
+            const int64_t factor = group / m.min_each, last = (factor + 1) * m.min_each;
+            stop = last < stop ? last : stop;
+            min_factor = NAME(read)(m.min_factors.data, (block * m.num_min_factors + factor) * LANES, min_factor_kind);
         }
-        if (unit == num_units)
-            return;
-        left = per_group;
-        if (scale_factor_kind != NONE && --scale_left == 0) {
-            scale_left = m.scale_each;
-            scale_factor = NAME(read)(m.scale_factors.data, ++scale_at * LANES, scale_factor_kind);
+        READ_AHEAD((const char *)m.scales.data + (block * m.num_groups + group) * NAME(kind_bytes)(scale_kind), 1024);
+        if (min_kind != NONE)
+            READ_AHEAD((const char *)m.mins.data + (block * m.num_groups + group) * NAME(kind_bytes)(min_kind), 1024);
+        if (each == 1) { /* as a loop of its own it takes a third of the time */
+            for (; group < stop; group++, unit++) {
+                const int64_t at = block * m.num_groups + group;
+                const fvec scale = NAME(scaled)(&m.scales, at, scale_kind, scale_factor, scale_factor_kind);
+                NAME(store)(scales + unit * LANES, scale);
+                if (has_offsets)
+                    NAME(store)(offsets + unit * LANES,
+                                NAME(offset_of)(&m, at, scale, zero_kind, min_kind, min_factor, min_factor_kind));
+            }
+            continue;
         }
-        if (min_factor_kind != NONE && --min_left == 0) {
-            min_left = m.min_each;
-            min_factor = NAME(read)(m.min_factors.data, ++min_at * LANES, min_factor_kind);
+        for (; group < stop; group++) {
+            const int64_t at = block * m.num_groups + group;
+            const fvec scale = NAME(scaled)(&m.scales, at, scale_kind, scale_factor, scale_factor_kind);
+            const fvec offset = NAME(offset_of)(&m, at, scale, zero_kind, min_kind, min_factor, min_factor_kind);
+            int64_t left = each - before < num_units - unit ? each - before : num_units - unit;
+            before = 0;
+            do {
+                NAME(store)(scales + unit * LANES, scale);
+                if (has_offsets)
+                    NAME(store)(offsets + unit * LANES, offset);
+                unit++;
+            } while (--left > 0);
         }
     }
 }
@@ -316,11 +345,12 @@ static TARGET void NAME(read_groups)(const Matrix *w, int64_t block, int64_t fir
 
 /* ---- Codes by rows in 8 bits --------------------------------------------------------------------------------------- */
 
-/* What a tile multiplies: `num_units` of a block's codes, and rows from their first of these on. */
+/* What a tile multiplies: `num_units` of the codes of one block or of two, and rows from their first of these on. The
+ * second block's codes, scales and offsets lie the given distances after those of the first. */
 typedef struct {
     const uint8_t *codes, *table;
     const float *scales, *offsets; /* no offsets: NULL */
-    int64_t num_units;
+    int64_t num_units, block_bytes, block_scales;
     const int8_t *rows;
     const float *steps, *sums;
     const int32_t *starts;
@@ -334,67 +364,83 @@ INLINE int32_t NAME(four)(const int8_t *row)
     return value;
 }
 
-INLINE void NAME(add_offsets)(const NAME(Tile) *t, int64_t unit, fvec *least, const int num_rows)
+INLINE void NAME(add_offsets)(const NAME(Tile) *t, int64_t unit, fvec least[][2], const int num_rows, const int num_blocks)
 {
-    const fvec offset = NAME(load)(t->offsets + unit * LANES);
-    UNROLL for (int m = 0; m < num_rows; m++)
-        least[m] = FMA(offset, NAME(all)(t->sums[m * t->row_units + unit]), least[m]);
+    UNROLL for (int b = 0; b < num_blocks; b++) {
+        const fvec offset = NAME(load)(t->offsets + b * t->block_scales + unit * LANES);
+        UNROLL for (int m = 0; m < num_rows; m++)
+            least[m][b] = FMA(offset, NAME(all)(t->sums[m * t->row_units + unit]), least[m][b]);
+    }
 }
 
-/* What one unit of `unit` inputs is, for each row, as integers. `codes` is moved behind it. */
-INLINE void NAME(multiply_unit)(const NAME(Tile) *t, const uint8_t **codes, const int8_t *row, int64_t at, bytes table,
-                                ivec *sums, const int num_rows, const int form, const int unit)
+/* The products of one unit of `unit` inputs, for each row and block, as integers. */
+INLINE void NAME(multiply_unit)(const NAME(Tile) *t, const uint8_t *codes, const int8_t *row, int64_t at, bytes table,
+                                ivec sums[][2], const int num_rows, const int num_blocks, const int form,
+                                const int unit)
 {
     const int is_small = form != CODES8 && form != TABLE4, num_bits = FORM_BITS(form), num_groups = unit / 4;
     /* Groups of four inputs in a step, and those whose products are added in 16 bits. */
     const int each = form == CODES5 ? 8 : form == CODES6 ? 4 : 2, span = form == CODES6 ? 2 : form == CODES5 ? 4 : 8;
-    ivec parts[8];
-    UNROLL for (int at_byte = 0; at_byte < unit * LANES * num_bits / 8; at_byte += 64)
-        READ_AHEAD(*codes + at_byte, 4096);
-    UNROLL for (int m = 0; m < num_rows; m++) {
-        sums[m] = NAME(all_integers)(t->starts[m * t->row_units + at]);
-        parts[m] = (ivec){0};
-    }
+    ivec parts[8][2];
+    UNROLL for (int b = 0; b < num_blocks; b++)
+        UNROLL for (int at_byte = 0; at_byte < unit * LANES * num_bits / 8; at_byte += 64)
+            READ_AHEAD(codes + b * t->block_bytes + at_byte, 4096);
+    UNROLL for (int m = 0; m < num_rows; m++)
+        UNROLL for (int b = 0; b < num_blocks; b++) {
+            sums[m][b] = NAME(all_integers)(t->starts[m * t->row_units + at]);
+            parts[m][b] = (ivec){0};
+        }
     UNROLL for (int group = 0; group < num_groups; group++) {
-        const uint8_t *step = *codes + group / each * each * LANES * num_bits / 2;
-        const bytes wanted = NAME(codes_of)(step, group % each, table, form);
+        const uint8_t *step = codes + group / each * each * LANES * num_bits / 2;
+        bytes wanted[2];
+        UNROLL for (int b = 0; b < num_blocks; b++)
+            wanted[b] = NAME(codes_of)(step + b * t->block_bytes, group % each, table, form);
         UNROLL for (int m = 0; m < num_rows; m++) {
-            ivec *to = is_small ? &parts[m] : &sums[m];
-            *to = NAME(dot)(*to, wanted, NAME(four)(row + m * t->row_bytes + 4 * group), is_small);
-            if (is_small && ((group + 1) % span == 0 || group + 1 == num_groups)) {
-                sums[m] += NAME(widen)(parts[m]);
-                parts[m] = (ivec){0};
+            const int32_t four = NAME(four)(row + m * t->row_bytes + 4 * group);
+            UNROLL for (int b = 0; b < num_blocks; b++) {
+                ivec *to = is_small ? &parts[m][b] : &sums[m][b];
+                *to = NAME(dot)(*to, wanted[b], four, is_small);
+                if (is_small && ((group + 1) % span == 0 || group + 1 == num_groups)) {
+                    sums[m][b] += NAME(widen)(parts[m][b]);
+                    parts[m][b] = (ivec){0};
+                }
             }
         }
     }
-    *codes += unit * LANES * num_bits / 8;
 }
 
 /* Adds to `output` [num_rows][SUMS_PER_ROW]. */
-INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int num_rows, const int form, const int unit)
+INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int num_rows, const int num_blocks,
+                                const int form, const int unit)
 {
     const bytes table = form == TABLE4 ? NAME(load_table)(t->table) : (bytes){0};
-    fvec products[8], least[8];
+    fvec products[8][2], least[8][2];
     UNROLL for (int m = 0; m < num_rows; m++)
-        products[m] = least[m] = (fvec){0};
+        UNROLL for (int b = 0; b < num_blocks; b++)
+            products[m][b] = least[m][b] = (fvec){0};
     const uint8_t *codes = t->codes;
     const int8_t *row = t->rows;
-    for (int64_t at = 0; at < t->num_units; at++, row += unit) {
-        ivec sums[8];
-        NAME(multiply_unit)(t, &codes, row, at, table, sums, num_rows, form, unit);
-        const fvec scale = NAME(load)(t->scales + at * LANES);
-        UNROLL for (int m = 0; m < num_rows; m++) {
-            const fvec scaled = __builtin_convertvector(sums[m], fvec) * scale;
-            products[m] = FMA(scaled, NAME(all)(t->steps[m * t->row_steps + (unit == 32 ? at : at >> 1)]), products[m]);
+    for (int64_t at = 0; at < t->num_units; at++, row += unit, codes += unit * LANES * FORM_BITS(form) / 8) {
+        ivec sums[8][2];
+        NAME(multiply_unit)(t, codes, row, at, table, sums, num_rows, num_blocks, form, unit);
+        UNROLL for (int b = 0; b < num_blocks; b++) {
+            const fvec scale = NAME(load)(t->scales + b * t->block_scales + at * LANES);
+            UNROLL for (int m = 0; m < num_rows; m++) {
+                const fvec step = NAME(all)(t->steps[m * t->row_steps + (unit == 32 ? at : at >> 1)]);
+                products[m][b] = FMA(__builtin_convertvector(sums[m][b], fvec) * scale, step, products[m][b]);
+            }
         }
         /* Beside the products for few rows; for more, registers are short. */
         if (num_rows < 4 && t->offsets != NULL)
-            NAME(add_offsets)(t, at, least, num_rows);
+            NAME(add_offsets)(t, at, least, num_rows, num_blocks);
     }
     for (int64_t at = 0; num_rows >= 4 && t->offsets != NULL && at < t->num_units; at++)
-        NAME(add_offsets)(t, at, least, num_rows);
+        NAME(add_offsets)(t, at, least, num_rows, num_blocks);
     UNROLL for (int m = 0; m < num_rows; m++)
-        NAME(store)(output + m * SUMS_PER_ROW, NAME(load)(output + m * SUMS_PER_ROW) + (products[m] - least[m]));
+        UNROLL for (int b = 0; b < num_blocks; b++) {
+            float *sum = output + m * SUMS_PER_ROW + b * LANES;
+            NAME(store)(sum, NAME(load)(sum) + (products[m][b] - least[m][b]));
+        }
 }
 
 INLINE void NAME(advance)(NAME(Tile) *t, int64_t num_rows)
@@ -405,35 +451,45 @@ INLINE void NAME(advance)(NAME(Tile) *t, int64_t num_rows)
     t->starts += num_rows * t->row_units;
 }
 
-INLINE void NAME(multiply_tiles)(NAME(Tile) *t, float *output, int64_t num_rows, const int form, const int unit)
+/* Two blocks are for a single row: what is read of it serves both. */
+INLINE void NAME(multiply_tiles)(NAME(Tile) *t, float *output, int64_t num_rows, int64_t num_blocks, const int form,
+                                 const int unit)
 {
+    if (num_blocks == 2) {
+        NAME(multiply_tile)(t, output, 1, 2, form, unit);
+        return;
+    }
     for (int64_t taken; num_rows > 0; num_rows -= taken, output += taken * SUMS_PER_ROW) {
         taken = num_rows >= CODE_ROWS ? CODE_ROWS : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
         if (taken == 8)
-            NAME(multiply_tile)(t, output, 8, form, unit);
+            NAME(multiply_tile)(t, output, 8, 1, form, unit);
         else if (taken == 4)
-            NAME(multiply_tile)(t, output, 4, form, unit);
+            NAME(multiply_tile)(t, output, 4, 1, form, unit);
         else if (taken == 2)
-            NAME(multiply_tile)(t, output, 2, form, unit);
+            NAME(multiply_tile)(t, output, 2, 1, form, unit);
         else
-            NAME(multiply_tile)(t, output, 1, form, unit);
+            NAME(multiply_tile)(t, output, 1, 1, form, unit);
         NAME(advance)(t, taken);
     }
 }
 
-/* Rows [row, row + num_rows) times inputs [first, first + count) of a block; adds to `output` [num_rows][SUMS_PER_ROW]. */
-static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int64_t block, int64_t first, int64_t count,
-                                        int64_t row, int64_t num_rows, float *output)
+/* Rows [row, row + num_rows) times inputs [first, first + count) of a block, or of two blocks where there is one row;
+ * adds to `output` [num_rows][SUMS_PER_ROW]. */
+static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int64_t block, int64_t num_blocks,
+                                        int64_t first, int64_t count, int64_t row, int64_t num_rows, float *output)
 {
-    float scales[SEGMENT / 16 * LANES], offsets[SEGMENT / 16 * LANES];
-    const int64_t num_units = count / w->unit;
-    NAME(read_groups)(w, block, first, num_units, scales, offsets);
+    float scales[2 * SEGMENT / 16 * LANES], offsets[2 * SEGMENT / 16 * LANES];
+    const int64_t num_units = count / w->unit, block_bytes = w->width * LANES * FORM_BITS(w->form) / 8;
+    for (int64_t b = 0; b < num_blocks; b++)
+        NAME(read_groups)(w, block + b, first, num_units, scales + b * num_units * LANES, offsets + b * num_units * LANES);
     NAME(Tile) t = {
-        .codes = w->codes + (block * w->width + first) * LANES * FORM_BITS(w->form) / 8,
+        .codes = w->codes + block * block_bytes + first * LANES * FORM_BITS(w->form) / 8,
         .table = w->table,
         .scales = scales,
         .offsets = w->mins.kind == NONE && (w->zeros.kind == NONE || w->zeros.kind == CONSTANT) ? NULL : offsets,
         .num_units = num_units,
+        .block_bytes = block_bytes,
+        .block_scales = num_units * LANES,
         .rows = x->codes + row * w->width + first,
         .steps = x->steps + (row * w->width + first) / 32,
         .sums = x->sums + (row * w->width + first) / w->unit,
@@ -443,21 +499,21 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
         .row_units = w->width / w->unit,
     };
     if (w->form == CODES4 && w->unit == 32)
-        NAME(multiply_tiles)(&t, output, num_rows, CODES4, 32);
+        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES4, 32);
     else if (w->form == CODES4)
-        NAME(multiply_tiles)(&t, output, num_rows, CODES4, 16);
+        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES4, 16);
     else if (w->form == TABLE4 && w->unit == 32)
-        NAME(multiply_tiles)(&t, output, num_rows, TABLE4, 32);
+        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, TABLE4, 32);
     else if (w->form == TABLE4)
-        NAME(multiply_tiles)(&t, output, num_rows, TABLE4, 16);
+        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, TABLE4, 16);
     else if (w->form == CODES5)
-        NAME(multiply_tiles)(&t, output, num_rows, CODES5, 32);
+        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES5, 32);
     else if (w->form == CODES6)
-        NAME(multiply_tiles)(&t, output, num_rows, CODES6, 16);
+        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES6, 16);
     else if (w->unit == 32)
-        NAME(multiply_tiles)(&t, output, num_rows, CODES8, 32);
+        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES8, 32);
     else
-        NAME(multiply_tiles)(&t, output, num_rows, CODES8, 16);
+        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES8, 16);
 }
 
 /* 32 of a row in steps of 1 / 127 of the largest; what is beyond is as it was, by a step that is no number. */
@@ -662,4 +718,5 @@ static TARGET void NAME(multiply_floats)(const Matrix *w, const float *x, int64_
 #undef FMA
 #undef FROM_HALVES
 #undef WIDEN_BYTES
+#undef WIDEN_SIGNED
 #undef WIDEN_TO_HALVES
