@@ -166,6 +166,16 @@ def test_the_line_that_changes_with_each_request_is_left_out(client: anthropic.A
         assert conversation["messages"][0] == {"role": "system", "content": "be brief"}
 
 
+def test_what_the_system_says_between_the_turns_is_the_user_s_to_templates(client: anthropic.Anthropic) -> None:
+    """As coding agents send it, with what they have to say before the question in a block of its own."""
+    blocks = [
+        {"type": "text", "text": "today"},
+        {"type": "text", "text": "one", "cache_control": {"type": "ephemeral"}},
+    ]
+    messages = [{"role": "user", "content": blocks}, {"role": "system", "content": "two"}]
+    assert ask(client, messages, system="be brief").content[0].text == "today\none\n\ntwo"
+
+
 def test_the_last_words_of_the_assistant_are_continued(client: anthropic.Anthropic) -> None:
     answer = ask(client, [*user("one"), {"role": "assistant", "content": say(report=True)}])
     conversation = json.loads(json.loads(answer.content[0].text)["messages"])

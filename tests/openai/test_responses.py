@@ -71,6 +71,12 @@ def test_reasoning_text_and_calls_are_items_of_their_own(client: openai.OpenAI, 
     arguments: dict[str, Any] = {"model": "agent", "input": said, "tools": [TOOL]}
     if stream:
         events = list(client.responses.create(stream=True, **arguments))
+        # The client of JavaScript needs the part before its text.
+        assert [event.type.removeprefix("response.") for event in events[2:5]] == [
+            "output_item.added",
+            "content_part.added",
+            "reasoning_text.delta",
+        ]
         done = [event.item for event in events if event.type == "response.output_item.done"]
         response = events[-1].response  # type: ignore[union-attr]
         assert [item.model_dump() for item in done] == [item.model_dump() for item in response.output]
@@ -105,8 +111,8 @@ def test_items_of_a_turn_reach_the_template(client: openai.OpenAI) -> None:
     ]
     response = client.responses.create(model="agent", instructions="help", input=items, tools=[TOOL])  # type: ignore[list-item]
     conversation = json.loads(reported(response)["messages"])
-    first, second, asked, called, *told, last = conversation["messages"]
-    assert (first, second) == ({"role": "system", "content": "help"}, {"role": "system", "content": "be brief"})
+    first, asked, called, *told, last = conversation["messages"]
+    assert first == {"role": "system", "content": "help\n\nbe brief"}
     assert asked == {"role": "user", "content": "how is\nOslo?"}
     assert called["reasoning_content"] == "ask"
     assert [call["function"]["arguments"] for call in called["tool_calls"]] == [{"city": "Oslo"}, {"city": "Rome"}]
@@ -129,6 +135,46 @@ def test_a_tool_of_free_text_is_called_with_it(client: openai.OpenAI) -> None:
     offered = [tool["function"] for tool in json.loads(reported(asked)["messages"])["tools"]]
     assert [function["name"] for function in offered] == ["patch", "weather"]
     assert "start: X" in offered[0]["description"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_names_the_namespace_of_its_tool(client: openai.OpenAI, stream: bool) -> None:
+    """As Codex looks for it; two namespaces may have a tool of the same name."""
+    patch = {"type": "custom", "name": "patch"}
+    tools: list[Any] = [
+        {"type": "namespace", "name": "near", "description": "", "tools": [TOOL, patch]},
+        {"type": "namespace", "name": "far", "description": "", "tools": [TOOL]},
+    ]
+    names = ("weather", "far_weather", "patch", "unknown")
+    text = "\n".join(
+        f'<tool_call>\n{{"name": "{name}", "arguments": {{"input": "x"}}}}\n</tool_call>' for name in names
+    )
+    asked: Any = client.responses.create(model="agent", input=say(text=text), tools=tools, stream=stream)
+    response = [*asked][-1].response if stream else asked
+    found = [(item.type, item.name, item.namespace) for item in response.output]
+    assert found == [
+        ("function_call", "weather", "near"),
+        ("function_call", "weather", "far"),
+        ("custom_tool_call", "patch", "near"),
+        ("function_call", "unknown", None),
+    ]
+
+
+def test_what_a_coding_agent_asks_first(client: openai.OpenAI) -> None:
+    """As a session begins: several messages of developer and user, ids and members of the agent's own."""
+    items: list[Any] = [
+        {"type": "message", "id": "msg_1", "role": role, "content": [{"type": "input_text", "text": text}]}
+        for role, text in (("developer", "rules"), ("developer", "skills"), ("user", "where it is"))
+    ]
+    items.append({"type": "message", "id": "msg_4", "role": "user", "content": say(report=True)})
+    more = {"client_metadata": {"session": "s"}, "reasoning": {"summary": "auto"}}
+    asked = {"include": ["reasoning.encrypted_content"], "prompt_cache_key": "s", "store": False, "extra_body": more}
+    given: dict[str, Any] = {"model": "mock", "instructions": "be an agent", "input": items, **asked}
+    with client.responses.stream(**given) as stream:
+        for _ in stream:
+            pass
+        text = stream.get_final_response().output_text
+    assert text.startswith("where it is\n\ndo: ")
 
 
 def test_a_response_follows_another(client: openai.OpenAI) -> None:

@@ -34,6 +34,17 @@ EXPECTED: dict[str, Any] = {
     "metadata": ["a value", [0, 1, 254, 255]],
     "gzip": True,
 }
+
+
+def run_node(package: str, program: str, *arguments: str) -> dict[str, Any]:
+    """What a program of JavaScript finds by a package, which the test has asked for by its mark."""
+    environment = {**os.environ, "NODE_PATH": f"{tool(package)}/node_modules"}
+    command = [tool("node"), str(_CLIENTS / "node" / program), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return {line["name"]: line["found"] for line in map(json.loads, ended.stdout.splitlines())}
+
+
 PROGRAMS = [
     pytest.param("grpc-go", marks=pytest.mark.tool("go", "grpc-go")),
     pytest.param("grpc-java", marks=pytest.mark.tool("java", "javac", "grpc-java", "netty-tcnative")),

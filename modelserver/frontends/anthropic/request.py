@@ -11,6 +11,7 @@ from modelserver.frontends.llm.call import GenerateCall
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.llm.models import LanguageModel
+from modelserver.frontends.llm.prompts import add_message
 from modelserver.frontends.llm.tools import Tools, ToolUse
 
 _MAX_MESSAGES = 4096
@@ -68,7 +69,8 @@ def read_conversation(fields: Fields, model: LanguageModel, tools: Tools | None 
     if not given:
         raise fields.wrong("messages", "an array that is not empty", [])
     for message in given:
-        messages += _read_message(message)
+        for each in _read_message(message):
+            add_message(messages, each)
     is_prefilled = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     conversation: dict[str, Any] = {
         "messages": messages,
@@ -134,9 +136,14 @@ def _text_of(block: Fields) -> str:
 
 
 def _read_message(fields: Fields) -> list[Message]:
-    """One message, or several: results of tools are messages of their own to templates."""
+    """One message, or several: results of tools are messages of their own to templates.
+
+    Agents have the system say something between the turns. Templates know it at the beginning only, so it is the
+    user's.
+    """
     fields.need("role", "user or assistant")
     role = fields.word("role", ("user", "assistant", "system")) or ""
+    role = "user" if role == "system" else role
     fields.need("content", "a string or an array of blocks")
     content = fields.document["content"]
     if isinstance(content, str):

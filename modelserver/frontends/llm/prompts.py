@@ -54,6 +54,20 @@ async def conversation_input(
     return {"text_input": await work}
 
 
+def add_message(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Add a message, or its text to the one before it if both are the system's or the user's.
+
+    Agents send several in a row, and many templates refuse that, or see the first system message alone.
+    """
+    last = messages[-1] if messages else {}
+    texts = last.get("content"), message["content"]
+    is_one = last.get("role") == message["role"] and message["role"] in ("system", "user")
+    if is_one and all(isinstance(text, str) for text in texts):
+        messages[-1] = {**last, "content": "\n\n".join(texts)}
+    else:
+        messages.append(message)
+
+
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
     """The message with its reasoning where the template of gpt-oss looks for it, before calls without a text."""
     reasoning = message.get("reasoning_content")

@@ -16,7 +16,7 @@ from modelserver.frontends.llm.events import Event, Finish, Reasoning, Text, Tok
 from modelserver.frontends.openai.answer_parts import chat_logprobs
 from modelserver.frontends.openai.errors import describe
 from modelserver.frontends.openai.responses.request import ResponseRequest
-from modelserver.frontends.openai.responses.tools import ResponseTools
+from modelserver.frontends.openai.responses.tools import Origin, ResponseTools
 
 Document = dict[str, Any]
 
@@ -202,6 +202,10 @@ class _Item(abc.ABC):
     def _send(self, kind: str, **members: Any) -> None:
         self._writer.send(kind, output_index=self._index, **members)
 
+    def _send_part(self, kind: str, **members: Any) -> None:
+        """An event of the item's one part."""
+        self._send(kind, item_id=self._id, content_index=0, **members)
+
 
 class _MessageItem(_Item):
     prefix = "msg_"
@@ -234,19 +238,21 @@ class _MessageItem(_Item):
         content = [] if is_empty else [_text_part(self.text, self._logprobs)]
         return {"id": self._id, "type": "message", "status": status, "role": "assistant", "content": content}
 
-    def _send_part(self, kind: str, **members: Any) -> None:
-        self._send(kind, item_id=self._id, content_index=0, **members)
-
 
 class _ReasoningItem(_Item):
     prefix = "rs_"
 
+    def begin(self) -> None:
+        super().begin()
+        self._send_part("response.content_part.added", part={"type": "reasoning_text", "text": ""})
+
     def add(self, text: str) -> None:
         super().add(text)
-        self._send("response.reasoning_text.delta", item_id=self._id, content_index=0, delta=text)
+        self._send_part("response.reasoning_text.delta", delta=text)
 
     def end(self, status: str) -> Document:
-        self._send("response.reasoning_text.done", item_id=self._id, content_index=0, text=self.text)
+        self._send_part("response.reasoning_text.done", text=self.text)
+        self._send_part("response.content_part.done", part={"type": "reasoning_text", "text": self.text})
         return super().end(status)
 
     def document(self, status: str, *, is_empty: bool = False) -> Document:
@@ -257,9 +263,11 @@ class _ReasoningItem(_Item):
 class _CallItem(_Item):
     prefix = "fc_"
 
-    def __init__(self, writer: ResponseWriter, index: int, call: ToolDelta) -> None:
+    def __init__(self, writer: ResponseWriter, index: int, call: ToolDelta, origin: Origin) -> None:
         super().__init__(writer, index)
-        self._call_id, self._name = call.id, call.name
+        self._call_id, self._name = call.id, origin.name
+        # Clients find a tool of a namespace by both names.
+        self._namespace = {} if origin.namespace is None else {"namespace": origin.namespace}
 
     def add(self, text: str) -> None:
         super().add(text)
@@ -278,6 +286,7 @@ class _CallItem(_Item):
             "status": status,
             "call_id": self._call_id,
             "name": self._name,
+            **self._namespace,
             "arguments": "" if is_empty else self.text,
         }
 
@@ -312,12 +321,15 @@ class _CustomCallItem(_CallItem):
             "status": status,
             "call_id": self._call_id,
             "name": self._name,
+            **self._namespace,
             "input": "" if is_empty else self.input,
         }
 
 
 def _call_item(writer: ResponseWriter, index: int, call: ToolDelta, tools: ResponseTools) -> _Item:
-    return (_CustomCallItem if call.name in tools.custom else _CallItem)(writer, index, call)
+    # The model may call what is not there.
+    origin = tools.origins.get(call.name) or Origin(call.name, None, is_custom=False)
+    return (_CustomCallItem if origin.is_custom else _CallItem)(writer, index, call, origin)
 
 
 def _text_part(text: str, logprobs: list[Document]) -> Document:

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from modelserver.frontends.llm.fields import Fields
+from modelserver.frontends.llm.prompts import add_message
 from modelserver.frontends.openai.messages import read_content, read_text
 
 Document = dict[str, Any]
@@ -50,7 +51,7 @@ class Messages:
             return
         self._turn = None
         content = read_content(item, "content") or ""
-        self.found.append({"role": "system" if role == "developer" else role, "content": content})
+        add_message(self.found, {"role": "system" if role == "developer" else role, "content": content})
 
     def _reasoning(self, item: Fields) -> None:
         """Encrypted reasoning of OpenAI's own models means nothing here."""

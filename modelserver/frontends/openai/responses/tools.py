@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,36 +23,52 @@ _CUSTOM = {
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """A tool as the client has it: its name, and that of its namespace, if it is in one. `is_custom`: it takes text."""
+
+    name: str
+    namespace: str | None
+    is_custom: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseTools:
-    """`tools` are those that the model may call; `custom` are the names of those that take free text."""
+    """`tools` are those that the model may call; `origins` say how the client names each, by the name that the model
+    has for it."""
 
     tools: Tools
-    custom: frozenset[str]
+    origins: Mapping[str, Origin]
 
 
 def read_tools(fields: Fields, limits: OpenAiLimits) -> ResponseTools:
     """Tools that only OpenAI's servers run, such as web_search, are left out. Raises ParameterError."""
     found: list[dict[str, Any]] = []
-    custom: set[str] = set()
+    origins: dict[str, Origin] = {}
     for tool in fields.objects("tools", limits.max_tools) or ():
-        kind = tool.text("type")
-        members = tool.objects("tools", limits.max_tools) or [] if kind == "namespace" else [tool]
-        for member in members:
-            if member.text("type") == "custom":
-                found.append(_custom(member))
-                custom.add(found[-1]["function"]["name"])
-            elif member.text("type") == "function":
-                found.append(_function(member))
+        is_namespace = tool.text("type") == "namespace"
+        namespace = tool.text("name") if is_namespace else None
+        for member in tool.objects("tools", limits.max_tools) or [] if is_namespace else [tool]:
+            kind = member.text("type")
+            if kind not in ("function", "custom"):
+                continue
+            described = _custom(member) if kind == "custom" else _function(member)
+            function = described["function"]
+            origin = Origin(function["name"], namespace, kind == "custom")
+            if origin.name in origins and namespace is not None:
+                # Two namespaces may have the same name.
+                function["name"] = f"{namespace}_{origin.name}"
+            origins[function["name"]] = origin
+            found.append(described)
     tools = tuple(found)
     names = [tool["function"]["name"] for tool in tools]
     use, chosen = _read_choice(fields, names)
     is_parallel = fields.flag("parallel_tool_calls", True)
     if use is ToolUse.NONE:
-        return ResponseTools(Tools(), frozenset())
+        return ResponseTools(Tools(), {})
     if isinstance(chosen, frozenset):
         tools = tuple(tool for tool in tools if tool["function"]["name"] in chosen)
-        return ResponseTools(Tools(tools, use, "", is_parallel), frozenset(custom))
-    return ResponseTools(Tools(tools, use, chosen, is_parallel), frozenset(custom))
+        return ResponseTools(Tools(tools, use, "", is_parallel), origins)
+    return ResponseTools(Tools(tools, use, chosen, is_parallel), origins)
 
 
 def _function(tool: Fields) -> dict[str, Any]:
