@@ -1,117 +1,138 @@
-"""What a calibration text says about the inputs of linear layers: the mean square of each, or how they go together."""
+"""What a calibration text says about the inputs of linear layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
 from .checkpoint import Checkpoint
-from .engine import Engine
-from .generation import GenerationRequest
+from .layerwise import LayerwiseNetwork
 from .models.linear import GroupedLinear, Linear, ListedLinears
 from .models.linear_tensors import LinearTensors, Split
-from .options import EngineOptions
 from .quantization.scheme import FloatScheme
-from .quantization_quality import windows_of
-from .runner import load_runner
-from .sampler import Sampler
-from .sampling_params import SamplingParams
 from .step_context import StepContext
+
+# Rows of a sample: products with them take a tenth of the time of those with all rows.
+_SAMPLE_ROWS = 512
+
+
+class Measured(Protocol):
+    """What is kept of the inputs of a layer."""
+
+    def add(self, rows: torch.Tensor, /) -> None:
+        """`rows` [rows, inputs] in float32."""
+        ...
+
+    def found(self) -> torch.Tensor | None:
+        """None if the layer has seen no rows, as an expert that the text never asked."""
+        ...
+
+
+class MeanSquares:
+    """float32 [inputs]: the mean square of each input."""
+
+    def __init__(self) -> None:
+        self._total: torch.Tensor | None = None
+        self._count = 0
+
+    def add(self, rows: torch.Tensor, /) -> None:
+        found = self.measure(rows)
+        self._total = found if self._total is None else self._total.add_(found)
+        self._count += rows.shape[0]
+
+    def found(self) -> torch.Tensor | None:
+        return None if self._total is None else self._total / self._count
+
+    def measure(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.square().sum(dim=0)
+
+
+class MeanProducts(MeanSquares):
+    """float32 [inputs, inputs]: the mean product of each input with each."""
+
+    def measure(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.T @ rows
+
+
+class SampledRows:
+    """float32 [rows, inputs]: up to 512 of the rows, spread over the text."""
+
+    def __init__(self) -> None:
+        self._rows: list[torch.Tensor] = []
+
+    def add(self, rows: torch.Tensor, /) -> None:
+        self._rows.append(rows[:: max(1, 8 * rows.shape[0] // _SAMPLE_ROWS)].clone())
+
+    def found(self) -> torch.Tensor | None:
+        if not self._rows:
+            return None
+        rows = torch.cat(self._rows)
+        return rows[:: -(-rows.shape[0] // _SAMPLE_ROWS)]
 
 
 def measured_importance(checkpoint: Checkpoint, text: str) -> dict[str, torch.Tensor]:
-    """float32 [inputs] of each linear layer of a decoder in floats, by module: the mean squares.
+    """The mean squares of the inputs of each linear layer of a decoder in floats, by module.
 
-    It reads at most 4096 tokens. Raises as the checkpoint does, and InvalidArgumentError for a text of fewer than two.
+    Raises as `LayerwiseNetwork` does.
     """
-    return _measured(checkpoint, text, _squares, None)
+    network = LayerwiseNetwork(checkpoint, text)
+    found: dict[str, torch.Tensor] = {}
+    for index in range(network.config.num_layers):
+        found |= measured(network, index, MeanSquares)
+        network.advance(index)
+    return found
 
 
-def measured_products(checkpoint: Checkpoint, text: str, modules: Collection[str]) -> dict[str, torch.Tensor]:
-    """The same of some modules: float32 [inputs, inputs], the mean products of each input with each."""
-    return _measured(checkpoint, text, _products, modules)
-
-
-def _squares(rows: torch.Tensor) -> torch.Tensor:
-    return rows.square().sum(dim=0)
-
-
-def _products(rows: torch.Tensor) -> torch.Tensor:
-    return rows.T @ rows
-
-
-Measure = Callable[[torch.Tensor], torch.Tensor]
-
-
-def _measured(
-    checkpoint: Checkpoint, text: str, measure: Measure, modules: Collection[str] | None
+def measured(
+    network: LayerwiseNetwork,
+    index: int,
+    kind: Callable[[], Measured],
+    modules: Collection[str] | None = None,
 ) -> dict[str, torch.Tensor]:
-    windows = windows_of(checkpoint, text)
-    scheme = _Measuring(measure, modules)
-    options = EngineOptions(device="cpu", max_model_len=max(map(len, windows)) + 1, enable_prefix_caching=False)
-    runner = load_runner(checkpoint, options, Sampler(), scheme)
-    engine = Engine(options=options, runner=runner, tokenizer=None)
-    try:
-        for window in windows:
-            engine.add(GenerationRequest(window, SamplingParams(max_tokens=1, temperature=0.0)))
-        while engine.has_work:
-            engine.step()
-    finally:
-        runner.close()
-    for sums in set(scheme.measured.values()):
-        if sums.total is not None:
-            sums.total = sums.total / sums.count
-    return {name: sums.total for name, sums in scheme.measured.items() if sums.total is not None}
-
-
-class _Sums:
-    def __init__(self) -> None:
-        self.total: torch.Tensor | None = None
-        self.count = 0
+    """What `kind` finds of the inputs of a layer's `modules`, or of all of its linear layers."""
+    scheme = _Measuring(kind, modules)
+    network.observe(index, scheme)
+    found = {kept: kept.found() for kept in set(scheme.measured.values())}
+    return {name: value for name, kept in scheme.measured.items() if (value := found[kept]) is not None}
 
 
 class _MeasuredLinear:
-    """Multiplies as another layer does, and adds up what is measured of its rows."""
+    """Multiplies as another layer does, and shows its rows."""
 
-    def __init__(self, linear: Linear, measure: Measure, sums: _Sums) -> None:
-        self._linear, self._measure, self._sums = linear, measure, sums
+    def __init__(self, linear: Linear, kept: Measured) -> None:
+        self._linear, self._kept = linear, kept
 
     def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
-        self._add(rows)
+        self._kept.add(rows.float())
         return self._linear(rows, step)
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
-        self._add(rows)
+        self._kept.add(rows.float())
         return self._linear.add_to(residual, rows, step)
-
-    def _add(self, rows: torch.Tensor) -> None:
-        found = self._measure(rows.float())
-        self._sums.total = found if self._sums.total is None else self._sums.total.add_(found)
-        self._sums.count += rows.shape[0]
 
 
 class _Measuring(FloatScheme):
     """Measures the layers of `modules`, or all of them; parts that lie side by side have the same rows."""
 
-    def __init__(self, measure: Measure, modules: Collection[str] | None) -> None:
-        self.measured: dict[str, _Sums] = {}
-        self._measure, self._modules = measure, modules
+    def __init__(self, kind: Callable[[], Measured], modules: Collection[str] | None) -> None:
+        self.measured: dict[str, Measured] = {}
+        self._kind, self._modules = kind, modules
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> Self:  # noqa: ARG003 - it is made for a text
         raise AssertionError("no checkpoint asks for it")
 
     def make_linear(self, tensors: LinearTensors) -> Linear:
-        """Head and routers are not measured."""
+        """Routers are not measured."""
         linear = super().make_linear(tensors)
         wanted = [part.name for part in tensors.parts if self._modules is None or part.name in self._modules]
         if tensors.split is Split.WHOLE or not wanted:
             return linear
-        sums = _Sums()
-        self.measured |= dict.fromkeys(wanted, sums)
-        return _MeasuredLinear(linear, self._measure, sums)
+        kept = self._kind()
+        self.measured |= dict.fromkeys(wanted, kept)
+        return _MeasuredLinear(linear, kept)
 
     def make_grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
         return ListedLinears([self.make_linear(tensors) for tensors in experts])

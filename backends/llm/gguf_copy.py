@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
@@ -18,6 +17,7 @@ from .checkpoint.gguf_architectures import written_architecture
 from .checkpoint.gguf_metadata import frequency_factors, metadata_of
 from .checkpoint.gguf_types import BY_NAME, TensorType
 from .checkpoint.gguf_writing import WrittenTensor, write_gguf
+from .checkpoint.safetensors_writing import SafetensorsWriter
 from .quantization.gguf_encoding import encode_rows
 
 FILE_NAME = "model.gguf"
@@ -27,7 +27,6 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 _FILE_TYPES = {"Q8_0": 7, "Q6_K": 18, "Q4_0": 2, "Q4_K": 15, "F32": 0, "F16": 1, "BF16": 32}
 # Of rows that are not whole blocks.
 _IN_SMALLER_BLOCKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0", "Q4_0": "F16", "Q5_0": "F16", "Q8_0": "F16"}
-_SHARD_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +104,13 @@ def write_safetensors_copy(checkpoint: Checkpoint, target: Path) -> int:
     config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
     dtype = _DTYPES[str(config.get("dtype") or config.get("torch_dtype") or "float32")]
     prefix = "transformer" if config["model_type"] == "gpt2" else "model"
-    shards: list[dict[str, str]] = []
-    shard: dict[str, torch.Tensor] = {}
-    total = held = 0
-    names = checkpoint.names()
-    for name in names:
+    writer = SafetensorsWriter(target)
+    for name in checkpoint.names():
         tensor = checkpoint.tensor(name)
         has_blocks = f"{name.rpartition('.')[0]}.blocks" in checkpoint
         tensor = tensor.to(dtype) if has_blocks else tensor
-        shard[name if name.startswith("lm_head.") else f"{prefix}.{name}"] = tensor.contiguous()
-        held, total = held + tensor.nbytes, total + tensor.nbytes
-        if held > _SHARD_BYTES or name == names[-1]:
-            file = f"model-{len(shards) + 1:05}.safetensors"
-            save_file(shard, target / file, metadata={"format": "pt"})
-            shards.append(dict.fromkeys(shard, file))
-            shard, held = {}, 0
-    _name_shards(target, shards, total)
+        writer.add(name if name.startswith("lm_head.") else f"{prefix}.{name}", tensor)
+    writer.finish()
     _write_json(target / "config.json", config)
     _write_json(target / "generation_config.json", dict(checkpoint.generation_config))
     (target / "tokenizer.json").write_text(checkpoint.tokenizer.document, encoding="utf-8")
@@ -131,15 +121,7 @@ def write_safetensors_copy(checkpoint: Checkpoint, target: Path) -> int:
             path = target / "additional_chat_templates" / f"{name}.jinja"
             path.parent.mkdir(exist_ok=True)
         path.write_text(template, encoding="utf-8")
-    return total
-
-
-def _name_shards(target: Path, shards: list[dict[str, str]], total: int) -> None:
-    if len(shards) == 1:
-        (target / "model-00001.safetensors").rename(target / "model.safetensors")
-        return
-    places = {name: file for shard in shards for name, file in shard.items()}
-    _write_json(target / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+    return writer.total
 
 
 def _write_json(path: Path, entries: object) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
-from .calibration import measured_products
-from .checkpoint import Checkpoint, text_config
+from .activation_aware import scale_layer
+from .calibration import MeanProducts, MeanSquares, measured
+from .checkpoint import Checkpoint, HfCheckpoint, text_config
+from .checkpoint.safetensors_writing import SAFETENSORS_INDEX, SafetensorsWriter
+from .layerwise import ChangedCheckpoint, LayerwiseNetwork
 from .models.families import find_family
 from .models.linear import Linear
 from .models.linear_tensors import ALONE, LinearTensors, Split
@@ -26,9 +28,8 @@ from .quantization.checking import WalkingScheme
 from .quantization.quantized_weight import QuantizedWeight
 from .quantization.rounded import GROUP, round_by_products, round_float8, round_integers
 
-_INDEX = "model.safetensors.index.json"
-METHODS = ("int4", "int8", "fp8")
-# Of inputs with each other, that are measured at once.
+METHODS = ("int4", "int8", "fp8", "awq")
+# Of the products of inputs with each other, which are measured at once.
 _PRODUCT_BYTES = 1 << 30
 Packed = dict[str, torch.Tensor]
 
@@ -45,9 +46,10 @@ class QuantizedCopy:
 def write_quantized_copy(
     checkpoint: Checkpoint, target: Path, method: str, calibration: str | None = None
 ) -> QuantizedCopy:
-    """The same checkpoint in an empty directory, with weights rounded to the nearest of `METHODS`.
+    """The same checkpoint in an empty directory, with weights rounded by one of `METHODS`.
 
-    With a calibration text, int4 is rounded by GPTQ: so that what layers make of their inputs on it changes least.
+    int4, int8 and fp8 are rounded to the nearest. With a calibration text, int4 is rounded by GPTQ: so that what layers
+    make of their inputs on it changes least. awq needs that text; then inputs are scaled before weights are rounded.
     The head, embeddings, norms and routers stay in floats. UnsupportedError for checkpoints that are quantized already,
     and for families that run on transformers' network.
     """
@@ -55,31 +57,45 @@ def write_quantized_copy(
         raise InvalidArgumentError(f"quantization {method!r} of a language model: expected {', '.join(METHODS)}")
     if checkpoint.config.get("quantization_config") is not None:
         raise UnsupportedError(f"the weights in {checkpoint.place} are quantized already")
+    if calibration is None and method == "awq":
+        raise InvalidArgumentError("awq needs a text that shows which inputs count: give --calibration")
+    if calibration is not None and method not in ("int4", "awq"):
+        raise InvalidArgumentError(f"{method} is rounded to the nearest: a calibration text is for int4 and awq")
     linear = linear_modules(checkpoint)
     source = checkpoint.transformers_directory
-    rounded = {name for name, num_inputs in linear.items() if method != "int4" or num_inputs % GROUP == 0}
-    calibrated: Mapping[str, Packed] = {}
+    rounded = {name: module for name, module in linear.items() if _can_round(method, module)}
+    writer, written = SafetensorsWriter(target), set[str]()
     if calibration is not None:
-        if method != "int4":
-            raise InvalidArgumentError(f"{method} is rounded to the nearest: a calibration text is for int4")
-        calibrated = _calibrated(checkpoint, calibration, {name: linear[name] for name in rounded})
-    places = {}
-    for path in sorted(source.glob("*.safetensors")):
-        tensors = _rounded_tensors(path, rounded, method, calibrated)
-        save_file(tensors, target / path.name, metadata={"format": "pt"})
-        places.update(dict.fromkeys(tensors, path.name))
+        with ChangedCheckpoint(HfCheckpoint(source)) as changed:
+            for name, tensor in _calibrated(changed, calibration, rounded, by_scales=method == "awq"):
+                writer.add(name, tensor)
+                written.add(name)
+    stored = {module.stored_name for module in rounded.values()}
+    for name, tensor in _others(source, stored, written, method):
+        writer.add(name, tensor)
+    writer.finish()
     _copy_others(source, target)
-    if (source / _INDEX).is_file():
-        (target / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=2, sort_keys=True))
-    kept = tuple(sorted(linear.keys() - rounded))
+    kept = tuple(sorted(module.stored_name for name, module in linear.items() if name not in rounded))
     config = json.loads((source / "config.json").read_bytes())
     config["quantization_config"] = _described(method, ("lm_head", *kept))
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return QuantizedCopy(len(rounded), kept, sum(path.stat().st_size for path in target.glob("*.safetensors")))
 
 
-def linear_modules(checkpoint: Checkpoint) -> Mapping[str, int]:
-    """The linear layers of a network within its layers, by their names in the file, and how many inputs they have."""
+def _can_round(method: str, module: LinearModule) -> bool:
+    return method in ("int8", "fp8") or module.num_inputs % GROUP == 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinearModule:
+    """`stored_name` is what the file calls it."""
+
+    stored_name: str
+    num_inputs: int
+
+
+def linear_modules(checkpoint: Checkpoint) -> Mapping[str, LinearModule]:
+    """The linear layers of a network within its layers, by their names in the decoder."""
     entries = text_config(checkpoint)
     family = find_family(entries["model_type"])
     if family is None or family.names.is_transposed:
@@ -93,56 +109,77 @@ class _Recorder(WalkingScheme):
     """Notes the names of layers, and how many inputs they have."""
 
     def __init__(self) -> None:
-        self.found: dict[str, int] = {}
+        self.found: dict[str, LinearModule] = {}
 
     def linear(self, tensors: LinearTensors) -> Linear:
         if tensors.split is not Split.WHOLE:
-            self.found |= {name: part.num_inputs for name, part in zip(tensors.names, tensors.parts, strict=True)}
+            self.found |= {
+                part.name: LinearModule(stored_name, part.num_inputs)
+                for stored_name, part in zip(tensors.names, tensors.parts, strict=True)
+            }
         return super().linear(tensors)
 
 
-def _calibrated(checkpoint: Checkpoint, text: str, modules: Mapping[str, int]) -> dict[str, Packed]:
-    """Modules in 4 bits, by their names in the file. The text is read once for as many as there is room for."""
-    names = {checkpoint.module(name.removesuffix(".weight")): name for name in checkpoint.names()}
-    inner = {name: names[name].removesuffix(".weight") for name in sorted(modules, key=_numbered)}
-    found: dict[str, Packed] = {}
+def _calibrated(
+    checkpoint: ChangedCheckpoint, text: str, modules: Mapping[str, LinearModule], *, by_scales: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors that the text changes, by their names in the file.
+
+    Layer by layer: each gets what those before make of the text with their weights rounded.
+    """
+    network = LayerwiseNetwork(checkpoint, text)
+    for index in range(network.config.num_layers):
+        inner = [name for name in modules if name.startswith(network.layer_prefix(index))]
+        scaled = scale_layer(network, checkpoint, index, inner) if by_scales else set()
+        matrices = {f"{name}.weight" for name in inner}
+        for name in sorted(scaled - matrices):
+            yield f"{checkpoint.module(name.rpartition('.')[0])}.{name.rpartition('.')[2]}", checkpoint.tensor(name)
+        for batch in _batches(inner, modules):
+            found = measured(network, index, MeanSquares if by_scales else MeanProducts, batch)
+            for name in batch:
+                weight, counts = checkpoint.tensor(f"{name}.weight"), found.get(name)
+                if counts is None or by_scales:  # of an expert that the text never asked, nothing is known
+                    integers = round_integers(weight, 4, GROUP, counts)
+                else:
+                    integers = round_by_products(weight, counts, 4, GROUP)
+                checkpoint.changed[f"{name}.weight"] = integers.dequantized()
+                for part, tensor in _packed_integers(integers, weight.shape).items():
+                    yield f"{modules[name].stored_name}.{part}", tensor
+        network.advance(index)
+        checkpoint.changed.clear()
+
+
+def _batches(names: Sequence[str], modules: Mapping[str, LinearModule]) -> Iterator[list[str]]:
+    """As many as there is room for what is measured of them."""
     batch: list[str] = []
     taken = 0
-    for name in inner:
+    for name in names:
+        num_bytes = 4 * modules[name].num_inputs ** 2
+        if batch and taken + num_bytes > _PRODUCT_BYTES:
+            yield batch
+            batch, taken = [], 0
         batch.append(name)
-        taken += 4 * modules[name] ** 2
-        if taken < _PRODUCT_BYTES and len(found) + len(batch) < len(inner):
-            continue
-        products = measured_products(checkpoint, text, {inner[one] for one in batch})
-        for one in batch:
-            weight = checkpoint.tensor(f"{inner[one]}.weight")
-            if (measured := products.get(inner[one])) is None:  # an expert that the text never asked
-                found[one] = _packed(weight, "int4")
-            else:
-                found[one] = _packed_integers(round_by_products(weight, measured, 4, GROUP), weight.shape)
-        batch, taken = [], 0
-    return found
+        taken += num_bytes
+    if batch:
+        yield batch
 
 
-def _numbered(name: str) -> list[tuple[int, str]]:
-    """Layer 2 before layer 10."""
-    return [(int(part) if part.isdigit() else 0, part) for part in name.split(".")]
-
-
-def _rounded_tensors(
-    path: Path, modules: set[str], method: str, calibrated: Mapping[str, Packed]
-) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - it is not a mapping
-            tensor: torch.Tensor = file.get_tensor(name)
-            module, _, suffix = name.rpartition(".")
-            if suffix == "weight" and module in modules:
-                packed = calibrated.get(module) or _packed(tensor, method)
-                found |= {f"{module}.{part}": one for part, one in packed.items()}
-            else:
-                found[name] = tensor
-    return found
+def _others(
+    source: Path, modules: Collection[str], written: Collection[str], method: str
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What is not written yet, with the matrices of `modules` rounded to the nearest."""
+    for path in sorted(source.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is not a mapping
+                module, _, suffix = name.rpartition(".")
+                is_rounded = suffix == "weight" and module in modules
+                if name in written or (is_rounded and f"{module}.weight_packed" in written):
+                    continue
+                if not is_rounded:
+                    yield name, file.get_tensor(name)
+                    continue
+                for part, tensor in _packed(file.get_tensor(name), method).items():
+                    yield f"{module}.{part}", tensor
 
 
 def _packed(weight: torch.Tensor, method: str) -> Packed:
@@ -162,9 +199,9 @@ def _packed_integers(integers: QuantizedWeight, shape: torch.Size) -> Packed:
 
 
 def _described(method: str, ignored: Sequence[str]) -> dict[str, Any]:
-    weights: dict[str, Any] = {"num_bits": 4 if method == "int4" else 8, "symmetric": True, "dynamic": False}
+    weights: dict[str, Any] = {"num_bits": 8 if method in ("int8", "fp8") else 4, "symmetric": True, "dynamic": False}
     weights["type"] = "float" if method == "fp8" else "int"
-    weights |= {"strategy": "group", "group_size": GROUP} if method == "int4" else {"strategy": "channel"}
+    weights |= {"strategy": "group", "group_size": GROUP} if weights["num_bits"] == 4 else {"strategy": "channel"}
     form = "float-quantized" if method == "fp8" else "pack-quantized"
     return {
         "quant_method": "compressed-tensors",
@@ -178,7 +215,11 @@ def _described(method: str, ignored: Sequence[str]) -> dict[str, Any]:
 def _copy_others(source: Path, target: Path) -> None:
     """Tokenizer, templates and whatever lies beside the weights."""
     for path in sorted(source.iterdir()):
-        if path.suffix == ".safetensors" or path.name in (_INDEX, "config.json") or path.name.startswith("."):
+        if (
+            path.suffix == ".safetensors"
+            or path.name in (SAFETENSORS_INDEX, "config.json")
+            or path.name.startswith(".")
+        ):
             continue
         if path.is_dir():
             shutil.copytree(path, target / path.name)

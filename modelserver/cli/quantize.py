@@ -35,6 +35,7 @@ class HowTo(enum.StrEnum):
     INT8 = "int8"
     INT4 = "int4"
     FP8 = "fp8"
+    AWQ = "awq"
     Q8_0 = "q8_0"
     Q6_K = "q6_k"
     Q4_K_M = "q4_k_m"
@@ -43,7 +44,7 @@ class HowTo(enum.StrEnum):
     @property
     def is_for_language_models(self) -> bool:
         """And for nothing else."""
-        return self in (HowTo.FP8, HowTo.Q8_0, HowTo.Q6_K, HowTo.Q4_K_M, HowTo.Q4_0)
+        return self not in (HowTo.STATIC, HowTo.DYNAMIC, HowTo.INT8, HowTo.INT4)
 
 
 class Ranges(enum.StrEnum):
@@ -70,15 +71,15 @@ def quantize(
     method: Annotated[
         HowTo | None,
         typer.Option(
-            help="ONNX: static, dynamic. PyTorch: int8, int4 (weights), dynamic. Language models: int4, int8, fp8; "
-            "as GGUF q8_0, q6_k, q4_k_m, q4_0."
+            help="ONNX: static, dynamic. PyTorch: int8, int4 (weights), dynamic. Language models: int4, int8, fp8, "
+            "awq; as GGUF q8_0, q6_k, q4_k_m, q4_0."
         ),
     ] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(
             help="Samples of real inputs for static: .npz, .npy, or a directory of them. "
-            "int4 of language models, and GGUF: a text that shows which inputs count."
+            "int4 and awq of language models, and GGUF: a text that shows which inputs count."
         ),
     ] = None,
     from_requests: Annotated[

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from dataclasses import replace
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 import torch
-from modelserver_backends.llm import kernels, quantized_copy
+from modelserver_backends.llm import activation_aware, kernels, quantized_copy
+from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
 from modelserver_backends.llm.quantization.rounded import round_by_products, round_integers
+from modelserver_backends.llm.quantization_quality import compare_on_text
 from safetensors.torch import load_file, save_file
 from support.float_twins import assert_is_its_twin
 from support.quantized_checkpoints import VALUES, Packed, float8, groups_of, meant, rounded, write_quantized
@@ -102,6 +107,20 @@ def test_a_calibration_text_makes_layers_lose_less_on_it() -> None:
     assert error(guided) < 0.6 * error(round_integers(weight, 4, 32))
 
 
+def test_what_a_text_shows_makes_a_trained_model_lose_less_on_another() -> None:
+    """The smallest margins are half of those measured: chance gives none of them."""
+    paragraphs = [text for text in topics.values() if len(text) > 2000]
+    calibration, held_out = "\n".join(paragraphs[::2])[:4000], "\n".join(paragraphs[1::2])[:2500]
+    source = Path(__file__).parents[2] / "model_repository" / "tiny_chat" / "1"
+    divergence = {}
+    for method, text in (("int4", None), ("awq", calibration), ("gptq", calibration)):
+        with tempfile.TemporaryDirectory() as target, open_checkpoint(source) as checkpoint:
+            quantized_copy.write_quantized_copy(checkpoint, Path(target), method.replace("gptq", "int4"), text)
+            divergence[method] = compare_on_text(source, Path(target), held_out).divergence
+    assert divergence["gptq"] < 0.75 * divergence["int4"]
+    assert divergence["awq"] < 0.95 * divergence["int4"]
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_int4_by_a_calibration_text_serves(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized_copy, "_PRODUCT_BYTES", 1 << 15)  # the text is read several times
@@ -118,6 +137,39 @@ def test_int4_by_a_calibration_text_serves(family: str, tmp_path: Path, monkeypa
     assert found[text]["divergence"] < found[None]["divergence"]
 
 
+@pytest.mark.parametrize("family", ["llama_tied_biased", "phi3", "gemma2", "olmo2", "qwen2_moe"])
+def test_awq_moves_scales_into_what_makes_the_inputs(family: str, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", family, values=VALUES)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    figures = {
+        method: quantize_language_model(
+            str(source), tmp_path / method, method, silent, text=text, calibration=text if method == "awq" else None
+        ).figures
+        for method in ("int8", "int4", "awq")
+    }
+    assert figures["awq"]["bytes_after"] == figures["int4"]["bytes_after"]
+    assert figures["int8"]["divergence"] < figures["awq"]["divergence"] < 1.2 * figures["int4"]["divergence"]
+    before, after = (load_file(place / "model.safetensors") for place in (source, tmp_path / "awq" / "1"))
+    norms = [name for name in before if name.endswith("norm.weight") and not torch.equal(before[name], after[name])]
+    assert bool(norms) == (family != "olmo2")  # which has no norm before its layers
+
+
+def test_awq_is_refused_where_it_would_change_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = activation_aware._links
+
+    def wrong(*arguments):
+        return [replace(link, maker="norm") if link.is_norm else link for link in links(*arguments)]
+
+    monkeypatch.setattr(activation_aware, "_links", wrong)
+    source = write_checkpoint(tmp_path / "source", "llama", values=VALUES)
+    (tmp_path / "text.txt").write_text(TEXT)
+    with pytest.raises(UnsupportedError, match="awq is not possible for llama"):
+        quantize_language_model(str(source), tmp_path / "small", "awq", silent, calibration=tmp_path / "text.txt")
+    with pytest.raises(InvalidArgumentError, match="awq needs a text"):
+        quantize_language_model(str(source), tmp_path / "small", "awq", silent)
+
+
 def test_layers_whose_inputs_have_no_whole_groups_stay_in_floats(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", "llama", values={**VALUES, "intermediate_size": 80})
     outcome = quantize_language_model(str(source), tmp_path / "small", "int4", silent)
@@ -130,7 +182,7 @@ def test_layers_whose_inputs_have_no_whole_groups_stay_in_floats(tmp_path: Path)
 
 def test_what_cannot_be_quantized_is_refused(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", "llama", values=VALUES)
-    with pytest.raises(InvalidArgumentError, match="'static' of a language model: expected int4, int8, fp8"):
+    with pytest.raises(InvalidArgumentError, match="'static' of a language model: expected int4, int8, fp8, awq"):
         quantize_language_model(str(source), tmp_path / "small", "static", silent)
     quantize_language_model(str(source), tmp_path / "small", "fp8", silent)
     with pytest.raises(UnsupportedError, match="are quantized already"):

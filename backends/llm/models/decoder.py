@@ -133,6 +133,13 @@ class Decoder:
 
     def __call__(self, input_ids: torch.Tensor, step: StepContext, /) -> torch.Tensor:
         """`input_ids` [tokens] -> [tokens, hidden_size], normalised."""
+        hidden = self.embedded(input_ids, step)
+        for layer in self._layers:
+            hidden = layer(hidden, step)
+        return self._norm(hidden)
+
+    def embedded(self, input_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """What the first layer gets, [tokens, hidden_size]; the step is made ready for all layers."""
         positions = step.positions
         hidden = self._embedding(input_ids)
         if self.config.embedding_scale != 1.0:
@@ -142,8 +149,10 @@ class Decoder:
         if self._positions is not None:
             hidden = hidden + self._positions(positions)
         step.rotations = tuple(Rotation(cosines[positions], sines[positions]) for cosines, sines in self._tables)
-        for layer in self._layers:
-            hidden = layer(hidden, step)
+        return hidden
+
+    def normalised(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What `logits` gets of what the last layer makes."""
         return self._norm(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

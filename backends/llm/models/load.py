@@ -93,12 +93,7 @@ def load_network(
     logger.info("linear layers of %s: %s", checkpoint.place, forms)
     return LoadedNetwork(
         network,
-        AttentionSpec(
-            num_heads=config.num_heads // rank.size,
-            windows=config.windows,
-            scale=config.attention_scale,
-            softcap=config.attention_softcap,
-        ),
+        attention_spec(config, rank),
         kept_layout(family.kv_layout(config, dtype, num_ranks=rank.size), options),
         device,
         config.vocab_size,
@@ -108,6 +103,15 @@ def load_network(
         tower=load_tower(checkpoint, dtype=dtype, device=device)
         if sees_pictures(checkpoint, tensor_parallel_size=rank.size)
         else None,
+    )
+
+
+def attention_spec(config: DecoderConfig, rank: Rank = ALONE) -> AttentionSpec:
+    return AttentionSpec(
+        num_heads=config.num_heads // rank.size,
+        windows=config.windows,
+        scale=config.attention_scale,
+        softcap=config.attention_softcap,
     )
 
 
