@@ -119,6 +119,7 @@ BUNDLED = {
     "xgboost": Bundled(("model.ubj", "model.json", "model.bst"), "xgboost", "classical", f"{_TABULAR}.xgboost"),
     "lightgbm": Bundled(("model.txt", "model.bst"), "lightgbm", "classical", f"{_TABULAR}.lightgbm"),
     "fil": Bundled((), "xgboost", "classical", f"{_TABULAR}.fil"),
+    "transformers": Bundled(("config.json",), "transformers", "transformers"),
     # Last, because models of others have a config.json too.
     "llm": Bundled(("model.json", "config.json", "*.gguf", MODELFILE), "torch", "llm"),
 }

@@ -23,6 +23,11 @@ _BEGINNINGS = {
     ),
     "lightgbm": re.compile(rb"tree\r?\n"),
 }
+# Architectures of Hugging Face that are neither language models nor encoders.
+_TASKS = re.compile(
+    r"For(TokenClassification|QuestionAnswering|ImageClassification|ObjectDetection|SemanticSegmentation"
+    r"|AudioClassification|CTC)$"
+)
 _SHARED_NAMES = (".json", ".txt", ".bst")
 
 _AS_ONNX = "convert it to ONNX, or serve it by a Python model (model.py)"
@@ -103,7 +108,9 @@ def _has_model_file(directory: Path, filename: str, backend: str) -> bool:
         return False
     if path.name == _DESCRIPTION and backend == "llm":
         return (directory / _CHECKPOINT).exists() or _describes_language_model(path)
-    return path.suffix not in _SHARED_NAMES or path.name == _CHECKPOINT or _by_content(path) == backend
+    if path.name == _CHECKPOINT:
+        return backend == "llm" or _is_of_task(path)
+    return path.suffix not in _SHARED_NAMES or _by_content(path) == backend
 
 
 def _by_content(path: Path) -> str | None:
@@ -114,6 +121,15 @@ def _by_content(path: Path) -> str | None:
     except OSError:
         return None
     return next((kind for kind, beginning in _BEGINNINGS.items() if beginning.match(head)), None)
+
+
+def _is_of_task(path: Path) -> bool:
+    """Whether a checkpoint's config names an architecture of such a task."""
+    try:
+        architectures = json.loads(path.read_bytes())["architectures"]
+        return _TASKS.search(str(architectures[0])) is not None
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def _describes_language_model(path: Path) -> bool:
