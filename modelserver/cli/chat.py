@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
+import time
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,12 +17,19 @@ from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.errors import InvalidArgumentError, ServerError
 
 _PROMPT = ">>> "
+# Members of a request that are not for its author.
+_FIXED = ("model", "messages", "stream", "stream_options")
 _NO_TEXT = "the message is not UTF-8 text"
 # Control characters that a terminal would interpret, except line ends and tabs.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 _HELP = """\
-/clear   begin a new conversation
-/bye     leave, as Ctrl-D does
+/clear            begin a new conversation
+/set              show what is set; /set NAME VALUE sets it: system, or a parameter of
+                  OpenAI's API such as temperature, max_tokens, top_p, seed, stop
+/unset NAME       use the model's own value again
+/save FILE        write the conversation to a file, as JSON
+/load FILE        go on with a conversation from a file
+/bye              leave, as Ctrl-D does
 Ctrl-C stops an answer."""
 
 
@@ -59,10 +69,50 @@ class Conversation:
         self._parameters = parameters
         self._system = system
         self.messages: list[dict[str, Any]] = []
+        # Tokens of the last answer, as the server counts them; None if it did not say.
+        self.num_tokens: int | None = None
         self.clear()
 
     def clear(self) -> None:
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def settings(self) -> dict[str, object]:
+        """What goes with each request, by name."""
+        return {**self._parameters, **({"system": self._system} if self._system else {})}
+
+    def set(self, name: str, value: object) -> None:
+        """Set a parameter of the next requests, or the system message; None unsets it.
+
+        Raises InvalidArgumentError for what the conversation itself is made of.
+        """
+        if name in _FIXED:
+            raise InvalidArgumentError(f"'{name}' cannot be set here")
+        if name == "system":
+            self._system = str(value or "")
+            rest = [message for message in self.messages if message["role"] != "system"]
+            self.clear()
+            self.messages += rest
+        elif value is None:
+            self._parameters.pop(name, None)
+        else:
+            self._parameters[name] = value
+
+    def save(self, path: Path) -> None:
+        """Write the conversation, with what is set. Raises OSError."""
+        document = {"settings": self.settings(), "messages": self.messages}
+        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+    def load(self, path: Path) -> None:
+        """Go on with a conversation that was saved; the model stays. Raises OSError, and InvalidArgumentError."""
+        try:
+            document = json.loads(path.read_text())
+            settings, messages = dict(document["settings"]), list(document["messages"])
+        except (ValueError, KeyError, TypeError):
+            raise InvalidArgumentError(f"{path} is not a conversation that /save has written") from None
+        model = self._parameters["model"]
+        self._system = str(settings.pop("system", ""))
+        self._parameters = {**settings, "model": model}
+        self.messages = messages
 
     def check_model(self) -> None:
         """Check access: raises ServerError without a server, for an unknown model, or if the key may not use it."""
@@ -80,8 +130,12 @@ class Conversation:
             raise InvalidArgumentError(_NO_TEXT) from None
         self.messages.append({"role": "user", "content": text})
         answer: list[str] = []
+        self.num_tokens = None
         try:
-            for chunk in self._client.chat({**self._parameters, "messages": self.messages}):
+            options = {"stream_options": {"include_usage": True}}
+            for chunk in self._client.chat({**self._parameters, **options, "messages": self.messages}):
+                if usage := chunk.get("usage"):
+                    self.num_tokens = usage.get("completion_tokens")
                 for choice in chunk.get("choices", ()):
                     delta = choice.get("delta", {})
                     if delta.get("reasoning"):
@@ -117,10 +171,13 @@ def _talk(conversation: Conversation) -> None:
             continue
         if text in ("/bye", "/exit", "/quit"):
             return
-        if text == "/clear":
-            conversation.clear()
-        elif text.startswith("/"):
-            print_line(_HELP)
+        if text.startswith("/"):
+            try:
+                _obey(conversation, *text.split(maxsplit=2))
+            except OSError as error:
+                print_error(f"{error.filename}: {error.strerror}")
+            except InvalidArgumentError as error:
+                print_error(error.message)
         elif text:
             try:
                 _print_answer(conversation, text)
@@ -130,6 +187,38 @@ def _talk(conversation: Conversation) -> None:
                 print_error(error.message + hint)
             except ServerError as error:
                 print_error(error.message)
+
+
+def _obey(conversation: Conversation, command: str, name: str = "", value: str = "") -> None:
+    """A command that is typed in place of a message."""
+    if command == "/clear":
+        conversation.clear()
+    elif command == "/set" and not name:
+        for key, setting in conversation.settings().items():
+            print_line(f"{key} = {setting}")
+    elif command == "/set" and value:
+        conversation.set(name, _setting(name, value))
+    elif command == "/unset" and name:
+        conversation.set(name, None)
+    elif command in ("/save", "/load") and name:
+        path = Path(f"{name} {value}".strip()).expanduser()
+        if command == "/save":
+            conversation.save(path)
+        else:
+            conversation.load(path)
+        print_line(f"{len(conversation.messages)} messages: {path}")
+    else:
+        print_line(_HELP)
+
+
+def _setting(name: str, text: str) -> object:
+    """A number or another value of JSON as such, and any other text as text."""
+    if name == "system":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _read_input() -> str:
@@ -142,9 +231,12 @@ def _read_input() -> str:
 def _print_answer(conversation: Conversation, text: str) -> None:
     """Print the pieces as they come; Ctrl-C stops the answer, and with it the request."""
     screen = _Screen(is_terminal=sys.stdout.isatty())
+    began_s = time.monotonic()
+    first_s = 0.0
     pieces = conversation.ask(text, screen.show_reasoning)
     try:
         for piece in pieces:
+            first_s = first_s or time.monotonic()
             screen.show(piece)
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
@@ -154,6 +246,8 @@ def _print_answer(conversation: Conversation, text: str) -> None:
         screen.end()
         if screen.is_begun or sys.stdin.isatty():
             print_line("")
+    if conversation.num_tokens and first_s:
+        screen.show_speed(conversation.num_tokens, first_s - began_s, time.monotonic() - first_s)
 
 
 class _Screen:
@@ -176,6 +270,12 @@ class _Screen:
                 sys.stdout.write("\x1b[2m")
                 self._is_pale = True
             self._write(text)
+
+    def show_speed(self, num_tokens: int, wait_s: float, answer_s: float) -> None:
+        """On terminals, below the answer."""
+        if self._is_terminal:
+            rate = f", {(num_tokens - 1) / answer_s:.1f} tokens/s" if num_tokens > 1 and answer_s else ""
+            print_line(f"\x1b[2m{num_tokens} tokens, first after {wait_s:.2f} s{rate}\x1b[22m")
 
     def end(self) -> None:
         """No more is pale."""

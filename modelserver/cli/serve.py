@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from modelserver.cli.foreground import run
 from modelserver.cli.output import print_error, print_line, print_table
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import Option
-from modelserver.options.sources import ResolvedOptions, resolve_options
+from modelserver.options.sources import ResolvedOptions, Values, resolve_options
 from modelserver.options.table import markdown, option_table
 from modelserver.store.store import Store, default_directory
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from modelserver.embed.server import Server as ProgramServer
 
 USAGE = "Usage: modelserver serve [PATH ...] [--FLAG=VALUE ...]"
+# The first word that `tritonserver` adds, and the defaults in which Triton differs from us.
+_AS_TRITON = "--defaults=triton"
+_TRITONS_DEFAULTS: Values = {"host": "0.0.0.0", "exit_on_error": True, "allow_client_shm": True}  # noqa: S104  # as Triton
 # The parser is ours: Triton's forms of booleans and repeated flags are not those of other command lines.
 # Options whose values have a secret after the first =.
 _SECRET = frozenset({"http_restricted_api", "grpc_restricted_protocol"})
@@ -40,6 +44,8 @@ def register(app: typer.Typer) -> None:
 def serve(context: typer.Context) -> None:
     """Serve model repositories over HTTP and gRPC. Takes Triton's flags; --help lists them."""
     words = list(context.args)
+    defaults: Values | None = _TRITONS_DEFAULTS if _AS_TRITON in words else None
+    words = [word for word in words if word != _AS_TRITON]
     if "--help" in words or "-h" in words:
         _print_help()
         return
@@ -53,7 +59,7 @@ def serve(context: typer.Context) -> None:
             return
         program = _import_program(places)
         given = [word for word in words if word != "--print-config" and word not in places]
-        resolved = resolve_options(given, os.environ, program.options if program is not None else None)
+        resolved = resolve_options(given, os.environ, program.options if program is not None else defaults)
         if not only_print and program is None:
             resolved = _with_models(resolved)
     except InvalidArgumentError as error:
@@ -65,6 +71,13 @@ def serve(context: typer.Context) -> None:
         raise typer.Exit(run(resolved.options))
     else:
         program.run(resolved.options)
+
+
+def tritonserver() -> None:
+    """The program `tritonserver`: `modelserver serve` with Triton's defaults, for scripts that start Triton."""
+    from modelserver.cli.main import main
+
+    main(["serve", _AS_TRITON, *sys.argv[1:]])
 
 
 def _run_foreign(words: Sequence[str]) -> bool:
@@ -123,6 +136,8 @@ def _print_help() -> None:
     print_line("")
     print_line("Each flag is also a variable (MODELSERVER_HTTP_PORT) and a key of the file given by --config;")
     print_line("a flag wins over a variable, a variable over the file. --print-config shows the result.")
+    print_line(f"{_AS_TRITON}, which the program tritonserver gives, takes Triton's: every address, exit on error, and")
+    print_line("shared memory of clients.")
     group = ""
     for option in option_table():
         if option.flag.group != group:

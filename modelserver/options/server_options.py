@@ -111,7 +111,7 @@ class ServerOptions:
     model_control_mode: str = field(default="none", metadata=flag(REPOSITORY, "none: load all at start. poll: also follow changes on disk. explicit: only --load-model and the load and unload requests.", choices=_MODES))
     repository_poll_secs: int = field(default=15, metadata=flag(REPOSITORY, "Seconds between scans of the repository in mode poll.", minimum=1))
     load_model: tuple[str, ...] = field(default=(), metadata=flag(REPOSITORY, "Model to load at start in mode explicit; * alone means all models. Repeat for several.", metavar="NAME"))
-    exit_on_error: bool = field(default=True, metadata=flag(REPOSITORY, "Exit when a model fails to load at start."))
+    exit_on_error: bool = field(default=False, metadata=flag(REPOSITORY, "Exit when a model fails to load at start (Triton: true). false: serve the others; readiness tells."))
     strict_readiness: bool = field(default=True, metadata=flag(REPOSITORY, "Report readiness only when every model that should be loaded is ready."))
     disable_auto_complete_config: bool = field(default=False, metadata=flag(REPOSITORY, "Use config.pbtxt as it is; do not complete it from the model's files."))
     model_config_name: str = field(default="", metadata=flag(REPOSITORY, "Use <model>/configs/<name>.pbtxt where it exists.", metavar="NAME", minimum=1, refusal="Error: empty argument for --model-config-name."))

@@ -91,7 +91,7 @@ class RepositoryOptions:
     control_mode: ControlMode = ControlMode.NONE
     load_models: tuple[str, ...] = ()
     model_name: str = ""
-    is_exit_on_error: bool = True
+    is_exit_on_error: bool = False
     poll_interval_s: float = 15.0
     load_thread_count: int = 4
     load_retry_count: int = 0

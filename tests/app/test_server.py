@@ -218,22 +218,22 @@ def test_a_port_that_is_taken_is_named_and_nothing_is_left(tmp_path: Path, flag:
         assert "Traceback" not in server.output
 
 
-def test_a_model_that_fails_ends_the_start_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_model_that_fails_disturbs_no_other_unless_told_otherwise(tmp_path: Path) -> None:
     write_identity(tmp_path)
     write_model(tmp_path, "broken", 'backend: "nonexistent"')
-    with serving_process(tmp_path) as server:
+    with serving_process(tmp_path, "--exit-on-error") as server:
         assert server.wait() == 1
         assert "broken" in server.output
         assert "nonexistent" in server.output
         assert "Traceback" not in server.output
-    with serving_process(tmp_path, "--exit-on-error=false") as server:
+    with serving_process(tmp_path) as server:
         server.wait_until_started()
         server.wait_for(r"^broken .*UNAVAILABLE .*nonexistent")
         assert get(server.http_url, "/v2/health/ready")[0] == 400
         assert get(server.http_url, "/v2/models/identity/ready")[0] == 200
         server.signal()
         assert server.wait() == 0
-    with serving_process(tmp_path, "--exit-on-error=false", "--strict-readiness=false") as server:
+    with serving_process(tmp_path, "--strict-readiness=false") as server:
         server.wait_until_started()
         assert get(server.http_url, "/v2/health/ready")[0] == 200
 

@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -91,6 +92,23 @@ def test_a_conversation_at_a_terminal(run: Run) -> None:
     assert "three" not in out
     assert "/clear" in out
     assert err == ""
+
+
+def test_settings_and_saved_conversations(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "saved.json"
+    lines = ["/set temperature 0.5", "/set seed 7", "/unset seed", "/set system Be brief.", "one", f"/save {path}"]
+    out, err = run(lines=[*lines, "/set", "/set model other", "/set stop", f"/load {tmp_path}/none", "/bye"])
+    assert "temperature = 0.5\nsystem = Be brief.\n" in out
+    assert "seed" not in out.partition("temperature")[2].partition("/clear")[0]
+    assert "'model' cannot be set here" in err
+    assert "none: No such file" in err
+    document = json.loads(path.read_text())
+    assert [message["content"] for message in document["messages"]] == ["Be brief.", "one", "one"]
+    out, err = run(lines=[f"/load {path}", script(report=True), f"/load {__file__}"])
+    report = json.loads(out.partition("{")[1] + out.partition("{")[2].splitlines()[0])
+    assert json.loads(report["messages"])["messages"][:3] == document["messages"]
+    assert report["sampling_parameters"]["temperature"] == 0.5
+    assert "is not a conversation that /save has written" in err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -320,6 +321,19 @@ def test_serve_explains_its_flags_and_where_values_come_from(
     assert ["--log-info", "false", "flag"] in rows
     assert ["--metrics-port", "8002", "default"] in rows
     assert "--model-repository is missing" in shell.run("serve", status=2)[1]
+
+
+def test_tritonserver_has_the_defaults_of_triton(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="tritonserver")
+    monkeypatch.setattr(sys, "argv", ["tritonserver", "--print-config", "--allow-client-shm=false"])
+    with pytest.raises(SystemExit):
+        script.load()()
+    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    assert ["--exit-on-error", "true", "program"] in rows
+    assert ["--host", "0.0.0.0", "program"] in rows
+    assert ["--allow-client-shm", "false", "flag"] in rows
 
 
 @pytest.mark.parametrize(
