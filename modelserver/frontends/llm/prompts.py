@@ -60,10 +60,10 @@ def add_message(messages: list[dict[str, Any]], message: dict[str, Any]) -> None
     Agents send several in a row, and many templates refuse that, or see the first system message alone.
     """
     last = messages[-1] if messages else {}
-    texts = last.get("content"), message["content"]
+    before, text = last.get("content"), message["content"]
     is_one = last.get("role") == message["role"] and message["role"] in ("system", "user")
-    if is_one and all(isinstance(text, str) for text in texts):
-        messages[-1] = {**last, "content": "\n\n".join(texts)}
+    if is_one and isinstance(before, str) and isinstance(text, str):
+        messages[-1] = {**last, "content": f"{before}\n\n{text}"}
     else:
         messages.append(message)
 
