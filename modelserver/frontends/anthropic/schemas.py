@@ -22,7 +22,16 @@ TYPES: dict[str, Schema] = {
         cache_read_input_tokens: integer}""",
     "Answer": """{id: string, type: 'message', role: 'assistant', model: string, content: [Block],
         stop_reason: string | null, stop_sequence: string | null, usage: Usage}""",
-    "Event": "{type: string, *: any}",
+    "Begun": """{id: string, type: 'message', role: 'assistant', model: string, content: [Block], usage: Usage,
+        stop_reason: null, stop_sequence: null}""",
+    "Delta": """{type: 'text_delta', text: string} | {type: 'thinking_delta', thinking: string}
+        | {type: 'signature_delta', signature: string} | {type: 'input_json_delta', partial_json: string}""",
+    "Event": """{type: 'message_start', message: Begun}
+        | {type: 'content_block_start', index: integer, content_block: Block}
+        | {type: 'content_block_delta', index: integer, delta: Delta}
+        | {type: 'content_block_stop', index: integer}
+        | {type: 'message_delta', delta: {stop_reason: string, stop_sequence: string | null}, usage: Usage}
+        | {type: 'message_stop' | 'ping'} | Error""",
 }
 
 SCHEMAS: dict[str, RouteSchema] = {

@@ -147,7 +147,22 @@ TYPES: dict[str, Schema] = {
         verbosity?: 'low' | 'medium' | 'high', *: any}, background?: boolean}""",
     "Response": """{id: string, object: 'response', created_at: number, model: string, status: string, output: [Item],
         error: object | null, incomplete_details: object | null, usage: object | null, metadata: object, *: any}""",
-    "Event": "{type: string, sequence_number: integer, *: any}",
+    "Numbered": "{sequence_number: integer, *: any}",
+    "ItemEvent": "Numbered & {output_index: integer, *: any}",
+    "PartEvent": "ItemEvent & {item_id: string, content_index: integer, *: any}",
+    "Event": """Numbered & {type: 'response.created' | 'response.in_progress' | 'response.completed'
+        | 'response.incomplete' | 'response.failed', response: Response}
+        | ItemEvent & {type: 'response.output_item.added' | 'response.output_item.done', item: Item}
+        | PartEvent & {type: 'response.content_part.added' | 'response.content_part.done',
+        part: {type: 'output_text' | 'reasoning_text', text: string, *: any}}
+        | PartEvent & {type: 'response.output_text.delta', delta: string, logprobs: [TokenLogprob]}
+        | PartEvent & {type: 'response.output_text.done', text: string, logprobs: [TokenLogprob]}
+        | PartEvent & {type: 'response.reasoning_text.delta', delta: string}
+        | PartEvent & {type: 'response.reasoning_text.done', text: string}
+        | ItemEvent & {type: 'response.function_call_arguments.delta', item_id: string, delta: string}
+        | ItemEvent & {type: 'response.function_call_arguments.done', item_id: string, name: string, arguments: string}
+        | ItemEvent & {type: 'response.custom_tool_call_input.delta', item_id: string, delta: string}
+        | ItemEvent & {type: 'response.custom_tool_call_input.done', item_id: string, input: string}""",
     # Files and batches.
     "Upload": {
         "type": "object",
