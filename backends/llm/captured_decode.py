@@ -1,23 +1,34 @@
 """Decode steps as CUDA graphs: network, logits and sampling of the common case are launched by one call.
 
-A graph is captured when a batch of its size first comes, so start-up waits for none. Batches are padded to a few
-sizes; rows of padding have no tokens and no slots, so they touch nothing.
+Batches are padded to a few sizes; rows of padding have no tokens and no slots, so they touch nothing. Graphs are
+captured while a model is loaded, or when a batch of their size first comes. After a capture that failed, no other is
+tried: steps that have no graph are computed without one.
 """
 
 from __future__ import annotations
 
 import enum
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .attention.paged import DeviceInputs
+from .attention.paged import DeviceInputs, IntArray
 from .draw import DrawInputs, draw_on_device, uniform
 from .sequence import Sequence as TokenSequence
 from .step_context import StepContext
 from .step_inputs import StepInputs
+
+logger = logging.getLogger(__name__)
+
+# Of each row: input id, position, slot, length; then rows that are sampled; then rows whose token is not read yet, and
+# where it is.
+_NUM_COLUMNS = 7
+# Graphs after which a line says how far capturing has come.
+_PROGRESS_GRAPHS = 20
 
 
 class Ending(enum.Enum):
@@ -53,7 +64,8 @@ class CudaCapture:
             compute()  # compiles kernels and fills caches, which a capture must not
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What other threads do meanwhile with the device, for other models, is no error.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = compute()
         self._pool = graph.pool()
         return Captured(output, graph.replay)
@@ -77,59 +89,93 @@ class CapturedDecode:
         self._capture = capture
         self._sizes = batch_sizes(max_num_seqs)
         most = self._sizes[-1]
-        self._columns = torch.zeros(4, most, dtype=torch.int64, device=device)
+        self._columns = torch.zeros(_NUM_COLUMNS * most, dtype=torch.int64, device=device)
         self._tables = torch.zeros(most, width, dtype=torch.int32, device=device)
         self._draws = torch.zeros(6, most, dtype=torch.float32, device=device)
-        is_pinned = device.type == "cuda"
         # Two of each: the device may still read one while the next step is written.
         self._staged = [
             (torch.zeros_like(self._columns, device="cpu"), torch.zeros_like(self._tables, device="cpu"))
             for _ in range(2)
         ]
-        if is_pinned:
+        if device.type != "cpu":
             self._staged = [(columns.pin_memory(), tables.pin_memory()) for columns, tables in self._staged]
         self._turn = 0
         self._captured: dict[tuple[int, Ending], Captured] = {}
+        self._has_failed = False
 
     def can_run(self, step: StepInputs) -> bool:
         return step.batch.num_decodes == len(step.batch.lens) <= self._sizes[-1]
 
-    def run(
-        self,
-        step: StepInputs,
-        sequences: Sequence[TokenSequence],
-        fill_unread: Callable[[torch.Tensor], None],
-    ) -> tuple[torch.Tensor, Ending]:
-        """Token ids [rows], or logits [rows, vocabulary], in the order of the step's rows; valid until the next run.
+    def capture_all(self) -> None:
+        """Capture every graph, the largest first, whose memory the others share."""
+        wanted = [(size, ending) for size in reversed(self._sizes) for ending in Ending]
+        logger.info("capturing %d graphs of decode steps, of up to %d sequences", len(wanted), self._sizes[-1])
+        began = time.monotonic()
+        self._draws.fill_(1.0)
+        for number, (size, ending) in enumerate(wanted, 1):
+            columns = _by_column(self._columns, size).zero_()
+            columns[2].fill_(-1)
+            if self._graph(size, ending) is None:
+                return
+            if number % _PROGRESS_GRAPHS == 0 or number == len(wanted):
+                logger.info("captured %d of %d graphs in %.1f s", number, len(wanted), time.monotonic() - began)
 
-        `sequences` are those of the rows; `fill_unread` puts tokens that only the device knows among the input ids.
+    def run(
+        self, step: StepInputs, unread: IntArray, last_token_ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, Ending] | None:
+        """Token ids [sampled rows], or logits [sampled rows, vocabulary], in the order of the plan; valid until the
+        next run. None if the step has no graph, and none can be captured.
+
+        `unread` [2, n]: rows whose token only the device knows, and its place in `last_token_ids`.
         """
         count = len(step.batch.lens)
         size = next(size for size in self._sizes if size >= count)
-        ending = ending_of(sequences)
-        self._stage(step, size)
-        fill_unread(self._columns[0])
+        ending = ending_of(step.sequences)
+        if self._has_failed and (size, ending) not in self._captured:
+            return None
+        self._stage(step, size, unread)
+        if unread.size:
+            assert last_token_ids is not None, "a sequence awaits a token that no step has sampled"
+            columns = _by_column(self._columns, size)
+            rows, sources = columns[5:, : unread.shape[1]]
+            columns[0][rows] = last_token_ids[sources]
         if ending in (Ending.DRAWN, Ending.SORTED):
-            positions = (step.positions + 1).tolist()
-            self._stage_draws(sequences, positions)
-        captured = self._captured.get((size, ending))
+            self._stage_draws(step.sequences, (step.positions + 1).tolist())
+        captured = self._graph(size, ending)
         if captured is None:
-            captured = self._captured[size, ending] = self._capture(lambda: self._compute(size, ending))
+            return None
         captured.replay()
-        return captured.output[:count], ending
+        if step.sampled_rows is None:
+            return captured.output[:count], ending
+        return captured.output[_by_column(self._columns, size)[4, : len(step.sampled_rows)]], ending
 
-    def _stage(self, step: StepInputs, size: int) -> None:
+    def _graph(self, size: int, ending: Ending) -> Captured | None:
+        captured = self._captured.get((size, ending))
+        if captured is None and not self._has_failed:
+            try:
+                captured = self._captured[size, ending] = self._capture(lambda: self._compute(size, ending))
+            except RuntimeError as error:  # out of memory, or what a graph cannot hold
+                self._has_failed = True
+                logger.warning("steps of %d sequences are computed without CUDA graphs: %s", size, error)
+        return captured
+
+    def _stage(self, step: StepInputs, size: int, unread: IntArray) -> None:
         columns, tables = self._staged[self._turn]
         self._turn = 1 - self._turn
         batch = step.batch
         count, width = batch.block_tables.shape
-        view = columns.numpy()
-        view[:, :count] = (step.input_ids, step.rope_positions, batch.slots, batch.lens)
+        view = _by_column(columns, size).numpy()
+        view[:4, :count] = (step.input_ids, step.rope_positions, batch.slots, batch.lens)
         view[:2, count:size] = 0
         view[2, count:size] = -1
         view[3, count:size] = 0
+        if step.sampled_rows is not None:
+            view[4, : len(step.sampled_rows)] = step.sampled_rows
+        view[5:, : unread.shape[1]] = unread
         tables.numpy()[:count, :width] = batch.block_tables
-        self._columns[:, :size].copy_(columns[:, :size], non_blocking=True)
+        # Without gaps: a copy of parts of rows would go through memory that is not pinned, and wait.
+        used = _NUM_COLUMNS * size
+        self._columns[:used].copy_(columns[:used], non_blocking=True)
         self._tables[:size].copy_(tables[:size], non_blocking=True)
 
     def _stage_draws(self, sequences: Sequence[TokenSequence], positions: Sequence[int]) -> None:
@@ -143,7 +189,7 @@ class CapturedDecode:
         self._draws[0, rows:] = 1.0  # of padding: any temperature but zero
 
     def _compute(self, size: int, ending: Ending) -> torch.Tensor:
-        input_ids, positions, slots, lens = (column[:size] for column in self._columns)
+        input_ids, positions, slots, lens = _by_column(self._columns, size)[:4]
         inputs = DeviceInputs(size, slots, lens, self._tables[:size])
         step = StepContext(positions=positions, attention=self._attention, inputs=inputs)
         logits = self._network.logits(self._network(input_ids, step))
@@ -154,6 +200,11 @@ class CapturedDecode:
         temperature, min_p, top_p, top_k, noise, is_greedy = (column[:size, None] for column in self._draws)
         is_sorted = ending is Ending.SORTED
         return draw_on_device(logits, DrawInputs(temperature, min_p, top_p, top_k, noise, is_greedy > 0, is_sorted))
+
+
+def _by_column(values: torch.Tensor, size: int) -> torch.Tensor:
+    """[columns, size]: each size of batches has the columns at places of its own."""
+    return values[: _NUM_COLUMNS * size].view(_NUM_COLUMNS, size)
 
 
 def ending_of(sequences: Sequence[TokenSequence]) -> Ending:

@@ -129,7 +129,7 @@ class DrawInputs:
             [float(one.is_greedy) for one in params],
         ]
         packed = torch.tensor(columns, dtype=torch.float32)
-        on_device = (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
+        on_device = (packed.pin_memory() if device.type != "cpu" else packed).to(device, non_blocking=True)
         is_sorted = any(not one.is_greedy and (one.top_p < 1.0 or one.top_k > 0) for one in params)
         temperature, min_p, top_p, top_k, uniform, is_greedy = (column.unsqueeze(1) for column in on_device)
         return cls(temperature, min_p, top_p, top_k, uniform, is_greedy > 0, is_sorted)

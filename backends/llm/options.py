@@ -57,6 +57,7 @@ class EngineOptions:
     attention_backend: str = "auto"
     tensor_parallel_size: int = 1
     enforce_eager: bool = False
+    capture_at_load: bool = True
     max_logprobs: int = 20
     num_threads: int | None = None
     pooling: str | None = None
@@ -165,6 +166,7 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "attention_backend": string,
     "tensor_parallel_size": integer,
     "enforce_eager": boolean,
+    "capture_at_load": boolean,
     "max_logprobs": integer,
     "num_threads": integer,
     "pooling": string,

@@ -16,7 +16,7 @@ from modelserver.backend import give_back
 from .attention.choose import make_attention
 from .attention.chunked import make_sdpa
 from .attention.kv_blocks import KvBlocks
-from .attention.paged import PagedAttention
+from .attention.paged import IntArray, PagedAttention, copied_together
 from .captured_decode import CapturedDecode, CudaCapture, Ending
 from .checkpoint import Checkpoint
 from .compute_thread import ComputeThread, choose_num_threads
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 # Rows whose logits are made at once for prompt log-probabilities: bounds memory at large vocabularies.
 _PROMPT_ROWS = 256
+_NO_ROWS = np.empty(0, dtype=np.int64)
 # Memory that loading has used and freed, which is returned to the system before the first request.
 _MUCH_LEFT_BYTES = 4 << 20
 
@@ -108,13 +109,17 @@ class Runner:
                 self._followers.step(step)
             pictures = None if self.tower is None else take_pictures(step, self._device)
             is_plain = pictures is None and not step.scored
+            unread = self._unread(step)
+            ran = None
             if self._captured is not None and is_plain and self._captured.can_run(step):
+                ran = self._captured.run(step, unread, self._last_token_ids)
+            if ran is not None:
                 prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-                sampled = self._run_captured(step, self._captured)
+                sampled = self._sample_captured(step, *ran)
             else:
-                hidden = self._network(self._input_ids(step), self._context(step, pictures))
+                hidden, chosen = self._compute(step, unread, pictures)
                 prompt_logprobs = self._prompt_logprobs(step, hidden)
-                sampled = self._sample(step, self._rows(step, hidden), self._network.logits)
+                sampled = self._sample(step, chosen, self._network.logits)
             ends = accumulate(chunk[3] for chunk in step.sampled)
             self._last_rows = {chunk[0].seq_id: end - 1 for chunk, end in zip(step.sampled, ends, strict=True)}
             self._last_token_ids = None if sampled is None else sampled.token_ids
@@ -137,6 +142,13 @@ class Runner:
             ]
             return list(torch.cat(vectors).cpu().numpy())
 
+    def capture_all(self) -> None:
+        """Capture the graphs of all decode steps, where steps are graphs, so that no request waits for one."""
+        if self._captured is not None:
+            self._thread.settle()
+            with torch.inference_mode():
+                self._captured.capture_all()
+
     def close(self) -> None:
         """Give back what the runner holds beyond its own memory: its share of the device's budget, other processes."""
         if self._followers is not None:
@@ -154,41 +166,36 @@ class Runner:
             found += compute_fresh(self._network, self._fresh_attention, [token_ids], self._device, state_groups=groups)
         return found
 
-    def _context(self, step: StepInputs, pictures: StepPictures | None) -> StepContext:
-        return StepContext(
-            positions=torch.from_numpy(step.rope_positions).to(self._device),
+    def _compute(
+        self, step: StepInputs, unread: IntArray, pictures: StepPictures | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states of all rows, and of those that are sampled, in the order of the plan."""
+        sampled_rows = _NO_ROWS if step.sampled_rows is None else step.sampled_rows
+        input_ids, positions, rows, unread_rows, sources = copied_together(
+            [step.input_ids, step.rope_positions, sampled_rows, *unread], self._device
+        )
+        if unread.size:
+            assert self._last_token_ids is not None, "a sequence awaits a token that no step has sampled"
+            input_ids[unread_rows] = self._last_token_ids[sources]
+        context = StepContext(
+            positions=positions.view(step.rope_positions.shape),
             attention=self._attention,
             inputs=self._attention.prepare(step.batch),
             state_groups=() if self._states is None else self._states.group(step.sequence_slots, step.batch),
             pictures=pictures,
         )
+        hidden = self._network(input_ids, context)
+        return hidden, hidden if step.sampled_rows is None else hidden[rows]
 
-    def _input_ids(self, step: StepInputs) -> torch.Tensor:
-        input_ids = torch.from_numpy(step.input_ids).to(self._device)
-        self._fill_unread(step, input_ids)
-        return input_ids
+    def _unread(self, step: StepInputs) -> IntArray:
+        """[2, n]: rows whose token only the device knows, and its place among the tokens of the step before."""
+        rows = [row for row, _ in step.unread]
+        return np.array([rows, [self._last_rows[seq_id] for _, seq_id in step.unread]], dtype=np.int64)
 
-    def _fill_unread(self, step: StepInputs, input_ids: torch.Tensor) -> None:
-        """Put tokens of the step before, which only the device knows, where they belong."""
-        if not step.unread:
-            return
-        assert self._last_token_ids is not None, "a sequence awaits a token that no step has sampled"
-        places = [[row for row, _ in step.unread], [self._last_rows[seq_id] for _, seq_id in step.unread]]
-        rows, sources = torch.tensor(places).to(self._device, non_blocking=True)
-        input_ids[rows] = self._last_token_ids[sources]
-
-    def _run_captured(self, step: StepInputs, captured: CapturedDecode) -> SampledRows | None:
-        output, ending = captured.run(step, step.sequences, lambda input_ids: self._fill_unread(step, input_ids))
-        chosen = self._rows(step, output)
+    def _sample_captured(self, step: StepInputs, output: torch.Tensor, ending: Ending) -> SampledRows | None:
         if ending is Ending.LOGITS:
-            return self._sample(step, chosen, _identity)
-        return SampledRows(chosen) if step.sampled else None
-
-    def _rows(self, step: StepInputs, values: torch.Tensor) -> torch.Tensor:
-        """Those that are sampled, in the order of the plan."""
-        if step.sampled_rows is None:
-            return values
-        return values[torch.from_numpy(step.sampled_rows).to(self._device)]
+            return self._sample(step, output, _identity)
+        return SampledRows(output) if step.sampled else None
 
     def _sample(
         self, step: StepInputs, rows: torch.Tensor, logits: Callable[[torch.Tensor], torch.Tensor]
@@ -261,11 +268,17 @@ def load_runner(
     """
     followers = Followers(checkpoint.place, options) if options.tensor_parallel_size > 1 else None
     try:
-        return _load(checkpoint, options, sampler, followers, scheme)
+        runner = _load(checkpoint, options, sampler, followers, scheme)
     except BaseException:
         if followers is not None:
             followers.close()
         raise
+    with ExitStack() as failed:
+        failed.callback(runner.close)
+        if options.capture_at_load:
+            runner.capture_all()
+        failed.pop_all()
+    return runner
 
 
 def _load(

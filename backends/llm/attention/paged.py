@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,6 +10,14 @@ import numpy as np
 import torch
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def copied_together(arrays: Sequence[IntArray], device: torch.device) -> list[torch.Tensor]:
+    """The arrays on a device, flat, by one copy, from memory that it may read while the host goes on."""
+    joined = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]))
+    if device.type != "cpu":
+        joined = joined.pin_memory().to(device, non_blocking=True)
+    return list(joined.split([array.size for array in arrays]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import torch
 
 from . import triton_kernels
 from .kv_blocks import KvBlocks
-from .paged import AttentionBatch, AttentionSpec, DeviceInputs, IntArray, PrefillTiles, Rotation
+from .paged import AttentionBatch, AttentionSpec, DeviceInputs, IntArray, PrefillTiles, Rotation, copied_together
 
 # Rows of a tile of prefill: queries times the heads of a group.
 _TILE_ROWS = 128
@@ -31,11 +31,11 @@ class TritonAttention:
 
     def prepare(self, batch: AttentionBatch) -> DeviceInputs:
         """One copy to the device, from memory that it may read while the host goes on."""
-        arrays = [batch.slots, batch.lens, batch.block_tables.reshape(-1)]
+        arrays = [batch.slots, batch.lens, batch.block_tables]
         has_prefill = batch.num_decodes < len(batch.lens)
         if has_prefill:
             arrays += self._prefill_arrays(batch)
-        slots, lens, tables, *prefill = self._copied(arrays)
+        slots, lens, tables, *prefill = copied_together(arrays, self._device)
         return DeviceInputs(
             batch.num_decodes,
             slots,
@@ -106,9 +106,3 @@ class TritonAttention:
         firsts = np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
         tile_starts = (np.arange(len(tile_rows)) - firsts) * self._tile_queries
         return [num_queries, np.cumsum(num_queries) - num_queries, tile_rows, tile_starts]
-
-    def _copied(self, arrays: list[IntArray]) -> tuple[torch.Tensor, ...]:
-        joined = torch.from_numpy(np.concatenate(arrays))
-        if self._device.type == "cuda":
-            joined = joined.pin_memory().to(self._device, non_blocking=True)
-        return joined.split([len(array) for array in arrays])  # type: ignore[no-any-return]

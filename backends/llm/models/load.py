@@ -181,13 +181,15 @@ def kept_layout(layout: KvLayout, options: EngineOptions) -> KvLayout:
 def choose_device(asked: str) -> torch.device:
     """ "auto" is the GPU if there is one. UnavailableError if the one asked for is not there."""
     if asked == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(asked)
     except RuntimeError:
         raise InvalidArgumentError(f"device {asked!r} is not a device: expected cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UnavailableError(f"device {asked!r} was asked for, but torch finds no GPU")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 

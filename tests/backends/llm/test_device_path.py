@@ -1,0 +1,213 @@
+"""The host's way to a device, on one that has no values: what waits for it fails, and copies to it are recorded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks
+from modelserver_backends.llm.attention.paged import AttentionBatch, DeviceInputs, copied_together
+from modelserver_backends.llm.attention.sdpa import SdpaAttention
+from modelserver_backends.llm.captured_decode import Captured, CapturedDecode, CudaCapture, Ending
+from modelserver_backends.llm.checkpoint import open_checkpoint
+from modelserver_backends.llm.embedding.head import load_head
+from modelserver_backends.llm.models.load import LoadedNetwork, choose_device
+from modelserver_backends.llm.options import EngineOptions
+from modelserver_backends.llm.plan import Chunk, StepPlan
+from modelserver_backends.llm.runner import Runner
+from modelserver_backends.llm.sampler import Sampler
+from modelserver_backends.llm.sampling_params import SamplingParams
+from modelserver_backends.llm.sequence import Sequence
+from support.checkpoints import network_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Checkpoints = Callable[[str], Path]
+META = torch.device("meta")
+GREEDY = SamplingParams(temperature=0.0)
+DRAWN = SamplingParams(temperature=0.7, seed=3)
+
+
+class Copies(TorchDispatchMode):
+    """Records whether each copy from the host could go on while the host does: pinned, whole, and not waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.are_free: list[bool] = []
+        self._pinned: dict[int, torch.Tensor] = {}
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype)
+        pinned.copy_(tensor)
+        self._pinned[pinned.untyped_storage().data_ptr()] = pinned
+        return pinned
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        source, target = None, None
+        if func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.to):  # the second in inference mode
+            source, is_free = args[0], kwargs.get("non_blocking", False)
+            target = kwargs.get("device")
+        elif func is torch.ops.aten.copy_.default:
+            source, target = args[1], args[0].device
+            is_free = (len(args) > 2 and args[2]) or kwargs.get("non_blocking", False)
+            is_free = is_free and args[0].is_contiguous()
+        if source is not None and source.device.type == "cpu" and target is not None and target.type == "meta":
+            is_pinned = source.untyped_storage().data_ptr() in self._pinned
+            self.are_free.append(bool(is_free and is_pinned and source.is_contiguous()))
+        return func(*args, **kwargs)
+
+
+class EmptyAttention:
+    """Its inputs go to the device as those of our kernels do, and it sees nothing."""
+
+    is_capturable = True
+
+    def prepare(self, batch: AttentionBatch) -> DeviceInputs:
+        slots, lens, tables = copied_together([batch.slots, batch.lens, batch.block_tables], META)
+        return DeviceInputs(batch.num_decodes, slots, lens, tables.view(batch.block_tables.shape))
+
+    def rope_and_attend(self, _layer: int, heads: torch.Tensor, _rotation: Any, _inputs: Any) -> torch.Tensor:
+        return heads.new_empty(heads.shape[0], 4 * heads.shape[2])
+
+
+class Replayed:
+    """A graph of a device that has none."""
+
+    def __init__(self, compute: Callable[[], torch.Tensor]) -> None:
+        self._compute = compute
+        self.output = compute()
+
+    def replay(self) -> None:
+        self.output = self._compute()
+
+
+def captured_of(loaded: LoadedNetwork, attention: Any, capture: Any) -> CapturedDecode:
+    return CapturedDecode(loaded.network, attention, device=loaded.device, max_num_seqs=4, width=8, capture=capture)
+
+
+def runner_of(loaded: LoadedNetwork, directory: Path, attention: Any, captured: CapturedDecode | None) -> Runner:
+    return Runner(
+        loaded,
+        sampler=Sampler(),
+        head=load_head(open_checkpoint(directory), EngineOptions(), default="last", device=loaded.device),
+        blocks=KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device),
+        attention=attention,
+        captured=captured,
+        is_asynchronous=True,
+    )
+
+
+def options_on(device: str) -> EngineOptions:
+    return EngineOptions(device=device, dtype="float32", max_model_len=64, max_num_seqs=4, block_size=8)
+
+
+def sequence_of(seq_id: int, num_tokens: int, params: SamplingParams, blocks: list[int]) -> Sequence:
+    return Sequence(seq_id, list(range(9, 9 + num_tokens)), num_tokens, params, block_ids=blocks)
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("is_captured", [True, False], ids=["captured", "eager"])
+def test_a_step_is_launched_without_waiting_for_the_one_before(
+    is_captured: bool, params: SamplingParams, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts, then decodes whose tokens only the device knows, in another order than the plan's."""
+    directory = checkpoint("llama")
+    loaded = network_of(directory, options_on("meta"))
+    with Copies(monkeypatch) as copies:
+        captured = captured_of(loaded, EmptyAttention(), Replayed) if is_captured else None
+        runner = runner_of(loaded, directory, EmptyAttention(), captured)
+        short, long = sequence_of(1, 3, params, [1, 2]), sequence_of(2, 11, params, [3, 4])
+        runner.launch(StepPlan((Chunk(short, 0, 3, 1), Chunk(long, 0, 11, 1))))
+        runner.launch(StepPlan((Chunk(short, 3, 1, 1), Chunk(long, 11, 1, 1))))
+        del copies.are_free[:]
+        runner.launch(StepPlan((Chunk(short, 4, 1, 1), Chunk(long, 12, 1, 1))))
+    assert all(copies.are_free)
+    assert len(copies.are_free) == (2 if params.is_greedy else 3)
+
+
+def generated(runner: Runner) -> list[int]:
+    """Of two sequences in turn; the second step is made of decodes alone."""
+    short, long = sequence_of(1, 3, GREEDY, [1, 2]), sequence_of(2, 11, GREEDY, [3, 4])
+    first = runner.launch(StepPlan((Chunk(short, 0, 3, 1), Chunk(long, 0, 11, 1)))).result().sampled
+    second = runner.launch(StepPlan((Chunk(short, 3, 1, 1), Chunk(long, 11, 1, 1)))).result().sampled
+    return [token.token_id for (token,) in (*first, *second)]
+
+
+@pytest.mark.parametrize("is_at_load", [True, False])
+def test_what_cannot_be_captured_is_computed_without_graphs(
+    is_at_load: bool, checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = checkpoint("llama")
+    loaded = network_of(directory, options_on("cpu"))
+    tried = []
+
+    def refuse(compute: Callable[[], torch.Tensor]) -> Captured:
+        tried.append(compute)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def new_attention() -> SdpaAttention:
+        blocks = KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device)
+        return SdpaAttention(blocks, loaded.attention)
+
+    expected = generated(runner_of(loaded, directory, new_attention(), None))
+    runner = runner_of(loaded, directory, new_attention(), captured_of(loaded, EmptyAttention(), refuse))
+    if is_at_load:
+        runner.capture_all()
+    assert generated(runner) == expected
+    assert len(tried) == 1
+    assert "without CUDA graphs: operation not permitted" in caplog.text
+
+
+def test_all_graphs_are_captured_the_largest_first(
+    checkpoint: Checkpoints, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = network_of(checkpoint("llama"), options_on("meta"))
+    caplog.set_level("INFO")
+    sizes: list[int] = []
+
+    def capture(compute: Callable[[], torch.Tensor]) -> Captured:
+        output = compute()
+        sizes.append(output.shape[0])
+        return Captured(output, lambda: None)
+
+    with Copies(monkeypatch), torch.inference_mode():
+        captured_of(loaded, EmptyAttention(), capture).capture_all()
+    assert sizes == [size for size in (4, 2, 1) for _ in Ending]
+    assert f"captured {len(sizes)} of {len(sizes)} graphs" in caplog.text
+
+
+def test_captures_do_not_mind_what_other_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[str] = []
+
+    class Stream:
+        def wait_stream(self, _other: Any) -> None: ...
+
+    class Graph:
+        pool = replay = staticmethod(lambda: None)
+
+    @contextlib.contextmanager
+    def graph(_graph: Any, *, pool: Any, capture_error_mode: str = "global") -> Iterator[None]:
+        assert pool is None
+        modes.append(capture_error_mode)
+        yield
+
+    for name, fake in (("Stream", Stream), ("current_stream", Stream), ("CUDAGraph", Graph), ("graph", graph)):
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
+    output = torch.zeros(1)
+    assert CudaCapture()(lambda: output).output is output
+    assert modes == ["thread_local"]
+
+
+@pytest.mark.parametrize("asked", ["auto", "cuda"])
+def test_a_gpu_has_an_index(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that compute choose their GPU by it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert choose_device(asked) == torch.device("cuda:1")
+    assert choose_device("cuda:0") == torch.device("cuda:0")
