@@ -5,24 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
 from .checkpoint import Checkpoint, text_config
-from .checkpoint.gguf_architecture import ROPE_FREQS, Architecture
+from .checkpoint.gguf_architecture import ROPE_FREQS, ROPE_LONG, ROPE_SHORT, Architecture
 from .checkpoint.gguf_architectures import written_architecture
-from .checkpoint.gguf_metadata import frequency_factors, metadata_of
+from .checkpoint.gguf_metadata import frequency_factors, is_tied, long_factors, metadata_of, num_layers
 from .checkpoint.gguf_types import BY_NAME, TensorType
 from .checkpoint.gguf_writing import WrittenTensor, write_gguf
 from .checkpoint.safetensors_writing import SafetensorsWriter
+from .embedding.layout import read_layout
+from .embedding.recognition import is_encoder
 from .quantization.gguf_encoding import encode_rows
 
 FILE_NAME = "model.gguf"
 _FLOATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# Of older checkpoints: what a network makes of its config.
+_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 # What stands in a file for its usual type, as llama.cpp numbers them.
 _FILE_TYPES = {"Q8_0": 7, "Q6_K": 18, "Q4_0": 2, "Q4_K": 15, "F32": 0, "F16": 1, "BF16": 32}
 # Of rows that are not whole blocks.
@@ -53,6 +59,8 @@ class _Planned:
     written: WrittenTensor
     sources: tuple[str, ...]
     num_heads: int = 0
+    offset: float = 0.0
+    is_transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +89,31 @@ def write_gguf_copy(
     metadata = metadata_of(checkpoint, name)
     usual = mixture.usual if mixture is not None else planned[0].written.kind.name
     metadata |= {"general.file_type": _FILE_TYPES[usual], "general.quantization_version": 2}
-    factors = frequency_factors(text_config(checkpoint))
-    tensors = [plan.written for plan in planned]
-    contents = _contents(checkpoint, planned, importance or {})
-    if factors is not None:
-        tensors.insert(0, WrittenTensor(ROPE_FREQS, BY_NAME["F32"], (len(factors),)))
-        contents = _followed_by(torch.tensor(factors), contents)
+    factors = _factors(text_config(checkpoint))
+    tensors = [WrittenTensor(name, BY_NAME["F32"], (len(values),)) for name, values in factors.items()]
+    tensors += [plan.written for plan in planned]
     path = target / FILE_NAME
-    write_gguf(path, metadata, tensors, contents)
+    write_gguf(
+        path,
+        metadata,
+        tensors,
+        chain(map(torch.tensor, factors.values()), _contents(checkpoint, planned, importance or {})),
+    )
     notes = []
     if metadata.get("tokenizer.ggml.pre") == "default":
         notes.append("llama.cpp has no name for how this tokenizer splits texts, and may split them otherwise")
+    if name in ("llama", "phi3") and (window := metadata.get(f"{name}.attention.sliding_window")):
+        notes.append(f"llama.cpp attends to the whole text in files of this family, not to {window} tokens")
     num_rounded = sum(tensor.kind.is_quantized for tensor in tensors)
     return GgufCopy(path.stat().st_size, num_rounded, notes)
+
+
+def _factors(entries: Mapping[str, Any]) -> dict[str, list[float]]:
+    """What frequencies are divided by, by the names of their tensors."""
+    if (both := long_factors(entries)) is not None:
+        return dict(zip((ROPE_LONG, ROPE_SHORT), both, strict=True))
+    factors = frequency_factors(entries)
+    return {} if factors is None else {ROPE_FREQS: factors}
 
 
 def write_safetensors_copy(checkpoint: Checkpoint, target: Path) -> int:
@@ -103,13 +123,16 @@ def write_safetensors_copy(checkpoint: Checkpoint, target: Path) -> int:
     """
     config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
     dtype = _DTYPES[str(config.get("dtype") or config.get("torch_dtype") or "float32")]
-    prefix = "transformer" if config["model_type"] == "gpt2" else "model"
+    prefix = "transformer." if config["model_type"] == "gpt2" else "model."
+    if is_encoder(config, checkpoint):
+        prefix = ""
+        _write_modules(checkpoint, target)
     writer = SafetensorsWriter(target)
     for name in checkpoint.names():
         tensor = checkpoint.tensor(name)
         has_blocks = f"{name.rpartition('.')[0]}.blocks" in checkpoint
         tensor = tensor.to(dtype) if has_blocks else tensor
-        writer.add(name if name.startswith("lm_head.") else f"{prefix}.{name}", tensor)
+        writer.add(name if name.startswith("lm_head.") else prefix + name, tensor)
     writer.finish()
     _write_json(target / "config.json", config)
     _write_json(target / "generation_config.json", dict(checkpoint.generation_config))
@@ -124,6 +147,20 @@ def write_safetensors_copy(checkpoint: Checkpoint, target: Path) -> int:
     return writer.total
 
 
+def _write_modules(checkpoint: Checkpoint, target: Path) -> None:
+    """The documents of sentence-transformers, and the dense layers that they name."""
+    for name in checkpoint.find("*.json"):
+        path = target / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(checkpoint.document(name), indent=2) + "\n", encoding="utf-8")
+    for name in read_layout(checkpoint, default="mean").dense:
+        module, writer = checkpoint.nested(name), SafetensorsWriter(target / name)
+        for part in ("linear.weight", "linear.bias"):
+            if part in module:
+                writer.add(part, module.tensor(part))
+        writer.finish()
+
+
 def _write_json(path: Path, entries: object) -> None:
     path.write_text(json.dumps(entries, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -133,24 +170,33 @@ def _planned(checkpoint: Checkpoint, architecture: Architecture, mixture: _Mixtu
     entries = text_config(checkpoint)
     found: list[_Planned] = []
     modules = [(name, inner, -1) for name, inner in architecture.top.items()]
-    for index in range(entries["num_hidden_layers"]):
+    for index in range(num_layers(entries)):
         prefix = architecture.layer_name.format(index)
         modules += [(f"blk.{index}.{name}", f"{prefix}.{inner}", index) for name, inner in architecture.layer.items()]
-    heads = {"attn_q": entries["num_attention_heads"], "attn_k": entries.get("num_key_value_heads")}
+    heads = {"attn_q": entries.get("num_attention_heads"), "attn_k": entries.get("num_key_value_heads")}
     for name, inner, layer in modules:
         for part in ("weight", "bias"):
             sources = _sources(checkpoint, f"{inner}.{part}")
             if not sources:
                 continue
             shape = checkpoint.shape(sources[0])
+            is_transposed = architecture.is_transposed and layer >= 0 and len(shape) == 2
+            shape = shape[::-1] if is_transposed else shape
             stacked = (len(sources), *shape) if "{}" in inner else shape
             kind = _kind(checkpoint, name, sources[0], stacked, layer, mixture)
             turned = (heads.get(name.rpartition(".")[2]) or heads["attn_q"]) if _is_turned(architecture, name) else 0
-            written = WrittenTensor(f"{name}.{part}", kind, stacked)
-            found.append(_Planned(written=written, sources=sources, num_heads=int(turned)))
+            found.append(
+                _Planned(
+                    written=WrittenTensor(f"{name}.{part}", kind, stacked),
+                    sources=sources,
+                    num_heads=int(turned or 0),
+                    offset=architecture.norm_offset if name.endswith("norm") and part == "weight" else 0.0,
+                    is_transposed=is_transposed,
+                )
+            )
     left = set(checkpoint.names()) - {source for plan in found for source in plan.sources}
-    left -= {name for name in left if name.endswith("rotary_emb.inv_freq")}
-    if entries.get("tie_word_embeddings"):
+    left -= {name for name in left if name.endswith(_BUFFERS)}
+    if is_tied(entries):
         left.discard("lm_head.weight")
         found = [plan for plan in found if plan.written.name != "output.weight"]
     if left:
@@ -182,7 +228,7 @@ def _kind(
         return BY_NAME[_FLOATS.get(checkpoint.tensor(source).dtype, "F32")]
     is_head = module == "output" or (module == "token_embd" and "lm_head.weight" not in checkpoint)
     is_fine = mixture.mixes_layers and module.startswith(("attn_v", "ffn_down"))
-    is_fine = is_fine and _is_sensitive(layer, int(text_config(checkpoint)["num_hidden_layers"]))
+    is_fine = is_fine and _is_sensitive(layer, num_layers(text_config(checkpoint)))
     kind = BY_NAME[mixture.finer if is_head or is_fine else mixture.usual]
     while shape[-1] % kind.block_len:
         kind = BY_NAME[_IN_SMALLER_BLOCKS[kind.name]]
@@ -202,14 +248,13 @@ def _contents(
         encoded = []
         for source in plan.sources:
             tensor = _interleaved(checkpoint.tensor(source), plan.num_heads)
+            if plan.offset:
+                tensor = tensor.float() + plan.offset
+            if plan.is_transposed:
+                tensor = tensor.t()
             rows = tensor.reshape(-1, plan.written.shape[-1])
             encoded.append(encode_rows(plan.written.kind, rows, importance.get(source.rpartition(".")[0])))
         yield encoded[0] if len(encoded) == 1 else torch.cat(encoded)
-
-
-def _followed_by(first: torch.Tensor, others: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
-    yield first
-    yield from others
 
 
 def _interleaved(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -177,7 +177,7 @@ def find_architecture(file: GgufFile) -> Architecture:
     if name == "bert":
         return bert_architecture(metadata)
     if name == "olmo2" and metadata.optional_integer("attention.sliding_window"):
-        return Architecture(model_type="olmo3", entries=_olmo3, layer=LAYER | _BOTH_SIDES)
+        return _OLMO3
     found = _ARCHITECTURES.get(name)
     if found is None:
         known = ", ".join(sorted({"llama", "mistral3", *_ARCHITECTURES}))
@@ -190,8 +190,8 @@ def find_architecture(file: GgufFile) -> Architecture:
 
 def written_architecture(model_type: str) -> tuple[str, Architecture]:
     """The name and the architecture of files that are written of a checkpoint. UnsupportedError names what is known."""
-    known = {kind: ("llama", found) for kind, found in _LLAMAS.items()}
-    known |= {_ARCHITECTURES[name].model_type: (name, _ARCHITECTURES[name]) for name in _WRITTEN}
+    known = {kind: ("llama", found) for kind, found in _LLAMAS.items()} | {"olmo3": ("olmo2", _OLMO3)}
+    known |= {found.model_type: (name, found) for name, found in _ARCHITECTURES.items() if name not in _NOT_WRITTEN}
     if model_type not in known:
         raise UnsupportedError(f"GGUF files of {model_type} are not written; of {', '.join(sorted(known))} they are")
     return known[model_type]
@@ -209,7 +209,8 @@ _LLAMAS = {
     "mistral": Architecture(model_type="mistral", entries=common_entries, interleaves_heads=True),
     "mixtral": Architecture(model_type="mixtral", entries=_mixtral, layer=LAYER | _MIXTRAL, interleaves_heads=True),
 }
-_WRITTEN = ("qwen2", "qwen3", "qwen2moe", "qwen3moe")
+_OLMO3 = Architecture(model_type="olmo3", entries=_olmo3, layer=LAYER | _BOTH_SIDES)
+_NOT_WRITTEN = frozenset({*ENCODERS, "gemma-embedding"})
 
 _ARCHITECTURES: dict[str, Architecture] = {
     **ENCODERS,

@@ -36,6 +36,7 @@ def metadata_of(checkpoint: Checkpoint, name: str) -> Metadata:
 def rope_of(entries: Entries) -> dict[str, Any]:
     """How positions are turned, whichever way the config says it: `rope_type`, `rope_theta` and what belongs to it."""
     found = entries.get("rope_parameters") or entries.get("rope_scaling") or {}
+    found = found.get("full_attention") or found
     kind = found.get("rope_type") or found.get("type") or "default"
     theta = found.get("rope_theta") or entries.get("rope_theta") or 10000.0
     return {**found, "rope_type": kind, "rope_theta": float(theta)}
@@ -44,7 +45,9 @@ def rope_of(entries: Entries) -> dict[str, Any]:
 def frequency_factors(entries: Entries) -> list[float] | None:
     """What each frequency is divided by, where lengths do not matter: Llama 3's. None if they are as they are."""
     rope = rope_of(entries)
-    if rope["rope_type"] == "longrope" and rope["long_factor"] == rope["short_factor"]:
+    if rope["rope_type"] == "longrope" and entries["model_type"] != "phi3":
+        if rope["long_factor"] != rope["short_factor"]:
+            raise UnsupportedError(f"longrope of {entries['model_type']} cannot be said in a GGUF file")
         return [float(factor) for factor in rope["long_factor"]]
     if rope["rope_type"] != "llama3":
         return None
@@ -62,7 +65,27 @@ def head_dim(entries: Entries) -> int:
     return int(entries.get("head_dim") or entries["hidden_size"] // entries["num_attention_heads"])
 
 
+def num_layers(entries: Entries) -> int:
+    return int(entries.get("num_hidden_layers") or entries["n_layer"])
+
+
+def is_tied(entries: Entries) -> bool:
+    """Whether the head is the embedding; what a config leaves out is what its family does."""
+    usual = entries["model_type"].startswith(("gemma", "gpt2"))
+    return bool(entries.get("tie_word_embeddings", usual))
+
+
+def long_factors(entries: Entries) -> tuple[list[float], list[float]] | None:
+    """What Phi-3's frequencies are divided by in long texts and in short ones."""
+    rope = rope_of(entries)
+    if rope["rope_type"] != "longrope" or entries["model_type"] != "phi3":
+        return None
+    return [float(each) for each in rope["long_factor"]], [float(each) for each in rope["short_factor"]]
+
+
 def _config(entries: Entries) -> Metadata:
+    if entries["model_type"] == "gpt2":
+        return _gpt2(entries)
     if entries.get("use_sliding_window") and entries.get("sliding_window"):
         raise UnsupportedError("a window of some layers alone (use_sliding_window) cannot be said in a GGUF file")
     heads = entries["num_attention_heads"]
@@ -78,14 +101,49 @@ def _config(entries: Entries) -> Metadata:
         "attention.layer_norm_rms_epsilon": float(entries["rms_norm_eps"]),
         "vocab_size": entries["vocab_size"],
         **_rope(entries),
+        **_windows(entries),
     }
-    if entries["model_type"] in ("mistral", "mixtral") and (window := entries.get("sliding_window")):
-        found["attention.sliding_window"] = window
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if entries.get(name):
+            found[name] = float(entries[name])
+    if entries.get("query_pre_attn_scalar"):
+        found["attention.scale"] = float(entries["query_pre_attn_scalar"]) ** -0.5
     for key, names in _COUNTS.items():
         if value := next((entries[name] for name in names if entries.get(name)), None):
             found[key] = value
     if "norm_topk_prob" in entries:
         found["expert_weights_norm"] = bool(entries["norm_topk_prob"])
+    return found
+
+
+def _gpt2(entries: Entries) -> Metadata:
+    return {
+        "block_count": entries["n_layer"],
+        "context_length": entries["n_positions"],
+        "embedding_length": entries["n_embd"],
+        "feed_forward_length": entries.get("n_inner") or 4 * entries["n_embd"],
+        "attention.head_count": entries["n_head"],
+        "attention.layer_norm_epsilon": float(entries.get("layer_norm_epsilon") or 1e-5),
+    }
+
+
+# Of layers with a window, one in so many attends to everything, if a file does not say which.
+_USUAL_PERIODS = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4}
+
+
+def _windows(entries: Entries) -> Metadata:
+    kind, window = entries["model_type"], entries.get("sliding_window")
+    if kind == "phi3":
+        return {"attention.sliding_window": window or 0}
+    if not window or kind not in ("mistral", "mixtral", *_USUAL_PERIODS):
+        return {}
+    found: Metadata = {"attention.sliding_window": window}
+    if (period := _USUAL_PERIODS.get(kind)) is not None:
+        usual = [(index + 1) % period != 0 for index in range(num_layers(entries))]
+        given = entries.get("layer_types")
+        slides = usual if given is None else [each == "sliding_attention" for each in given]
+        if slides != usual or kind == "olmo3":
+            found["attention.sliding_window_pattern"] = slides
     return found
 
 
@@ -96,7 +154,13 @@ def _rope(entries: Entries) -> Metadata:
         "rope.freq_base": rope["rope_theta"],
         "rope.dimension_count": int(head_dim(entries) * share),
     }
+    if entries["model_type"] == "gemma3_text":
+        given = entries.get("rope_parameters") or {}
+        local = (given.get("sliding_attention") or {}).get("rope_theta") or entries.get("rope_local_base_freq")
+        found["rope.freq_base_swa"] = float(local or 10000.0)
     kind = rope["rope_type"]
+    if long_factors(entries) is not None:
+        return found | _long_rope(entries, rope)
     if kind == "default" or frequency_factors(entries) is not None:
         return found
     if kind not in ("linear", "yarn"):
@@ -111,6 +175,17 @@ def _rope(entries: Entries) -> Metadata:
     if kind == "yarn" and rope.get("attention_factor") is not None:
         found["rope.scaling.attn_factor"] = float(rope["attention_factor"]) / (0.1 * math.log(factor) + 1.0)
     return found
+
+
+def _long_rope(entries: Entries, rope: Entries) -> Metadata:
+    original = rope.get("original_max_position_embeddings") or entries["original_max_position_embeddings"]
+    longer = entries["max_position_embeddings"] / original
+    usual = math.sqrt(1.0 + math.log(longer) / math.log(original)) if longer > 1.0 else 1.0
+    magnitude = rope.get("attention_factor")
+    return {
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.attn_factor": usual if magnitude is None else float(magnitude),
+    }
 
 
 def _templates(checkpoint: Checkpoint) -> Metadata:

@@ -21,6 +21,7 @@ from support.gguf_models import QuantizationType
 from support.tiny_encoders import SIZE, VOCAB_SIZE, reference_hidden, write_encoder
 
 from modelserver.errors import InvalidArgumentError, UnsupportedError
+from modelserver.toolkit.language_models import convert_language_model
 
 OPTIONS = EngineOptions(device="cpu", dtype="float32", num_threads=1)
 KINDS = gguf.TokenType
@@ -100,6 +101,20 @@ def test_dense_layers_of_the_file_follow_pooling(source: Callable[[str], Path], 
     np.testing.assert_allclose(
         encoder_of(path, OPTIONS).embed([token_ids])[0], second @ (first @ pooled), rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("family", ["roberta", "nomic", "gemma3"])
+def test_it_becomes_a_directory_of_sentence_transformers(
+    family: str, source: Callable[[str], Path], tmp_path: Path
+) -> None:
+    drawn = np.random.default_rng(1)
+    dense = {"dense_2.weight": drawn.normal(size=(16, SIZE)).astype(np.float32)} if family == "gemma3" else None
+    path = write_encoder_gguf(source(family), tmp_path / "a.gguf", family, pooling=gguf.PoolingType.CLS, dense=dense)
+    convert_language_model(str(path), tmp_path / "models" / "one", "safetensors", lambda _step: None)
+    found, expected = (encoder_of(place, OPTIONS) for place in (tmp_path / "models" / "one" / "1", path))
+    for one, other in zip(found.embed(texts(5)), expected.embed(texts(5)), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    assert found.tokenizer.encode(TEXT) == expected.tokenizer.encode(TEXT)
 
 
 def test_a_classifier_is_refused(source: Callable[[str], Path], tmp_path: Path) -> None:
