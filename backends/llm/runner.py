@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from modelserver.backend import give_back
+from modelserver.backend import UnsupportedError, give_back
 
 from .attention.choose import make_attention
 from .attention.chunked import make_sdpa
 from .attention.kv_blocks import KvBlocks
 from .attention.paged import IntArray, PagedAttention, copied_together
+from .attention.picture_attention import PictureAttention
 from .captured_decode import CapturedDecode, CudaCapture, Ending
 from .checkpoint import Checkpoint
 from .compute_thread import ComputeThread, choose_num_threads
@@ -91,6 +92,7 @@ class Runner:
         self._sampler = sampler
         self._attention = attention
         self._fresh_attention = make_sdpa(blocks, loaded.attention)
+        self._picture_attention = _make_picture_attention(loaded, attention, blocks)
         self._captured = captured
         self._followers = followers
         self._states = loaded.states
@@ -108,7 +110,7 @@ class Runner:
             if self._followers is not None:
                 self._followers.step(step)
             pictures = None if self.tower is None else take_pictures(step, self._device)
-            is_plain = pictures is None and not step.scored
+            is_plain = pictures is None and step.rope_positions.ndim == 1 and not step.scored
             unread = self._unread(step)
             ran = None
             if self._captured is not None and is_plain and self._captured.can_run(step):
@@ -177,10 +179,15 @@ class Runner:
         if unread.size:
             assert self._last_token_ids is not None, "a sequence awaits a token that no step has sampled"
             input_ids[unread_rows] = self._last_token_ids[sources]
+        attention: Any = self._attention
+        inputs = attention.prepare(step.batch)
+        if pictures is not None and self._picture_attention is not None:
+            attention = self._picture_attention
+            inputs = attention.prepare(inputs, pictures.runs)
         context = StepContext(
             positions=positions.view(step.rope_positions.shape),
-            attention=self._attention,
-            inputs=self._attention.prepare(step.batch),
+            attention=attention,
+            inputs=inputs,
             state_groups=() if self._states is None else self._states.group(step.sequence_slots, step.batch),
             pictures=pictures,
         )
@@ -257,6 +264,18 @@ def _reader(sampled: SampledRows | None) -> Callable[[], list[SampledToken]]:
         return [SampledToken(token_id) for token_id in host.tolist()]
 
     return read
+
+
+def _make_picture_attention(loaded: LoadedNetwork, attention: Any, blocks: KvBlocks) -> PictureAttention | None:
+    """Of models whose pictures are seen whole."""
+    if loaded.tower is None or not loaded.tower.family.sees_whole:
+        return None
+    group = blocks.layout.pairs
+    if group.num_scales and blocks.device.type != "cpu":
+        raise UnsupportedError(
+            "a KV cache of 8 bits is not supported on a GPU for a model whose pictures are seen whole"
+        )
+    return PictureAttention(attention, loaded.attention, num_kv_heads=group.num_heads, device=blocks.device)
 
 
 def load_runner(

@@ -22,6 +22,7 @@ class StepInputs:
 
     __slots__ = (
         "batch",
+        "block_size",
         "input_ids",
         "positions",
         "rope_positions",
@@ -67,6 +68,7 @@ class StepInputs:
             block_ids = sequence.block_ids
             tables[index, : len(block_ids)] = block_ids
         num_rows = len(input_ids)
+        self.block_size = block_size
         self.sequences = [chunk[0] for chunk in ordered]
         self.input_ids = np.array(input_ids, dtype=np.int64)
         self.positions = self.rope_positions = np.array(positions, dtype=np.int64)

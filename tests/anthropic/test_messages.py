@@ -237,7 +237,7 @@ def test_an_error_after_the_stream_has_begun_is_an_event(http: httpx.Client) -> 
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             400,
             "invalid_request_error",
-            "take text only",
+            "'messages[0].content[0].source.type' is missing",
         ),
         ({"tools": TOOLS}, 400, "invalid_request_error", "tools: model 'mock' cannot be asked to choose tools"),
         (

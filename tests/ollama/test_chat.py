@@ -212,7 +212,7 @@ def test_an_error_after_the_first_line_is_the_last_one(client: ollama.Client) ->
         ({"model": "encoder", "messages": ask("one")}, 400, "does not generate text"),
         ({"model": "mock", "messages": "one"}, 400, "'messages' must be an array"),
         ({"model": "mock", "messages": [{"content": "one"}]}, 400, "'messages[0].role' is missing"),
-        ({"model": "mock", "messages": [{"role": "user", "images": ["aGk="]}]}, 400, "'messages[0].images'"),
+        ({"model": "mock", "messages": [{"role": "user", "images": ["aGk="]}]}, 400, "'messages[0].images[0]'"),
         ({"model": "mock", "messages": ask("one"), "format": "xml"}, 400, "invalid format: 'xml'"),
         ({"model": "mock", "messages": ask("one"), "keep_alive": "soon"}, 400, "'keep_alive'"),
         ({"model": "mock", "messages": ask("one"), "top_logprobs": 2}, 400, "'top_logprobs' needs logprobs"),

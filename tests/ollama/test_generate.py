@@ -54,7 +54,7 @@ def test_an_empty_prompt_loads_the_model(client: ollama.Client) -> None:
         ({"prompt": "one", "template": "{{ .Prompt }}", "context": [1]}, "'context' does not go with a template"),
         ({"prompt": "one", "raw": True, "system": "brief"}, "raw mode does not support template, system, or context"),
         ({"model": "plain", "prompt": "one", "suffix": "two"}, "'suffix' is not supported"),
-        ({"prompt": "one", "images": ["aGk="]}, "take text only"),
+        ({"prompt": "one", "images": ["aGk="]}, "'images[0]': the model 'mock' takes text only"),
         ({"prompt": ["one"]}, "'prompt' must be a string"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Pictures through OpenAI's API, over the llm backend and a small random checkpoint that sees."""
+"""Pictures through the APIs of language models, over the llm backend and a small random checkpoint that sees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import ollama
 import openai
 import pytest
 from support.llm_models import write_llm
@@ -82,6 +84,39 @@ def test_tokens_of_pictures_are_counted(served: RunningServer, checkpoint: Path)
     body = {"model": "seeing", "messages": conversation("hello", FIRST)}
     answer = httpx.post(f"http://{served.http_url}/tokenize", json=body)
     assert answer.json()["count"] == expected(checkpoint, "hello", FIRST)[0]
+
+
+def test_a_message_of_anthropics_api(served: RunningServer, checkpoint: Path) -> None:
+    length, text = expected(checkpoint, "hello", FIRST)
+    source: dict[str, Any] = {"type": "base64", "media_type": "image/png", "data": data_url(FIRST).partition(",")[2]}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "hello"}]
+    messages: Any = [{"role": "user", "content": content}]
+    with anthropic.Anthropic(base_url=f"http://{served.http_url}", api_key="none", max_retries=0) as client:
+        options: Any = {"model": "seeing", "messages": messages}
+        answer = client.messages.create(max_tokens=8, extra_body={"temperature": 0}, **options)
+        assert answer.usage.input_tokens == length
+        assert text.startswith(answer.content[0].text)  # type: ignore[union-attr]
+        assert client.messages.count_tokens(**options).input_tokens == length
+        source |= {"type": "url", "url": "https://example.com/a.png"}
+        with pytest.raises(anthropic.BadRequestError, match="not fetched"):
+            client.messages.create(max_tokens=8, **options)
+
+
+def test_pictures_of_ollamas_api(served: RunningServer, checkpoint: Path) -> None:
+    text = expected(checkpoint, "hello", FIRST, SECOND)[1]
+    options = {"temperature": 0, "num_predict": 8}
+    with ollama.Client(f"http://{served.http_url}") as client:
+        message = {"role": "user", "content": "hello", "images": [FIRST, SECOND]}
+        answer = client.chat("seeing", messages=[message], options=options)
+        assert answer.message.content
+        assert text.startswith(answer.message.content)
+        generated = client.generate("seeing", "hello", images=[FIRST, SECOND], options=options)
+        assert generated.response == answer.message.content
+        assert generated.prompt_eval_count == expected(checkpoint, "hello", FIRST, SECOND)[0]
+        assert "vision" in (client.show("seeing").capabilities or ())
+        assert "vision" not in (client.show("blind").capabilities or ())
+        with pytest.raises(ollama.ResponseError, match="do not go with raw"):
+            client.generate("seeing", "hello", images=[FIRST], raw=True)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 
 from .kv_blocks import KvBlocks
-from .paged import AttentionBatch, AttentionSpec, Rotation
+from .paged import AttentionBatch, AttentionSpec, IntArray, Rotation
 from .sdpa import Prefill, SdpaAttention
 
 # `coding` of `_kernels.c`, by the dtype of codes.
@@ -76,6 +76,10 @@ class CpuAttention:
         has_long = batch.num_decodes < len(batch.lens) and int(batch.num_queries.max()) > _MOST_QUERIES
         prefills = self._sdpa.long_prefills(batch, _MOST_QUERIES) if has_long else {}
         return CpuInputs(len(batch.slots), plan, prefills)
+
+    def read(self, layer: int, block_ids: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `SdpaAttention.read`."""
+        return self._sdpa.read(layer, block_ids)
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: CpuInputs) -> torch.Tensor:
         return self.rope_and_attend(layer, torch.cat((queries, kv.flatten(1, 2)), dim=1), None, inputs)

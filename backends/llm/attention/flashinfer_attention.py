@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .kv_blocks import KvBlocks
-from .paged import AttentionBatch, AttentionSpec, Rotation
+from .paged import AttentionBatch, AttentionSpec, IntArray, Rotation, kept_of
 
 _WORKSPACE_BYTES = 256 << 20
 
@@ -75,6 +75,10 @@ class FlashInferAttention:
             )
         slots = torch.from_numpy(batch.slots).to(self._device)
         return FlashInferInputs(slots // self._block_size, slots % self._block_size)
+
+    def read(self, layer: int, block_ids: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv heads, tokens, head_dim] of the blocks."""
+        return kept_of(self._layers[layer], block_ids)
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: FlashInferInputs) -> torch.Tensor:
         self._layers[layer][inputs.blocks, inputs.offsets] = kv

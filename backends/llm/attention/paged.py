@@ -130,3 +130,9 @@ class PagedAttention(Protocol):
     def rope_and_attend(self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: Any) -> torch.Tensor:
         """The same from queries, keys and values [tokens, heads + 2 * kv heads, head_dim] that are not turned yet."""
         ...
+
+
+def kept_of(layer: torch.Tensor, block_ids: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [kv heads, tokens, head_dim] of blocks in a layer's memory, see `KvBlocks.layers`."""
+    kept = layer[torch.from_numpy(block_ids).to(layer.device)].permute(2, 3, 0, 1, 4).flatten(2, 3)
+    return kept[0], kept[1]

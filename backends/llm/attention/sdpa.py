@@ -140,6 +140,10 @@ class SdpaAttention:
         else:
             pages.view(-1, self._head_dim).index_copy_(0, cells, values)
 
+    def read(self, layer: int, block_ids: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv heads, tokens, head_dim] of the blocks, valid until the next gather."""
+        return self._gather(layer, self._page_ids(block_ids[None]), self._num_kv_heads)
+
     def kept(self, layer: int) -> torch.Tensor:
         """The keys and values of each slot: [slots, 2, kv heads, head_dim], a copy."""
         firsts = torch.arange(self._num_blocks, device=self._device) * self._pages_per_block

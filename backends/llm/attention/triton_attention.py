@@ -7,7 +7,16 @@ import torch
 
 from . import triton_kernels
 from .kv_blocks import KvBlocks
-from .paged import AttentionBatch, AttentionSpec, DeviceInputs, IntArray, PrefillTiles, Rotation, copied_together
+from .paged import (
+    AttentionBatch,
+    AttentionSpec,
+    DeviceInputs,
+    IntArray,
+    PrefillTiles,
+    Rotation,
+    copied_together,
+    kept_of,
+)
 
 # Rows of a tile of prefill: queries times the heads of a group.
 _TILE_ROWS = 128
@@ -43,6 +52,10 @@ class TritonAttention:
             tables.view(len(batch.lens), -1),
             PrefillTiles(*prefill) if has_prefill else None,
         )
+
+    def read(self, layer: int, block_ids: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv heads, tokens, head_dim] of the blocks."""
+        return kept_of(self._layers[layer], block_ids)
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: DeviceInputs) -> torch.Tensor:
         heads = torch.cat((queries, kv.flatten(1, 2)), dim=1)

@@ -128,14 +128,37 @@ class Checkpoint(Protocol):
     ) -> None: ...
 
 
+# A config of a text part without one of these relies on what is usual.
+_SIZES = frozenset({"num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size"})
+
+
 def text_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """The checkpoint's config; of a multi-modal model, its text part, whose `model_type` then ends in `_text`."""
+    """The checkpoint's config; of a multi-modal model, its text part, whose `model_type` then ends in `_text`.
+
+    Such a part may lack whatever is usual for its kind; older ones stand in the config itself.
+    """
     entries = checkpoint.config
     text = entries.get("text_config")
     if isinstance(text, dict):
         outer = {name: entries[name] for name in ("dtype", "torch_dtype", "eos_token_id") if name in entries}
         entries = {**outer, "model_type": f"{entries['model_type']}_text", **text}
+        if not entries.keys() >= _SIZES:
+            entries = {**_usual_entries(entries), **entries}
+    elif "vision_config" in entries:
+        entries = {**entries, "model_type": f"{entries['model_type']}_text"}
     return entries
+
+
+def _usual_entries(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """What transformers makes of a config of this kind; nothing if it is not installed, or does not know it."""
+    try:
+        from transformers import AutoConfig
+
+        given = {name: value for name, value in entries.items() if name != "model_type"}
+        usual: dict[str, Any] = AutoConfig.for_model(entries["model_type"], **given).to_dict()
+    except (ImportError, ValueError, TypeError, KeyError):
+        return {}
+    return usual
 
 
 def config_path(checkpoint: Checkpoint) -> Path:

@@ -14,7 +14,14 @@ from modelserver.backend import InvalidArgumentError
 
 _INDEX = "model.safetensors.index.json"
 # What wrappers put before the names of the decoder inside; the longest first.
-_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "transformer.", "model.")
+_PREFIXES = (
+    "model.language_model.",
+    "language_model.model.",
+    "model.text_model.",
+    "language_model.",
+    "transformer.",
+    "model.",
+)
 
 _DTYPES = {
     "F64": torch.float64,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Protocol
 
 import torch
@@ -130,6 +131,7 @@ class Decoder:
         self._norm = norm
         self._head = head
         self._tables = [_rope_tables(*rope.tables(max_len), dtype, device) for rope in config.distinct_ropes]
+        self._axes = [rope.axes().to(device) if rope.sections else None for rope in config.distinct_ropes]
 
     def __call__(self, input_ids: torch.Tensor, step: StepContext, /) -> torch.Tensor:
         """`input_ids` [tokens] -> [tokens, hidden_size], normalised."""
@@ -148,7 +150,10 @@ class Decoder:
             hidden = step.pictures.put(hidden)
         if self._positions is not None:
             hidden = hidden + self._positions(positions)
-        step.rotations = tuple(Rotation(cosines[positions], sines[positions]) for cosines, sines in self._tables)
+        if positions.dim() == 1:
+            step.rotations = tuple(Rotation(cosines[positions], sines[positions]) for cosines, sines in self._tables)
+        else:
+            step.rotations = tuple(map(_rotation_by_axes, self._tables, self._axes, repeat(positions)))
         return hidden
 
     def normalised(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -160,6 +165,16 @@ class Decoder:
         logits = self._head(hidden, None).float()
         softcap = self.config.logit_softcap
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def _rotation_by_axes(
+    tables: tuple[torch.Tensor, torch.Tensor], axes: torch.Tensor | None, positions: torch.Tensor
+) -> Rotation:
+    """Each value turned by its own axis of `positions` [3, tokens]."""
+    assert axes is not None, "positions by axes come with rotations in sections"
+    index = axes.expand(1, positions.shape[1], 1, -1)
+    cosines, sines = (table[positions].gather(0, index)[0] for table in tables)
+    return Rotation(cosines, sines)
 
 
 def _rope_tables(

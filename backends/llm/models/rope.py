@@ -32,6 +32,10 @@ class Rope:
     is_truncated: bool = True
     long_factor: tuple[float, ...] = ()
     short_factor: tuple[float, ...] = ()
+    # Of models whose pictures have positions by time, height and width: how many frequencies each of them turns. They
+    # lie one behind the other, or (`is_interleaved`) in turns.
+    sections: tuple[int, ...] = ()
+    is_interleaved: bool = False
 
     @property
     def longest(self) -> int:
@@ -47,6 +51,17 @@ class Rope:
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos() * magnitude, angles.sin() * magnitude
 
+    def axes(self) -> torch.Tensor:
+        """Of each value that is rotated [dim], whether the position by time (0), height (1) or width (2) turns it."""
+        half = self.dim // 2
+        if self.is_interleaved:
+            axes = torch.zeros(half, dtype=torch.int64)
+            for axis in (1, 2):
+                axes[axis : 3 * self.sections[axis] : 3] = axis
+        else:
+            axes = torch.repeat_interleave(torch.arange(3), torch.tensor(self.sections))
+        return torch.cat((axes, axes))
+
 
 def read_rope(entries: Mapping[str, Any], *, head_dim: int, config: Mapping[str, Any]) -> Rope:
     """From `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta` (before), merged with `config`.
@@ -54,8 +69,8 @@ def read_rope(entries: Mapping[str, Any], *, head_dim: int, config: Mapping[str,
     UnsupportedError for a kind that we do not know.
     """
     kind = str(entries.get("rope_type") or entries.get("type") or "default")
-    if kind == "su":  # the first name of it
-        kind = "longrope"
+    # The first name of one, and rotations in sections, which may be of any kind.
+    kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)
     if kind not in _KINDS:
         raise UnsupportedError(f"config.json asks for rope_type {kind!r}; known are {', '.join(sorted(_KINDS))}")
     partial = entries.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
@@ -85,8 +100,17 @@ def read_rope(entries: Mapping[str, Any], *, head_dim: int, config: Mapping[str,
         is_truncated=bool(entries.get("truncate", True)),
         long_factor=tuple(entries.get("long_factor") or ()),
         short_factor=tuple(entries.get("short_factor") or ()),
+        sections=_sections(entries, int(head_dim * float(partial)) // 2),
+        is_interleaved=bool(entries.get("mrope_interleaved", False)),
         **optional,
     )
+
+
+def _sections(entries: Mapping[str, Any], num_frequencies: int) -> tuple[int, ...]:
+    sections = tuple(int(size) for size in entries.get("mrope_section") or ())
+    if sections and (len(sections) != 3 or min(sections) < 0 or sum(sections) != num_frequencies):
+        raise ValueError(f"mrope_section {list(sections)}: expected three sizes with the sum {num_frequencies}")
+    return sections
 
 
 def _plain(theta: float, dim: int) -> torch.Tensor:

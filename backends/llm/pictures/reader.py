@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from modelserver.backend import InvalidArgumentError, UnavailableError
+from modelserver.backend import InvalidArgumentError
 
 from ..options import EngineOptions
 from .opening import open_picture, picture_bytes
@@ -26,14 +26,17 @@ class PictureReader:
     """
 
     def __init__(self, tower: Tower, tokenizer: Tokenizer, options: EngineOptions) -> None:
-        """Raises UnavailableError for a tokenizer that lacks the token of pictures."""
-        token = tokenizer.id_to_token(tower.token_id)
-        if token is None:
-            raise UnavailableError(f"the tokenizer has no token {tower.token_id}, which stands for pictures")
+        """Raises InvalidArgumentError for a tokenizer that lacks the tokens of pictures, and for steps too small."""
         self.most = options.limit_mm_per_prompt
         self._max_pixels = options.max_image_pixels
         self._tower = tower
-        self._family = tower.family(tower.entries, token)
+        self._family = tower.family(tower.entries, tokenizer)
+        if options.max_num_batched_tokens < options.max_num_seqs + self._family.longest_run:
+            raise InvalidArgumentError(
+                f"max_num_batched_tokens {options.max_num_batched_tokens} is too small: a step must have room for "
+                f"a token of each of max_num_seqs ({options.max_num_seqs}) sequences and for the "
+                f"{self._family.longest_run} tokens of a picture"
+            )
         self._seeing = Lock()
         self._kept = _Kept(int(options.mm_processor_cache_gb * 2**30))
 
@@ -90,7 +93,7 @@ class PictureReader:
 
         Raises InvalidArgumentError where the text has further tokens of that kind.
         """
-        placed = place_pictures(pictures, token_ids, self._tower.token_id, sees_whole=self._family.sees_whole)
+        placed = place_pictures(pictures, token_ids, self._family.token_id, sees_whole=self._family.sees_whole)
         if placed is None:
             raise InvalidArgumentError(
                 f"input 'image': the prompt itself has tokens that stand for pictures ({self._family.token})"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from ..attention.picture_attention import PictureRun
 from ..step_inputs import StepInputs
 
 
@@ -14,12 +16,13 @@ from ..step_inputs import StepInputs
 class StepPictures:
     """`embeddings` [n, hidden_size] take the places `rows` [n] of what token ids give.
 
-    `deepstack` are as many rows for each of the first layers.
+    `deepstack` are as many rows for each of the first layers. `runs` are rows that see their pictures whole.
     """
 
     rows: torch.Tensor
     embeddings: torch.Tensor
     deepstack: tuple[torch.Tensor, ...] = ()
+    runs: tuple[PictureRun, ...] = ()
 
     def put(self, hidden: torch.Tensor) -> torch.Tensor:
         """Embeddings of a step's tokens [tokens, hidden_size], changed in place."""
@@ -41,6 +44,7 @@ def take_pictures(step: StepInputs, device: torch.device) -> StepPictures | None
     counts, lens = step.batch.num_queries, step.batch.lens
     offsets = np.cumsum(counts) - counts
     rows, parts = [], []
+    runs: list[PictureRun] = []
     for index in seen:
         pictures = step.sequences[index].pictures
         assert pictures is not None, "it was chosen for them"
@@ -50,6 +54,7 @@ def take_pictures(step: StepInputs, device: torch.device) -> StepPictures | None
         if first < last:
             rows.append(pictures.rows[first:last] - start + int(offsets[index]))
             parts.append((pictures, first, last))
+            runs += _runs(step, index, start, int(offsets[index]))
     if not rows:
         return None
     return StepPictures(
@@ -59,7 +64,24 @@ def take_pictures(step: StepInputs, device: torch.device) -> StepPictures | None
             torch.cat([pictures.deepstack[layer][first:last] for pictures, first, last in parts])
             for layer in range(len(parts[0][0].deepstack))
         ),
+        tuple(runs),
     )
+
+
+def _runs(step: StepInputs, index: int, start: int, offset: int) -> Iterator[PictureRun]:
+    """Those of a sequence whose tokens from position `start` on are the rows from `offset` on."""
+    pictures, batch = step.sequences[index].pictures, step.batch
+    assert pictures is not None, "it was chosen for them"
+    stop, block_size = int(batch.lens[index]), step.block_size
+    for first, last in pictures.runs:
+        if start < last and first < stop:
+            assert last <= stop, "a step has all of a picture that is seen whole"
+            yield PictureRun(
+                start=offset + max(first, start) - start,
+                stop=offset + last - start,
+                end=last,
+                block_ids=batch.block_tables[index, : -(-last // block_size)],
+            )
 
 
 def _set_positions(step: StepInputs, seen: list[int]) -> None:

@@ -43,12 +43,6 @@ class Tower:
         self._thread = ComputeThread(device, max(1, (os.cpu_count() or 1) // 2) if device.type == "cpu" else None)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    @property
-    def token_id(self) -> int:
-        """The token whose places embeddings take."""
-        token_id = self.entries.get("image_token_id")
-        return int(self.entries["image_token_index"] if token_id is None else token_id)
-
     def see(self, image: Image, digest: bytes, family: PictureFamily) -> Picture:
         """Raises InvalidArgumentError for a picture that the image processor refuses."""
         try:
@@ -122,7 +116,7 @@ def load_tower(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
         AutoModelForImageTextToText,
         checkpoint,
         model_type,
-        unused=("model.language_model.", "lm_head."),
+        unused=("model.language_model.", "model.text_model.", "lm_head."),
         config=config,
         within=_quiet(),
         dtype=dtype,

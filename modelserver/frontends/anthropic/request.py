@@ -11,6 +11,7 @@ from modelserver.frontends.llm.call import GenerateCall
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.llm.models import LanguageModel
+from modelserver.frontends.llm.pictures import joined, read_picture
 from modelserver.frontends.llm.prompts import add_message
 from modelserver.frontends.llm.tools import Tools, ToolUse
 
@@ -154,36 +155,45 @@ def _read_message(fields: Fields) -> list[Message]:
 
 def _read_question(role: str, blocks: list[Fields]) -> list[Message]:
     found: list[Message] = []
-    texts: list[str] = []
+    parts: list[str | dict[str, Any]] = []
     for block in blocks:
         kind = _kind(block)
         if kind == "tool_result":
             found.append(_read_result(block))
         elif kind == "text":
-            texts.append(_text_of(block))
+            parts.append(_text_of(block))
         elif kind == "document":
-            texts.append(_read_document(block))
+            parts.append(_read_document(block))
         elif kind == "image":
-            raise _refused(block, "the models here take text only, and no pictures")
+            parts.append(_read_image(block))
         # What Anthropic's own servers add, such as search results, means nothing to other models.
-    if texts or not found:
-        found.append({"role": role, "content": "\n".join(texts)})
+    if parts or not found:
+        found.append({"role": role, "content": joined(parts)})
     return found
 
 
 def _read_result(block: Fields) -> Message:
     block.need("tool_use_id", "the id of a tool_use block")
     value = block.document.get("content")
+    parts: list[str | dict[str, Any]]
     if value is None or isinstance(value, str):
-        text = value or ""
+        parts = [value or ""]
     else:
-        parts = block.objects("content", _MAX_BLOCKS) or []
-        if any(_kind(part) == "image" for part in parts):
-            raise _refused(block, "the models here take text only, and no pictures")
-        text = "\n".join(_text_of(part) for part in parts if _kind(part) == "text")
+        given = [part for part in block.objects("content", _MAX_BLOCKS) or () if _kind(part) in ("text", "image")]
+        parts = [_text_of(part) if _kind(part) == "text" else _read_image(part) for part in given]
+    content = joined(parts)
     if block.flag("is_error"):
-        text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": block.text("tool_use_id"), "content": text}
+        content = f"Error: {content}" if isinstance(content, str) else joined(["Error:", *parts])
+    return {"role": "tool", "tool_call_id": block.text("tool_use_id"), "content": content}
+
+
+def _read_image(block: Fields) -> dict[str, Any]:
+    block.need("source", "an object with base64 or a URL")
+    source = block.fields("source")
+    assert source is not None, "it is there"
+    source.need("type", "base64 or url")
+    kind = source.word("type", ("base64", "url"))
+    return read_picture(source, "data" if kind == "base64" else "url")
 
 
 def _read_document(block: Fields) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,15 +22,22 @@ class Picture:
     param: str
 
 
-def picture_part(fields: Fields, name: str) -> dict[str, Any]:
-    """The part of a message's content for the picture whose source is the member `name`. Raises ParameterError."""
+def picture_part(picture: Picture) -> dict[str, Any]:
+    """The part of a message's content for a picture."""
+    return {"type": "image", IMAGE: picture}
+
+
+def read_picture(fields: Fields, name: str) -> dict[str, Any]:
+    """The part for the picture whose source is the member `name`. Raises ParameterError."""
     fields.need(name, "a data: URL, or the base64 of a picture")
-    return {"type": "image", IMAGE: Picture(fields.text(name) or "", fields.path(name))}
+    return picture_part(Picture(fields.text(name) or "", fields.path(name)))
 
 
-def joined(parts: list[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+def joined(parts: Sequence[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
     """Content as templates take it: texts become a line each, and parts only where there are pictures."""
     texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) == 1 == len(parts):
+        return texts[0]
     if len(texts) == len(parts):
         return "\n".join(texts)
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]

@@ -23,7 +23,7 @@ from modelserver.frontends.ollama.requests import (
     read_sampling,
     read_thinking,
     read_tools,
-    refuse_images,
+    with_images,
 )
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ class Generation:
         fields = call.fields
         keep_alive_s = read_keep_alive(fields)
         prompt, suffix = fields.text("prompt") or "", fields.text("suffix") or ""
-        refuse_images(fields)
         if not prompt and not suffix:
             await self._load_or_unload(call, durations, keep_alive_s, {"response": ""})
             return
@@ -98,13 +97,16 @@ class Generation:
         system, template = fields.text("system"), fields.text("template")
         if fields.flag("raw") and (context or system or template):
             raise ParameterError("raw mode does not support template, system, or context", "raw")
+        content = with_images(fields, prompt)
         by_template = bool(template) or model.fills_in_middle
+        if content is not prompt and (fields.flag("raw") or suffix or template or context):
+            raise ParameterError("'images' do not go with raw, suffix, template, or context", "images")
         if fields.flag("raw") or (suffix and not by_template):
             if context or system:
                 raise ParameterError("'suffix' does not go with system or context", "suffix")
             return GenerateCall(prompts=(prompt,), suffix=suffix, sampling=sampling, is_streamed=True), None
-        messages = [{"role": "system", "content": system}] if system and not suffix else []
-        messages.append({"role": "user", "content": prompt})
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system and not suffix else []
+        messages.append({"role": "user", "content": content})
         arguments = read_thinking(fields, model)
         if suffix:
             arguments["suffix"] = suffix

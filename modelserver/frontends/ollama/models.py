@@ -24,6 +24,7 @@ from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownModelError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models
+from modelserver.frontends.llm.pictures import IMAGE
 from modelserver.frontends.llm.prompts import find_modelfile
 from modelserver.store.store import Store
 
@@ -353,6 +354,7 @@ def _capabilities(model: LanguageModel) -> list[str]:
     found = {
         "completion": model.generates,
         "embedding": model.embeds and not model.generates,
+        "vision": model.generates and IMAGE in model.inputs,
         "tools": model.generates and bool(model.tool_parser),
         "thinking": model.generates and bool(model.reasoning_parser),
         "insert": "suffix" in model.inputs or model.fills_in_middle,

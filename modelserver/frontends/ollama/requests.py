@@ -7,6 +7,7 @@ from typing import Any
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields, Range
 from modelserver.frontends.llm.models import LanguageModel
+from modelserver.frontends.llm.pictures import Picture, joined, picture_part
 from modelserver.frontends.llm.tools import Tools, ToolUse
 from modelserver.frontends.ollama.limits import (
     MAX_IMAGES,
@@ -68,14 +69,11 @@ def read_thinking(fields: Fields, model: LanguageModel) -> dict[str, Any]:
     return arguments
 
 
-def refuse_images(fields: Fields) -> None:
-    """Raise ParameterError for pictures."""
-    if fields.items("images", MAX_IMAGES):
-        raise ParameterError(
-            f"'{fields.path('images')}': the models here take text only, and no pictures",
-            fields.path("images"),
-            Fault.UNSUPPORTED_CONTENT,
-        )
+def with_images(fields: Fields, text: str) -> str | list[dict[str, Any]]:
+    """The content of a message: its text behind the pictures of `images`, in base64. Raises ParameterError."""
+    images = fields.texts("images", MAX_IMAGES) or []
+    parts = [picture_part(Picture(image, fields.path(f"images[{index}]"))) for index, image in enumerate(images)]
+    return joined([*parts, text])
 
 
 def read_messages(fields: Fields) -> list[Message]:
@@ -85,9 +83,8 @@ def read_messages(fields: Fields) -> list[Message]:
 
 def _read_message(fields: Fields) -> Message:
     fields.need("role", f"one of {', '.join(_ROLES)}")
-    refuse_images(fields)
     role = fields.text("role") or ""
-    message: Message = {"role": role, "content": fields.text("content") or ""}
+    message: Message = {"role": role, "content": with_images(fields, fields.text("content") or "")}
     name, call_id, thinking = fields.text("tool_name"), fields.text("tool_call_id"), fields.text("thinking")
     if name:
         message["name"] = name

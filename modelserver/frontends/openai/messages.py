@@ -8,7 +8,7 @@ import orjson
 
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields
-from modelserver.frontends.llm.pictures import joined, picture_part
+from modelserver.frontends.llm.pictures import joined, read_picture
 from modelserver.frontends.openai.limits import OpenAiLimits
 
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
@@ -146,4 +146,4 @@ def _read_picture(part: Fields, kind: str) -> dict[str, Any]:
     name = "image" if kind == "image" else "image_url"
     part.need(name, "a data: URL")
     inner = part.fields(name) if isinstance(part.document[name], dict) else None
-    return picture_part(part, name) if inner is None else picture_part(inner, "url")
+    return read_picture(part, name) if inner is None else read_picture(inner, "url")

@@ -8,7 +8,7 @@ from .gemma import Gemma, Gemma2, Gemma3
 from .gpt2 import Gpt2
 from .llama import Llama, Mistral, Mixtral, Phi3
 from .olmo import Olmo2, Olmo3
-from .qwen import Qwen2, Qwen2Moe, Qwen3, Qwen3Moe
+from .qwen import Qwen2, Qwen2Moe, Qwen2Vl, Qwen3, Qwen3Moe, Qwen3Vl, Qwen25Vl
 
 # The name of an entry point in this group is a `model_type`, and its object a class like `Family`.
 ENTRY_POINT_GROUP = "modelserver.llm.families"
@@ -21,7 +21,10 @@ _BUNDLED: dict[str, type[Family]] = {
         Phi3,
         Mixtral,
         Qwen2,
+        Qwen2Vl,
+        Qwen25Vl,
         Qwen3,
+        Qwen3Vl,
         Qwen2Moe,
         Qwen3Moe,
         Gemma,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
+
+from ...step_context import StepContext
+from ..build import DecoderBuilder
+from ..decoder import DecoderLayer
 from ..decoder_config import DecoderConfig, MoeConfig
 from .family import Family
 from .readers import Entries, base_config, layer_types, typed_windows, uniform_windows
@@ -16,11 +21,51 @@ class Qwen2(Family):
         return base_config(entries, windows=_windows(entries))
 
 
+class Qwen25Vl(Qwen2):
+    """Also of Qwen2-VL. Rotations are in sections, by positions of pictures; of text they are the usual ones."""
+
+    model_type = "qwen2_5_vl_text"
+    usual_sections: ClassVar = {"mrope_section": [16, 24, 24]}
+
+    def read_config(self, entries: Entries) -> DecoderConfig:
+        return super().read_config(_in_sections(entries, self.usual_sections))
+
+
+class Qwen2Vl(Qwen25Vl):
+    model_type = "qwen2_vl_text"
+
+
 class Qwen3(Family):
     model_type = "qwen3"
 
     def read_config(self, entries: Entries) -> DecoderConfig:
         return base_config(entries, windows=_windows(entries), qk_norm="head")
+
+
+class Qwen3Vl(Qwen3):
+    """Features of pictures are also added to what the first layers give."""
+
+    model_type = "qwen3_vl_text"
+
+    def read_config(self, entries: Entries) -> DecoderConfig:
+        return super().read_config(_in_sections(entries, {"mrope_section": [24, 20, 20], "mrope_interleaved": True}))
+
+    def layer(self, build: DecoderBuilder, index: int) -> DecoderLayer:
+        layer = super().layer(build, index)
+        seen = build.weights.checkpoint.config.get("vision_config") or {}
+        return _SeeingLayer(layer, index) if index < len(seen.get("deepstack_visual_indexes") or ()) else layer
+
+
+class _SeeingLayer:
+    """Adds the pictures' features for this layer to its rows."""
+
+    def __init__(self, layer: DecoderLayer, index: int) -> None:
+        self._layer = layer
+        self._index = index
+
+    def __call__(self, hidden: torch.Tensor, step: StepContext, /) -> torch.Tensor:
+        hidden = self._layer(hidden, step)
+        return hidden if step.pictures is None else step.pictures.add_deep(hidden, self._index)
 
 
 class Qwen2Moe(Family):
@@ -39,6 +84,11 @@ class Qwen3Moe(Family):
         is_sliding = entries.get("use_sliding_window")
         windows = uniform_windows(entries) if is_sliding else (None,) * int(entries["num_hidden_layers"])
         return _with_experts(entries, windows=windows, qk_norm="head")
+
+
+def _in_sections(entries: Entries, usual: Entries) -> Entries:
+    name = "rope_parameters" if entries.get("rope_parameters") else "rope_scaling"
+    return {**entries, name: {**usual, **(entries.get(name) or {})}}
 
 
 def _windows(entries: Entries) -> tuple[int | None, ...]:
