@@ -51,7 +51,8 @@ class AnswerWriter:
         self._has_logprobs = has_logprobs
         self._has_tokens = not {"token_ids", "logprobs", "token_logprobs"}.isdisjoint(wants)
         # The outputs beside the text are the same for nearly all tokens, unless they tell something of each.
-        self._has_own = self._has_tokens or not {"cumulative_logprob", "prompt_logprobs"}.isdisjoint(wants)
+        own = {"logprobs", "token_logprobs", "cumulative_logprob", "prompt_logprobs"}
+        self._has_own = not own.isdisjoint(wants)
         self._known: dict[tuple[int, int, int], list[Tensor]] = {}
 
     def is_worth_sending(self, output: SequenceOutput) -> bool:
@@ -61,9 +62,8 @@ class AnswerWriter:
     def response(self, outputs: Sequence[SequenceOutput]) -> InferResponse:
         """One response with an entry for each of these outputs, which are of different choices."""
         if len(outputs) != 1 or self._has_own or outputs[0].finish_reason is not None:
-            return InferResponse(
-                [texts("text_output", [self._prefix + each.text for each in outputs]), *self._rest(outputs)]
-            )
+            found = [texts("text_output", [self._prefix + each.text for each in outputs]), *self._rest(outputs)]
+            return InferResponse(found + self._token_ids(outputs))
         # This runs for every streamed token.
         (output,) = outputs
         key = (output.choice, len(output.token_ids), output.num_cached_tokens)
@@ -72,10 +72,10 @@ class AnswerWriter:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             rest = self._known[key] = list(self._rest(outputs))
-        return InferResponse([texts("text_output", (self._prefix + output.text,)), *rest])
+        return InferResponse([texts("text_output", (self._prefix + output.text,)), *rest, *self._token_ids(outputs)])
 
     def _rest(self, outputs: Sequence[SequenceOutput]) -> Iterator[Tensor]:
-        """The requested outputs besides the text."""
+        """The requested outputs besides the text and its tokens."""
         wants = self._wants
         if self._has_index:
             yield numbers("index", [output.choice for output in outputs])
@@ -95,10 +95,13 @@ class AnswerWriter:
             yield numbers("num_output_tokens", [len(output.token_ids) for output in outputs])
         if "num_cached_tokens" in wants:
             yield numbers("num_cached_tokens", [output.num_cached_tokens for output in outputs])
-        if "token_ids" in wants and len(outputs) == 1:
-            yield numbers("token_ids", outputs[0].token_ids)
-        elif "choice_token_ids" in wants:
-            yield documents("choice_token_ids", [[output.token_ids for output in outputs]])
+
+    def _token_ids(self, outputs: Sequence[SequenceOutput]) -> list[Tensor]:
+        if "token_ids" in self._wants and len(outputs) == 1:
+            return [numbers("token_ids", outputs[0].token_ids)]
+        if "choice_token_ids" in self._wants:
+            return [documents("choice_token_ids", [[output.token_ids for output in outputs]])]
+        return []
 
     def _logprobs(self, outputs: Sequence[SequenceOutput]) -> Iterator[Tensor]:
         wants = self._wants

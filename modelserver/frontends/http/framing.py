@@ -58,21 +58,28 @@ NDJSON = Framing("application/x-ndjson", b"", b"\n")
 
 
 class PreparedFrame:
-    """A frame in which only one text changes: the rest is encoded once."""
+    """A frame in which only some values change, mostly one text: the rest is encoded once."""
 
-    __slots__ = ("_after", "_before")
+    __slots__ = ("_after", "_before", "_between")
 
-    # Put this into the document in place of the text.
+    # Put this into the document in place of each value that changes.
     MARK = _MARK
 
     def __init__(self, framing: Framing, document: Mapping[str, Any], name: str = "") -> None:
-        before, mark, after = framing.frame(orjson.dumps(document), name).partition(orjson.dumps(_MARK))
-        assert mark, "the document has the mark"
-        self._before, self._after = before, after
+        self._before, *parts = framing.frame(orjson.dumps(document), name).split(orjson.dumps(_MARK))
+        assert parts, "the document has a mark"
+        *self._between, self._after = parts
 
     def with_text(self, text: str) -> bytes:
-        """The frame."""
+        """The frame of a document with one mark."""
         return self._before + orjson.dumps(text) + self._after
+
+    def with_values(self, *values: str | int) -> bytes:
+        """The frame with a value in the place of each mark, in their order."""
+        found = self._before
+        for value, after in zip(values, (*self._between, self._after), strict=True):
+            found += (b"%d" % value if type(value) is int else orjson.dumps(value)) + after
+        return found
 
 
 def respond_document(exchange: HttpExchange, document: object, headers: Sequence[tuple[str, str]] = ()) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import orjson
 
+from modelserver.frontends.http.framing import Framing, PreparedFrame
 from modelserver.frontends.llamacpp.request import CompletionRequest
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared
 from modelserver.frontends.llm.choices import Choice, Said
 from modelserver.frontends.llm.edge import Call
-from modelserver.frontends.llm.events import Event, Finish, Text, TokenLogprob, json_logprob
+from modelserver.frontends.llm.events import Event, Finish, Text, TokenLogprob, json_logprob, plain_token
 
 Document = dict[str, Any]
 
@@ -36,6 +37,11 @@ class CompletionWriter(EventWriter):
         found = b""
         for choice, events in news:
             text = self._texts[choice.number]
+            plain = plain_token(events) if text.is_plain else None
+            if plain is not None:
+                # The usual case, and the one that comes for every token.
+                found += text.plain_frame(self._framing, *plain)
+                continue
             text.add(events)
             if text.has_news:
                 found += self._frame(text.part())
@@ -88,11 +94,27 @@ class _Completion:
         self._has_new_line = False
         self._began_ns = self._last_ns = time.monotonic_ns()
         self._first_ns: int | None = None
+        self._frame: PreparedFrame | None = None
+        # Whether all that an event says of a token is its text, its id and the counts.
+        self.is_plain = not (asked.has_timings or asked.num_probs or asked.fields or asked.num_predict == 0)
 
-    def add(self, events: Sequence[Event]) -> None:
+    def plain_frame(self, framing: Framing, content: str, token_id: int) -> bytes:
+        """An event of a stream for one token, where there is nothing else to say, before or after it."""
+        if self._frame is None:
+            mark = PreparedFrame.MARK
+            self._frame = PreparedFrame(framing, self._part(mark, [mark], (mark, mark)))
+        self._note_time()
+        if "\n" in content:
+            self._has_new_line = True
+        return self._frame.with_values(content, token_id, self._num_tokens, self._num_inputs)
+
+    def _note_time(self) -> None:
         self._last_ns = time.monotonic_ns()
         if self._first_ns is None:
             self._first_ns = self._last_ns
+
+    def add(self, events: Sequence[Event]) -> None:
+        self._note_time()
         if self._asked.num_predict == 0:
             # The prompt was to be read only.
             events = [event for event in events if isinstance(event, Finish)]
@@ -108,15 +130,7 @@ class _Completion:
     def part(self) -> Document:
         """An event of a stream: what was said since the last one."""
         said = self.said
-        found: Document = {
-            "index": self._choice.number,
-            "content": said.text,
-            "tokens": said.token_ids,
-            "stop": False,
-            "id_slot": _NO_SLOT,
-            "tokens_predicted": self._num_tokens,
-            "tokens_evaluated": self._num_inputs,
-        }
+        found = self._part(said.text, said.token_ids, (self._num_tokens, self._num_inputs))
         if self._asked.has_timings:
             found["timings"] = self._timings()
         if self._asked.num_probs:
@@ -124,6 +138,17 @@ class _Completion:
         said.forget_text()
         said.forget_tokens()
         return found
+
+    def _part(self, content: str, tokens: Sequence[int | str], counts: tuple[int | str, int | str]) -> Document:
+        return {
+            "index": self._choice.number,
+            "content": content,
+            "tokens": tokens,
+            "stop": False,
+            "id_slot": _NO_SLOT,
+            "tokens_predicted": counts[0],
+            "tokens_evaluated": counts[1],
+        }
 
     def whole(self, text: str) -> Document:
         """The answer, or the last event of a stream, which has no text of its own."""

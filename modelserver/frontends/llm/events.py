@@ -5,6 +5,7 @@ APIs write these in their own documents. Events of one choice come in their orde
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -73,6 +74,17 @@ class Finish(NamedTuple):
 
 Event = Text | Reasoning | ToolDelta | ToolEnd | Tokens | Finish
 SaidEvent = Text | Reasoning | ToolDelta
+
+
+def plain_token(events: Sequence[Event]) -> tuple[str, int] | None:
+    """The text and the id of the token that the events say, if they say one, without a log-probability: the usual case
+    of a call that asks for tokens."""
+    if len(events) != 2:
+        return None
+    text, tokens = events
+    if type(text) is not Text or type(tokens) is not Tokens or len(tokens.ids) != 1 or tokens.logprobs:
+        return None
+    return text.text, tokens.ids[0]
 
 
 @dataclass(slots=True)

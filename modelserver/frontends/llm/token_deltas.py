@@ -44,7 +44,9 @@ def read_deltas(response: InferResponse) -> list[TokenDelta]:
     if "text_output" not in row:
         return []
     delta = _read(row)
-    if "token_ids" in row or "choice_token_ids" in row:
+    if "token_ids" in row and "choice_token_ids" not in row:
+        delta.token_ids = [row["token_ids"]]
+    elif "choice_token_ids" in row:
         (delta.token_ids,) = _token_ids({name: [value] for name, value in row.items()}, 1)
     return [delta]
 

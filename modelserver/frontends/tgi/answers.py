@@ -8,10 +8,11 @@ from typing import Any
 
 import orjson
 
+from modelserver.frontends.http.framing import PreparedFrame
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared
 from modelserver.frontends.llm.choices import Choice, Said
 from modelserver.frontends.llm.edge import Call
-from modelserver.frontends.llm.events import Finish, TokenLogprob, json_logprob
+from modelserver.frontends.llm.events import Finish, TokenLogprob, json_logprob, plain_token
 from modelserver.frontends.tgi.request import TgiRequest
 
 Document = dict[str, Any]
@@ -71,12 +72,22 @@ class TgiWriter(EventWriter):
         self._texts: list[str] = []
         self._num_written = 0
         self._last: Document | None = None
+        marked = {"id": PreparedFrame.MARK, "text": PreparedFrame.MARK, "logprob": None, "special": False}
+        document = {"index": PreparedFrame.MARK, "token": marked, "generated_text": None, "details": None}
+        self._plain_frame = PreparedFrame(call.framing, document)
 
     # Streams.
 
     def frames(self, news: News) -> bytes:
         found = b""
         for _, events in news:
+            plain = plain_token(events)
+            if plain is not None:
+                text, token_id = plain
+                self._texts.append(text)
+                self._num_written += 1
+                found += self._plain_frame.with_values(self._num_written, token_id, text)
+                continue
             said = Said()
             said.add(events)
             text = said.text

@@ -143,10 +143,12 @@ class Tgi:
 
 def _generate_call(asked: TgiRequest, model: LanguageModel, prompt: Prompt, *, is_streamed: bool) -> GenerateCall:
     sampling = dict(asked.sampling)
-    # A stream tells every token, of a model that can.
+    # A stream tells every token, of a model that can; what the model thinks of it, where details are asked for.
+    tells_ids = is_streamed and "return_token_ids" in model.inputs
     tells = not model.inputs.keys().isdisjoint(("return_token_logprobs", "return_logprobs"))
-    if asked.has_details or (is_streamed and (tells or asked.num_top)):
+    if asked.has_details or (is_streamed and (asked.num_top or (tells and not tells_ids))):
         sampling["logprobs"] = asked.num_top
+        tells_ids = False
     if asked.has_prefill:
         sampling["prompt_logprobs"] = 0
     if asked.best_of > 1:
@@ -156,6 +158,7 @@ def _generate_call(asked: TgiRequest, model: LanguageModel, prompt: Prompt, *, i
         sampling=sampling,
         num_choices=asked.best_of,
         is_streamed=is_streamed,
+        has_token_ids=tells_ids,
         ranks_choices=asked.best_of > 1,
         adds_special_tokens=None if asked.adds_special_tokens or not isinstance(prompt, str) else False,
     )

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from modelserver.errors import ServerError
+from modelserver.frontends.http.framing import PreparedFrame
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared
 from modelserver.frontends.llm.choices import Usage
 from modelserver.frontends.llm.edge import Call
@@ -47,7 +48,7 @@ class ResponseWriter(EventWriter):
         self._finish: Finish | None = None
         self._number = 0
         self._frames: list[bytes] = []
-        self._is_streamed = prepared.call.is_streamed
+        self.is_streamed = prepared.call.is_streamed
 
     def frames(self, news: News) -> bytes:
         if not self.is_begun:
@@ -86,10 +87,20 @@ class ResponseWriter(EventWriter):
 
     def send(self, kind: str, **members: Any) -> None:
         """Add an event to the stream, if there is one."""
-        if self._is_streamed:
+        if self.is_streamed:
             document = {"type": kind, "sequence_number": self._number, **members}
             self._frames.append(self._framing.frame(orjson.dumps(document), kind))
             self._number += 1
+
+    def prepared(self, kind: str, **members: Any) -> PreparedFrame:
+        """An event that is sent often: its number is a mark, and so is what changes of its members."""
+        document = {"type": kind, "sequence_number": PreparedFrame.MARK, **members}
+        return PreparedFrame(self._framing, document, kind)
+
+    def send_prepared(self, frame: PreparedFrame, text: str) -> None:
+        """Add it to the stream."""
+        self._frames.append(frame.with_values(self._number, text))
+        self._number += 1
 
     def _taken(self) -> bytes:
         frames, self._frames = self._frames, []
@@ -214,6 +225,7 @@ class _MessageItem(_Item):
         super().__init__(writer, index)
         self._logprobs: list[Document] = []
         self._new_logprobs: list[Document] = []
+        self._text_frame: PreparedFrame | None = None
 
     def begin(self) -> None:
         super().begin()
@@ -222,7 +234,19 @@ class _MessageItem(_Item):
     def add(self, text: str) -> None:
         super().add(text)
         new, self._new_logprobs = self._new_logprobs, []
-        self._send_part("response.output_text.delta", delta=text, logprobs=new)
+        if new or not self._writer.is_streamed:
+            self._send_part("response.output_text.delta", delta=text, logprobs=new)
+            return
+        if self._text_frame is None:
+            self._text_frame = self._writer.prepared(
+                "response.output_text.delta",
+                output_index=self._index,
+                item_id=self._id,
+                content_index=0,
+                delta=PreparedFrame.MARK,
+                logprobs=[],
+            )
+        self._writer.send_prepared(self._text_frame, text)
 
     def add_logprobs(self, entries: list[Document]) -> None:
         """Of the piece of text that comes next."""
