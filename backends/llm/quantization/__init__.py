@@ -12,6 +12,7 @@ from .awq import Awq
 from .bitsandbytes import BitsAndBytes
 from .compressed_tensors import CompressedTensors
 from .exl2 import Exl2
+from .exl3 import Exl3
 from .fp8 import ModelOpt, StoredFp8
 from .gguf import Gguf
 from .gptq import Gptq
@@ -31,6 +32,7 @@ _STORED: dict[str, type[Scheme]] = {
     "bitsandbytes": BitsAndBytes,
     "compressed-tensors": CompressedTensors,
     "exl2": Exl2,
+    "exl3": Exl3,
     "fbgemm_fp8": StoredFp8,
     "fp8": StoredFp8,
     "gguf": Gguf,
