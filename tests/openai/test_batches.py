@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -18,15 +19,18 @@ import pytest
 from openai.types import Batch
 from support.keys import KeyFile
 from support.mock_llm import say, user, write_mock_llm
+from support.processes import serving_process
 from support.serving import RunningServer, running_server
 
 from modelserver.auth.api_keys import Scope
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.llm.errors import ParameterError
+from modelserver.frontends.openai.batches.input_file import ENDPOINTS
 from modelserver.frontends.openai.batches.multipart import read_form
 from modelserver.frontends.openai.batches.records import BatchRecord, BatchStatus, kept
-from modelserver.frontends.openai.batches.service import BATCH, BatchService
+from modelserver.frontends.openai.batches.service import BATCH, BatchService, endpoint_handlers
 from modelserver.protocol.exchange import HttpExchange
+from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import json_response
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -212,7 +216,7 @@ def test_a_batch_is_cancelled_and_keeps_what_is_answered(client: openai.OpenAI) 
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"endpoint": "/v1/moderations"}, "endpoint"),
+        ({"endpoint": "/v1/videos"}, "endpoint"),
         ({"completion_window": "1h"}, "completion_window"),
         ({"input_file_id": "file-none"}, "input_file_id"),
         ({"input_file_id": None}, "input_file_id"),
@@ -281,11 +285,41 @@ def test_a_batch_goes_on_after_a_restart(models: Path, tmp_path: Path) -> None:
         assert rows(client, batch.output_file_id).keys() == {"a0", "a1", "a2", "a3"}
 
 
+@pytest.mark.slow
+def test_servers_that_are_killed_lose_and_double_no_row(models: Path, tmp_path: Path) -> None:
+    """Killed at another moment each time, until one of them finds that the batch has ended."""
+    expected = {f"l{number}": str(number) for number in range(400)}
+    lines = [line(name, text, CHAT) for name, text in expected.items()]
+    batch_id, num_kills = "", 0
+    while True:
+        with serving_process(models, f"--batch-directory={tmp_path}") as process:
+            process.wait_until_started()
+            url = f"http://{process.http_url}/v1"
+            with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+                batch_id = batch_id or begin(client, lines, CHAT)
+                batch = client.batches.retrieve(batch_id)
+                if batch.status == "completed":
+                    found = rows(client, batch.output_file_id)
+                    break
+                time.sleep(0.01 * num_kills)
+            process.signal(signal.SIGKILL)
+            num_kills += 1
+    assert num_kills >= 3
+    assert batch.request_counts is not None
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (len(expected), 0)
+    contents = {name: row["response"]["body"]["choices"][0]["message"]["content"] for name, row in found.items()}
+    assert contents == expected
+
+
 def test_without_a_directory_all_is_refused(http: httpx.Client) -> None:
     for path in ("/v1/files", "/v1/batches", "/v1/batches/x", "/v1/files/x/content"):
         answer = http.get(path)
         assert answer.status_code == 400
         assert "--batch-directory" in answer.json()["error"]["message"]
+
+
+def test_every_endpoint_that_a_batch_may_name_has_a_handler() -> None:
+    assert endpoint_handlers(cast("Any", None), HttpLimits()).keys() == set(ENDPOINTS)
 
 
 async def until_so(is_so: Callable[[], bool]) -> None:

@@ -178,7 +178,8 @@ TYPES: dict[str, Schema] = {
         filename: string, purpose: string, status: string, status_details: string | null}""",
     "Deleted": "{id: string, object: 'file', deleted: boolean}",
     "CreateBatch": """{input_file_id: string, completion_window: '24h', metadata?: {*: string},
-        endpoint: '/v1/chat/completions' | '/v1/completions' | '/v1/embeddings' | '/v1/responses',
+        endpoint: '/v1/chat/completions' | '/v1/completions' | '/v1/embeddings' | '/v1/responses' | '/v1/moderations'
+        | '/v1/rerank' | '/v1/score',
         output_expires_after?: {anchor: 'created_at', seconds: integer 3600..2592000}, *: any}""",
     "Batch": """{id: string, object: 'batch', endpoint: string, model: string | null, input_file_id: string,
         completion_window: string, status: string, output_file_id: string | null, error_file_id: string | null,

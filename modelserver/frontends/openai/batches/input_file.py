@@ -9,7 +9,16 @@ from typing import Any
 
 import orjson
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+# OpenAI's, and those of vLLM's batches.
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/moderations",
+    "/v1/rerank",
+    "/v1/score",
+)
 MAX_LINES = 50_000
 _MAX_ID_LEN = 512
 # Errors that are told of a file; further ones are left out.

@@ -21,10 +21,12 @@ from modelserver.frontends.openai.batches.records import BatchRecord, BatchStatu
 from modelserver.frontends.openai.batches.runner import BatchRun, Handler, RunnerParts, Stop, Turns
 from modelserver.frontends.openai.batches.storage import ERRORS, OUTPUT, BatchStorage
 from modelserver.frontends.openai.chat import Chat
+from modelserver.frontends.openai.classifying import Classifying
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
 from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.ranking import Ranking
 from modelserver.frontends.openai.responses.routes import Responses
 from modelserver.protocol.limits import HttpLimits
 
@@ -54,6 +56,9 @@ def endpoint_handlers(dataplane: AnyDataPlane, limits: HttpLimits) -> dict[str, 
         "/v1/completions": Completions(dataplane, names).serve,
         "/v1/embeddings": Embeddings(dataplane, names).serve,
         "/v1/responses": Responses(dataplane, limits, names).create,
+        "/v1/moderations": Classifying(dataplane, names).moderate,
+        "/v1/rerank": Ranking(dataplane, names).rerank,
+        "/v1/score": Ranking(dataplane, names).score,
     }
     return {path: edge.handler(serve) for path, serve in serves.items()}
 
