@@ -22,8 +22,11 @@ from support.mock_llm import say, user, write_mock_llm
 from support.processes import serving_process
 from support.serving import RunningServer, running_server
 
+from modelserver.auth.access import Access
 from modelserver.auth.api_keys import Scope
+from modelserver.core.request import LOWEST_PRIORITY, InFlightRequest
 from modelserver.errors import InvalidArgumentError
+from modelserver.frontends.http.proxy_headers import adopt
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.openai.batches.input_file import ENDPOINTS
 from modelserver.frontends.openai.batches.multipart import read_form
@@ -417,7 +420,8 @@ async def test_lines_are_few_while_others_use_the_model(tmp_path: Path) -> None:
 async def test_a_line_that_finds_the_server_busy_is_sent_again(life: Life) -> None:
     record = await life.begin(1)
     await life.asks(1)
-    assert life.asked[0].is_background
+    asked = InFlightRequest(model_name="mock", version=None, inputs={})
+    assert adopt(asked, life.asked[0], Access()).priority == LOWEST_PRIORITY
     life.answer(0, status=429)
     await life.asks(2)
     life.answer(1, status=503)

@@ -4,6 +4,7 @@ import pytest
 from support.batching import batching_config, request
 
 from modelserver.config.schema import ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
+from modelserver.core.request import LOWEST_PRIORITY
 from modelserver.scheduling.admission import PriorityLevels, QueuePolicy
 
 
@@ -34,10 +35,16 @@ def test_levels_have_their_own_policy_or_the_default_one() -> None:
     levels = PriorityLevels(batching_config(dynamic_batching=batching), default_max_queue_size=100)
     assert levels.policy_of(1) == QueuePolicy(9, 7000, True, True)
     assert levels.policy_of(2) == levels.policy_of(3) == QueuePolicy(5)
-    assert [levels.level_of(request(priority=priority)) for priority in (0, 1, 3, 4)] == [2, 1, 3, 2]
+    assert [levels.level_of(request(priority=priority)) for priority in (0, 1, 3, 4, LOWEST_PRIORITY)] == [
+        2,
+        1,
+        3,
+        2,
+        3,
+    ]
 
 
 def test_without_levels_all_is_one_queue_with_the_servers_bound() -> None:
     levels = PriorityLevels(batching_config(), default_max_queue_size=100)
-    assert [levels.level_of(request(priority=priority)) for priority in (0, 1, 3)] == [1, 1, 1]
+    assert [levels.level_of(request(priority=priority)) for priority in (0, 1, 3, LOWEST_PRIORITY)] == [1, 1, 1, 1]
     assert levels.policy_of(1) == QueuePolicy(100, is_servers_bound=True)
