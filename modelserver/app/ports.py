@@ -115,6 +115,7 @@ def http_limits(options: ServerOptions) -> HttpLimits:
     return HttpLimits(
         max_body_bytes=options.http_max_input_size,
         recognizes=options.recognize_requests,
+        media_domains=options.allowed_media_domains,
         access=options.http_access,
         cors=replace(options.http_cors, is_local=is_loopback(options.http_host)),
     )

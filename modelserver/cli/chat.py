@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import mimetypes
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -23,6 +25,7 @@ _NO_TEXT = "the message is not UTF-8 text"
 # Control characters that a terminal would interpret, except line ends and tabs.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 _HELP = """\
+/image FILE       send a picture with the next message
 /clear            begin a new conversation
 /set              show what is set; /set NAME VALUE sets it: system, or a parameter of
                   OpenAI's API such as temperature, max_tokens, top_p, seed, stop
@@ -31,6 +34,11 @@ _HELP = """\
 /load FILE        go on with a conversation from a file
 /bye              leave, as Ctrl-D does
 Ctrl-C stops an answer."""
+
+
+Images = Annotated[
+    list[Path] | None, typer.Option("--image", help="Picture to send with the first message. Repeat for several.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -43,6 +51,7 @@ def chat(
     system: Annotated[str, typer.Option(help="System message at the start of the conversation.")] = "",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 always picks the most likely token.")] = None,
+    image: Images = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Talk to a language model. Without a terminal, all of standard input is one message."""
@@ -52,6 +61,11 @@ def chat(
     if temperature is not None:
         parameters["temperature"] = temperature
     conversation = Conversation(ServerClient(url), parameters, system)
+    try:
+        for path in image or ():
+            conversation.attach(path)
+    except OSError as error:
+        raise InvalidArgumentError(f"{error.filename}: {error.strerror}") from None
     if message is None and sys.stdin.isatty():
         _talk(conversation)
         return
@@ -69,12 +83,20 @@ class Conversation:
         self._parameters = parameters
         self._system = system
         self.messages: list[dict[str, Any]] = []
+        # Parts of the next message.
+        self._pictures: list[dict[str, Any]] = []
         # Tokens of the last answer, as the server counts them; None if it did not say.
         self.num_tokens: int | None = None
         self.clear()
 
     def clear(self) -> None:
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def attach(self, path: Path) -> None:
+        """Send a picture with the next message. Raises OSError."""
+        data = base64.b64encode(path.read_bytes()).decode()
+        kind = mimetypes.guess_type(path.name)[0] or "image/png"
+        self._pictures.append({"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}})
 
     def settings(self) -> dict[str, object]:
         """What goes with each request, by name."""
@@ -128,7 +150,9 @@ class Conversation:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidArgumentError(_NO_TEXT) from None
-        self.messages.append({"role": "user", "content": text})
+        pictures, self._pictures = self._pictures, []
+        content = [*pictures, {"type": "text", "text": text}] if pictures else text
+        self.messages.append({"role": "user", "content": content})
         answer: list[str] = []
         self.num_tokens = None
         try:
@@ -193,6 +217,8 @@ def _obey(conversation: Conversation, command: str, name: str = "", value: str =
     """A command that is typed in place of a message."""
     if command == "/clear":
         conversation.clear()
+    elif command == "/image" and name:
+        conversation.attach(Path(f"{name} {value}".strip()).expanduser())
     elif command == "/set" and not name:
         for key, setting in conversation.settings().items():
             print_line(f"{key} = {setting}")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from modelserver.cli.chat import chat
+from modelserver.cli.chat import Images, chat
 from modelserver.cli.infer import InputSpec, ask, read_specs
 from modelserver.cli.output import Steps, print_table
 from modelserver.cli.store import Directory, shown_task
@@ -37,6 +37,7 @@ def run(
     system: Annotated[str, typer.Option(help="System message at the start of the conversation.")] = "",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 always picks the most likely token.")] = None,
+    image: Images = None,
     url: Annotated[
         str,
         typer.Option(
@@ -61,7 +62,7 @@ def run(
         name, address = _serving(stack, model, url, store, allow_pickle_models)
         client = ServerClient(address)
         if _generates_text(client, name):
-            chat(name, " ".join(prompt) if prompt else None, system, max_tokens, temperature, address)
+            chat(name, " ".join(prompt) if prompt else None, system, max_tokens, temperature, image, address)
         else:
             _ask_once(client, name, prompt or [])
 

@@ -27,6 +27,8 @@ class HttpLimits:
     max_rank: int = 32
     # Whether repeated requests are recognised by their bytes (`core/recognition.py`).
     recognizes: bool = True
+    # The hosts from which pictures of conversations are fetched.
+    media_domains: tuple[str, ...] = ()
     access: Access = field(default_factory=Access)
     cors: Cors = field(default_factory=Cors)
 

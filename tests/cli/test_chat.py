@@ -206,3 +206,13 @@ def test_an_unknown_model_is_named(served: RunningServer, model: str, message: s
     conversation = Conversation(ServerClient(f"http://{served.http_url}"), {"model": model})
     with pytest.raises(ServerError, match=message):
         "".join(conversation.ask("x"))
+
+
+def test_pictures_go_with_the_first_message(run: Run, tmp_path: Path) -> None:
+    picture = tmp_path / "a picture.png"
+    picture.write_bytes(b"\x89PNG")
+    assert "takes text only, and no pictures" in run(f"--image={picture}", "what is it", status=1)[1]
+    assert "No such file" in run(f"--image={tmp_path / 'none.png'}", "what is it", status=1)[1]
+    _, err = run(lines=[f"/image {picture}", "what is it", "/image none.png", "/bye"])
+    assert "takes text only, and no pictures" in err
+    assert "none.png: No such file" in err

@@ -39,7 +39,7 @@ def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     root = tmp_path_factory.mktemp("served")
     write_llm(root, "seeing", checkpoint, dtype="float32", limit_mm_per_prompt=3, max_image_pixels=10_000)
     write_llm(root, "blind", write_checkpoint(tmp_path_factory.mktemp("blind")), dtype="float32")
-    with running_server(root, exit_on_error=True) as running:
+    with running_server(root, exit_on_error=True, allowed_media_domains=("localhost",)) as running:
         yield running
 
 
@@ -124,6 +124,7 @@ def test_pictures_of_ollamas_api(served: RunningServer, checkpoint: Path) -> Non
     [
         ("blind", {"url": data_url(FIRST)}, "messages[0].content[0].image_url.url", "takes text only, and no pictures"),
         ("seeing", {"url": "https://example.com/a.png"}, "messages[0].content[0].image_url.url", "not fetched"),
+        ("seeing", {"url": "http://localhost/a.png"}, "messages[0].content[0].image_url.url", "could not be fetched"),
         ("seeing", {"url": "file:///etc/passwd"}, "messages[0].content[0].image_url.url", "not fetched"),
         ("seeing", {}, "messages[0].content[0].image_url.url", "is missing"),
         ("seeing", {"url": "aGVsbG8="}, "messages", "cannot be read as a picture"),

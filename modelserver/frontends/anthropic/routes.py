@@ -55,7 +55,7 @@ class Anthropic:
         """Answer with the number of tokens of the same prompt; nothing is generated. Raises ServerError."""
         model = await find_model(self._dataplane, call.fields.text("model"), "tokenizes")
         conversation = read_conversation(call.fields, model)
-        prompt = await conversation_input(self._dataplane, model, conversation)
+        prompt = await conversation_input(self._dataplane, model, conversation, call.picture_urls)
         # A template has written the special tokens.
         adds = False if "text_input" in prompt else None
         (ids,) = await token_ids_of(self._dataplane, model, [prompt], adds_special_tokens=adds)

@@ -81,7 +81,7 @@ async def prepare(dataplane: AnyDataPlane, model: LanguageModel, asked: Generate
         needed["add_special_tokens"] = asked.adds_special_tokens
     prompts: list[dict[str, Any]]
     if asked.conversation is not None:
-        prompts = [await conversation_input(dataplane, model, asked.conversation)]
+        prompts = [await conversation_input(dataplane, model, asked.conversation, call.picture_urls)]
         if asked.adds_special_tokens is None and "text_input" in prompts[0]:
             # The template has written them.
             wanted["add_special_tokens"] = False

@@ -26,6 +26,7 @@ from modelserver.frontends.http.proxy_headers import adopt
 from modelserver.frontends.llm.errors import MediaTypeError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import load_on_demand
+from modelserver.frontends.llm.picture_urls import PictureUrls
 from modelserver.protocol.compression import decompress
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
@@ -69,6 +70,7 @@ class Call:
         self._exchange = exchange
         self._access = limits.access
         self._errors = errors
+        self.picture_urls = PictureUrls(limits.media_domains)
         self.framing = framing
         self.headers: list[tuple[str, str]] = []
         self._writer: ResponseWriter | None = None

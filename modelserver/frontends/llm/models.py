@@ -258,7 +258,7 @@ class LanguageModel:
         assert datatype is not None, "a loaded model's inputs have datatypes"
         data: np.ndarray[Any, Any]
         if datatype is Datatype.BYTES and isinstance(value, tuple):
-            data = np.array([each.encode() for each in value], dtype=object)
+            data = np.array([each.encode() if isinstance(each, str) else each for each in value], dtype=object)
         elif datatype is Datatype.BYTES:
             data = np.empty(1, dtype=object)
             data[0] = _encoded(value) if isinstance(value, str) else orjson.dumps(value)

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import LanguageModel
+from modelserver.frontends.llm.picture_urls import PictureUrls
 
 # The input of models that see pictures.
 IMAGE = "image"
@@ -20,6 +22,11 @@ class Picture:
 
     source: str
     param: str
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the source is a URL that is to be fetched."""
+        return "://" in self.source[:16]
 
 
 def picture_part(picture: Picture) -> dict[str, Any]:
@@ -64,11 +71,17 @@ def take_pictures(model: LanguageModel, conversation: Mapping[str, Any]) -> tupl
             found[0].param,
             Fault.UNSUPPORTED_CONTENT,
         )
-    for picture in found:
-        if "://" in picture.source[:16]:
-            raise ParameterError(
-                f"'{picture.param}': pictures are not fetched from other servers: send a data: URL",
-                picture.param,
-                Fault.UNSUPPORTED_CONTENT,
-            )
     return {**conversation, "messages": messages} if found else dict(conversation), found
+
+
+async def sources_of(pictures: Sequence[Picture], urls: PictureUrls) -> tuple[str | bytes, ...]:
+    """Base64, data: URLs, or files that were fetched. Raises ParameterError for what cannot be."""
+    elsewhere = [picture for picture in pictures if picture.is_elsewhere]
+    if not elsewhere:
+        return tuple(picture.source for picture in pictures)
+    try:
+        fetched = iter(await urls.fetch([picture.source for picture in elsewhere]))
+    except InvalidArgumentError as error:
+        param = elsewhere[0].param
+        raise ParameterError(f"'{param}': {error.message}", param, Fault.UNSUPPORTED_CONTENT) from None
+    return tuple(next(fetched) if picture.is_elsewhere else picture.source for picture in pictures)

@@ -20,7 +20,8 @@ from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError, NotFoundError, ServerError
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import LanguageModel
-from modelserver.frontends.llm.pictures import IMAGE, take_pictures
+from modelserver.frontends.llm.picture_urls import PictureUrls
+from modelserver.frontends.llm.pictures import IMAGE, sources_of, take_pictures
 from modelserver.frontends.llm.requests import only_responses
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 
 async def conversation_input(
-    dataplane: AnyDataPlane, model: LanguageModel, conversation: dict[str, Any]
+    dataplane: AnyDataPlane, model: LanguageModel, conversation: dict[str, Any], urls: PictureUrls
 ) -> dict[str, Any]:
     """The inputs of `model` that have the conversation: `messages`, or the text that the template makes of it, and
     `image` for its pictures.
@@ -46,7 +47,7 @@ async def conversation_input(
         conversation = {**conversation, "messages": [_with_thinking(each) for each in conversation["messages"]]}
     conversation, pictures = take_pictures(model, conversation)
     if pictures:
-        return {"messages": conversation, IMAGE: tuple(picture.source for picture in pictures)}
+        return {"messages": conversation, IMAGE: await sources_of(pictures, urls)}
     if "messages" in model.inputs or not model.generates:
         return {"messages": conversation}
     directories = dataplane.model_directories(model.name)

@@ -75,7 +75,7 @@ class Generation:
             await self._load_or_unload(call, durations, keep_alive_s, {"response": ""})
             return
         model = await self._models.find(fields)
-        asked, prompt_token_ids = await self._read_prompt(fields, model, prompt, suffix)
+        asked, prompt_token_ids = await self._read_prompt(call, model, prompt, suffix)
         prepared = _written_as_asked(await prepare(self._dataplane, model, asked, call), fields)
         self._models.keep(call, model.name, keep_alive_s)
         durations.note_sent()
@@ -85,13 +85,14 @@ class Generation:
             await self._models.evict(call, model.name)
 
     async def _read_prompt(
-        self, fields: Fields, model: LanguageModel, prompt: str, suffix: str
+        self, call: Call, model: LanguageModel, prompt: str, suffix: str
     ) -> tuple[GenerateCall, list[int] | None]:
         """The call, and the tokens of its prompt where the model can tell them and the answer needs them.
 
         A prompt is the user's message of a template, the model's or the request's; with `raw` it is the text itself,
         and before a `suffix` too where the model takes that by an input of its own.
         """
+        fields = call.fields
         sampling = read_sampling(fields)
         context = fields.integers("context", MAX_CONTEXT, Range(0, MAX_INT64))
         system, template = fields.text("system"), fields.text("template")
@@ -120,7 +121,7 @@ class Generation:
             if context:
                 raise ParameterError(f"model '{model.name}' cannot take 'context': it has no tokens to tell", "context")
             return GenerateCall(conversation=conversation, sampling=sampling, is_streamed=True), None
-        rendered = await conversation_input(self._dataplane, model, conversation)
+        rendered = await conversation_input(self._dataplane, model, conversation, call.picture_urls)
         adds = None if "messages" in rendered else False
         (ids,) = await token_ids_of(self._dataplane, model, [rendered], adds_special_tokens=adds)
         ids = (context or []) + ids

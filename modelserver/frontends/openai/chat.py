@@ -45,12 +45,12 @@ class Chat:
         prepared = await prepare(self._dataplane, model, chat.call, call)
         kind = "chat.completion.chunk" if chat.call.is_streamed else "chat.completion"
         envelope = Envelope(call.make_id("chatcmpl-"), kind, call.created_s, model.name)
-        ids = await self._prompt_token_ids(model, chat) if chat.call.has_token_ids else None
+        ids = await self._prompt_token_ids(model, chat, call) if chat.call.has_token_ids else None
         await answer(self._dataplane, prepared, call, ChatWriter(chat, prepared, envelope, call.framing, ids))
 
-    async def _prompt_token_ids(self, model: LanguageModel, chat: ChatRequest) -> list[int]:
+    async def _prompt_token_ids(self, model: LanguageModel, chat: ChatRequest, call: Call) -> list[int]:
         assert chat.call.conversation is not None, "a chat has one"
-        prompt = await conversation_input(self._dataplane, model, chat.call.conversation)
+        prompt = await conversation_input(self._dataplane, model, chat.call.conversation, call.picture_urls)
         adds = chat.call.adds_special_tokens
         return (await token_ids_of(self._dataplane, model, [prompt], adds_special_tokens=adds))[0]
 

@@ -51,7 +51,9 @@ class Tokens:
         if fields.has("messages") and fields.has("prompt"):
             raise ParameterError("'prompt' and 'messages' cannot both be given: use one of them", "prompt")
         if fields.has("messages"):
-            needed |= await conversation_input(self._dataplane, model, read_conversation(fields, self._limits))
+            needed |= await conversation_input(
+                self._dataplane, model, read_conversation(fields, self._limits), call.picture_urls
+            )
         else:
             fields.need("prompt", "a string, unless there are messages")
             needed["text_input"] = fields.text("prompt")

@@ -30,7 +30,9 @@ async def tokenize(dataplane: AnyDataPlane, call: Call, name: str) -> None:
 async def chat_tokenize(dataplane: AnyDataPlane, call: Call, name: str) -> None:
     """Answer with the text that the model's template makes of a conversation, and its tokens. Raises ServerError."""
     model = await find_model(dataplane, name, "tokenizes" if name else "generates")
-    prompt = await conversation_input(dataplane, model, read_conversation(call.fields, OpenAiLimits()))
+    prompt = await conversation_input(
+        dataplane, model, read_conversation(call.fields, OpenAiLimits()), call.picture_urls
+    )
     # A template has written the special tokens.
     adds = False if "text_input" in prompt else None
     ids, pieces = await token_pieces_of(dataplane, model, prompt, adds_special_tokens=adds)

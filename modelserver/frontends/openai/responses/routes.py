@@ -78,7 +78,7 @@ class Responses:
         model = await find_model(self._dataplane, fields.text("model"), "tokenizes")
         items = [*self._earlier(fields)[0], *read_items(fields)]
         conversation = read_conversation(fields, items, read_tools(fields, self._limits))
-        prompt = await conversation_input(self._dataplane, model, conversation)
+        prompt = await conversation_input(self._dataplane, model, conversation, call.picture_urls)
         # A template has written the special tokens.
         adds = False if "text_input" in prompt else None
         (ids,) = await token_ids_of(self._dataplane, model, [prompt], adds_special_tokens=adds)
