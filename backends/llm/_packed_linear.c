@@ -24,8 +24,8 @@
 
 #include "_kernels_threads.h"
 
-/* Inputs whose sums are added up before they are added to those before; rows and outputs of a part that are computed
- * together. */
+/* Inputs whose sums are added up before they are added to those of earlier ones; rows and outputs of a part that are
+ * computed together. */
 #define SEGMENT 2048
 #define FLOAT_SEGMENT 256
 #define MOST_ROWS 64
@@ -87,19 +87,24 @@ static inline float half_to_float(uint16_t half)
 #define ISA GENERIC
 #define TARGET
 #define LANES 4
-#define CODE_ROWS 4
+#define CODE_ROWS 2
 #define FLOAT_ROWS 4
+#define MOST_BLOCKS 1
 #define NAME(name) name##_generic
 #include "_packed_vector.h"
 #undef ISA
 #undef TARGET
 #undef LANES
+#undef CODE_ROWS
 #undef FLOAT_ROWS
+#undef MOST_BLOCKS
 #undef NAME
 
 #ifdef __x86_64__
 #define LANES 8
+#define CODE_ROWS 4
 #define FLOAT_ROWS 6
+#define MOST_BLOCKS 2
 
 #define ISA AVX2
 #define TARGET __attribute__((target("avx2,fma,f16c")))
@@ -144,26 +149,26 @@ static inline float half_to_float(uint16_t half)
 
 typedef struct {
     const char *name;
-    int isa, lanes, float_rows;
+    int isa, lanes, float_rows, most_blocks;
     void (*multiply_codes)(const Matrix *, const Quantized *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
     void (*multiply_floats)(const Matrix *, const float *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
     void (*quantize)(const Matrix *, const float *, int8_t *, float *, float *, int32_t *);
 } Kernels;
 
-#define KERNELS(name, isa, lanes, float_rows) \
-    {#name, isa, lanes, float_rows, multiply_codes_##name, multiply_floats_##name, quantize_##name}
+#define KERNELS(name, isa, lanes, float_rows, most_blocks) \
+    {#name, isa, lanes, float_rows, most_blocks, multiply_codes_##name, multiply_floats_##name, quantize_##name}
 
 /* The fastest first; `chosen` is the first of them that this processor has. */
 static const Kernels all_kernels[] = {
 #ifdef __x86_64__
-    KERNELS(avx512vnni, AVX512VNNI, 16, 6),
+    KERNELS(avx512vnni, AVX512VNNI, 16, 6, 2),
 #ifdef HAS_AVXVNNI
-    KERNELS(avxvnni, AVXVNNI, 8, 6),
+    KERNELS(avxvnni, AVXVNNI, 8, 6, 2),
 #endif
-    KERNELS(avx512, AVX512, 16, 6),
-    KERNELS(avx2, AVX2, 8, 6),
+    KERNELS(avx512, AVX512, 16, 6, 2),
+    KERNELS(avx2, AVX2, 8, 6, 2),
 #endif
-    KERNELS(generic, GENERIC, 4, 4),
+    KERNELS(generic, GENERIC, 4, 4, 1),
 };
 #define NUM_KERNELS ((int)(sizeof all_kernels / sizeof all_kernels[0]))
 static const Kernels *chosen;
@@ -312,7 +317,7 @@ static void multiply_part(const Work *shared, int64_t part)
     float sums[MOST_ROWS * SUMS_PER_ROW];
     for (int64_t row = group->row; row < last_row; row += MOST_ROWS) {
         const int64_t num_rows = last_row - row < MOST_ROWS ? last_row - row : MOST_ROWS;
-        const int64_t together = is_float(w) ? 4 : num_rows == 1 ? 2 : 1;
+        const int64_t together = is_float(w) ? 4 : num_rows == 1 ? product->kernels->most_blocks : 1;
         const int64_t stride = num_rows > 8 ? stop - block : together;
         memset(sums, 0, (size_t)num_rows * SUMS_PER_ROW * sizeof *sums);
         for (int64_t outer = block; outer < stop; outer += stride)

@@ -455,15 +455,15 @@ INLINE void NAME(advance)(NAME(Tile) *t, int64_t num_rows)
 INLINE void NAME(multiply_tiles)(NAME(Tile) *t, float *output, int64_t num_rows, int64_t num_blocks, const int form,
                                  const int unit)
 {
-    if (num_blocks == 2) {
+    if (MOST_BLOCKS == 2 && num_blocks == 2) {
         NAME(multiply_tile)(t, output, 1, 2, form, unit);
         return;
     }
     for (int64_t taken; num_rows > 0; num_rows -= taken, output += taken * SUMS_PER_ROW) {
         taken = num_rows >= CODE_ROWS ? CODE_ROWS : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
-        if (taken == 8)
+        if (CODE_ROWS >= 8 && taken == 8)
             NAME(multiply_tile)(t, output, 8, 1, form, unit);
-        else if (taken == 4)
+        else if (CODE_ROWS >= 4 && taken == 4)
             NAME(multiply_tile)(t, output, 4, 1, form, unit);
         else if (taken == 2)
             NAME(multiply_tile)(t, output, 2, 1, form, unit);
