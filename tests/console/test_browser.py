@@ -175,6 +175,17 @@ def test_a_chat_with_its_history_and_probabilities(open_page: Any, served: Runni
     assert "math.sqrt" not in page.locator(".messages").inner_text()
 
 
+def test_a_picture_goes_with_a_message(open_page: Any, served: RunningServer) -> None:
+    page = open_page(served, "chat?model=mock")
+    picture = {"name": "a.png", "mimeType": "image/png", "buffer": b"\x89PNG"}
+    page.locator(".composer input[type=file]").set_input_files([picture, picture])
+    page.get_by_role("button", name="Remove").first.click()
+    say(page, "What is this?")
+    page.get_by_text("'messages[0].content[0].image_url.url': the model 'mock' takes text only").wait_for()
+    assert page.locator(".message.user img.attached").count() == 1
+    assert page.locator(".talk > .row img").count() == 0
+
+
 def test_answers_are_markdown_and_never_html(open_page: Any, served: RunningServer) -> None:
     page = open_page(served, "chat?model=mock")
     say(page, "**bold** `code` <img src=x onerror=alert(1)> [link](javascript:alert(1))\n- one\n- two")

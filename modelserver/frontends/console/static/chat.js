@@ -76,8 +76,8 @@ class Pane {
 
   body() {
     const system = this.settings.system();
-    const messages = this.messages.filter((message) => !message.error).map(({ role, content, tool_calls: calls, tool_call_id: id }) => (
-      { role, content, ...(calls?.length ? { tool_calls: calls } : {}), ...(id ? { tool_call_id: id } : {}) }));
+    const messages = this.messages.filter((message) => !message.error).map(({ role, content, pictures, tool_calls: calls, tool_call_id: id }) => (
+      { role, content: withPictures(content, pictures), ...(calls?.length ? { tool_calls: calls } : {}), ...(id ? { tool_call_id: id } : {}) }));
     return { model: this.model.value, messages: [...(system ? [{ role: "system", content: system }] : []), ...messages], ...this.settings.read() };
   }
 
@@ -93,8 +93,8 @@ class Pane {
     for (const message of this.messages.splice(index)) message.element.remove();
   }
 
-  send(content) {
-    this.add({ role: "user", content });
+  send(content, pictures = []) {
+    this.add({ role: "user", content, pictures });
     return this.answer();
   }
 
@@ -158,6 +158,7 @@ class Pane {
     message.element.replaceChildren(...[
       h("h3", { class: "who" }, { user: "You", tool: "Tool" }[message.role] ?? this.model.value),
       message.reasoning && h("details", { class: "reasoning", open: message.isOpen && !message.content }, h("summary", {}, "Reasoning"), h("p", { class: "plain" }, message.reasoning)),
+      message.pictures?.length && h("div", { class: "row" }, message.pictures.map((url) => h("img", { class: "attached", src: url, alt: "Picture" }))),
       h("div", { class: "said" }, said, message.isOpen && h("span", { class: "cursor", "aria-hidden": "true" })),
       message.tool_calls?.map((each) => this.toolCall(message, each)),
       message.error && h("p", { class: "reason-box", role: "alert" }, message.error),
@@ -180,7 +181,7 @@ class Pane {
     });
     if (text === null || this.isBusy) return;
     this.cut(index);
-    this.send(text);
+    this.send(text, message.pictures);
   }
 
   toolCall(message, each) {
@@ -249,6 +250,16 @@ function chatSnippets(body) {
   };
 }
 
+const withPictures = (content, pictures) => (pictures?.length
+  ? [...pictures.map((url) => ({ type: "image_url", image_url: { url } })), { type: "text", text: content }] : content);
+
+const readAsUrl = (file) => new Promise((resolve, reject) => {
+  const reader = new FileReader();
+  reader.onload = () => resolve(reader.result);
+  reader.onerror = () => reject(reader.error);
+  reader.readAsDataURL(file);
+});
+
 export function chatPage({ root, parameters, atEnd }) {
   const panes = [];
   const settings = makeSettings(() => update());
@@ -259,17 +270,37 @@ export function chatPage({ root, parameters, atEnd }) {
   const sendButton = h("button", { class: "primary" }, "Send");
   const stopButton = button("Stop", () => panes.forEach((pane) => pane.stop()), { hidden: true });
   const compare = button("Compare", () => (panes.length > 1 ? remove() : add()), { "aria-pressed": "false" });
-  const composer = h("form", { class: "composer", onsubmit: (event) => { event.preventDefault(); send(); } }, input, sendButton, stopButton);
+  let pictures = [];
+  const attached = h("div", { class: "row", hidden: true });
+  const files = h("input", { type: "file", accept: "image/*", multiple: true, hidden: true, onchange: async () => {
+    const chosen = [...files.files];
+    files.value = "";
+    try {
+      attach([...pictures, ...await Promise.all(chosen.map(readAsUrl))]);
+    } catch (error) {
+      toast(error.message, "bad");
+    }
+  } });
+  const attachButton = button("Picture", () => files.click(), { title: "Send a picture with the message" });
+  const composer = h("form", { class: "composer", onsubmit: (event) => { event.preventDefault(); send(); } }, files, attachButton, input, sendButton, stopButton);
   const code = codeCard(() => chatSnippets(codeBody()));
   const snippet = h("details", {}, h("summary", {}, "This request as code"), code.element);
   const head = h("div", { class: "head" }, h("h1", {}, "Chat"), h("span", { class: "row push" }, compare, button("New chat", () => { panes.forEach((pane) => pane.clear()); input.focus(); })));
   const nothing = empty("No language model is ready", "Load one on the page of models.", h("p", {}, h("a", { class: "button", href: "#/models" }, "Models")));
-  const body = h("div", { class: "chat-columns" }, h("div", { class: "talk" }, place, composer), h("div", { class: "stack" }, h("details", { class: "settings-fold", open: matchMedia("(min-width: 821px)").matches }, h("summary", {}, "Settings"), settings.element), snippet));
+  const body = h("div", { class: "chat-columns" }, h("div", { class: "talk" }, place, attached, composer), h("div", { class: "stack" }, h("details", { class: "settings-fold", open: matchMedia("(min-width: 821px)").matches }, h("summary", {}, "Settings"), settings.element), snippet));
   root.append(head, nothing, body);
+
+  function attach(urls) {
+    pictures = urls;
+    attached.hidden = !urls.length;
+    attached.replaceChildren(...urls.map((url, index) => h("span", { class: "row" }, h("img", { class: "attached", src: url, alt: `Picture ${index + 1}` }),
+      button("Remove", () => attach(urls.filter((_, other) => other !== index)), { class: "quiet" }))));
+  }
 
   function codeBody() {
     try {
-      return panes[0]?.body() ?? {};
+      // Pictures are longer than anybody reads.
+      return JSON.parse(JSON.stringify(panes[0]?.body() ?? {}, (name, value) => (name === "url" ? `${value.slice(0, 40)}…` : value)));
     } catch {
       return {};
     }
@@ -308,7 +339,9 @@ export function chatPage({ root, parameters, atEnd }) {
     const text = input.value.trim();
     if (!text || panes.some((pane) => pane.isBusy)) return;
     input.value = "";
-    await Promise.all(panes.map((pane) => pane.send(text)));
+    const sent = pictures;
+    attach([]);
+    await Promise.all(panes.map((pane) => pane.send(text, sent)));
     input.focus();
   }
 
