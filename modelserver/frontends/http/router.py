@@ -57,8 +57,9 @@ class Router:
         self.routes = tuple(route for api in apis for route in api.routes)
         self._root = _Node()
         # The longest beginning wins; of equal ones the first.
+        # Of equal ones the last: installed APIs come after our own.
         self._beginnings = sorted(
-            ((beginning.rstrip("/") + "/", api) for api in apis for beginning in api.beginnings),
+            ((beginning.rstrip("/") + "/", api) for api in reversed(apis) for beginning in api.beginnings),
             key=lambda entry: -len(entry[0]),
         )
         # The same few paths come all the time; the infer path is found here by one look-up.
@@ -148,8 +149,11 @@ class Router:
 
     def starts(self, path: str) -> list[str]:
         """The beginnings of paths that this port serves: those of the API that `path` belongs to, or else of all."""
-        api = self._owner(path)
-        patterns = [route.pattern.strip("/").split("/") for route in (self.routes if api is None else api.routes)]
+        start, api = next((entry for entry in self._beginnings if f"{path}/".startswith(entry[0])), ("/", None))
+        found = self.routes if api is None else api.routes
+        # An API may have a few paths below another beginning.
+        found = tuple(route for route in found if f"{route.pattern}/".startswith(start)) or found
+        patterns = [route.pattern.strip("/").split("/") for route in found]
         if api is None:
             return sorted({f"/{each[0]}" for each in patterns})
         return sorted({"/" + "/".join(each[:2]) for each in patterns if len(each) > 1}) or [f"/{patterns[0][0]}"]
