@@ -113,6 +113,9 @@ BUNDLED = {
     "onnxruntime": Bundled(("model.onnx",), "onnxruntime", "onnx"),
     "python": Bundled(("model.py",)),
     "pytorch": Bundled(("model.pt", "model.pt2"), "torch", "pytorch"),
+    "openvino": Bundled(
+        ("model.xml", "model.tflite", "saved_model.pb", "model.savedmodel", "model.pdmodel"), "openvino", "openvino"
+    ),
     "sklearn": Bundled(
         ("model.skops", "model.joblib", "model.pkl", "model.pickle"), "sklearn", "classical", f"{_TABULAR}.sklearn"
     ),

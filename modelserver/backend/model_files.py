@@ -21,6 +21,7 @@ _BEGINNINGS = {
     "catboost": re.compile(
         rb'CBM1|\s*\{\s*"(?:oblivious_trees|features_info|ctr_data|float_features_index|model_info)"'
     ),
+    "openvino": re.compile(rb"(?:<\?xml[^>]*>\s*)?<net\b"),
     "lightgbm": re.compile(rb"tree\r?\n"),
 }
 # Architectures of Hugging Face that are neither language models nor encoders.
@@ -28,7 +29,7 @@ _TASKS = re.compile(
     r"For(TokenClassification|QuestionAnswering|ImageClassification|ObjectDetection|SemanticSegmentation"
     r"|AudioClassification|CTC)$"
 )
-_SHARED_NAMES = (".json", ".txt", ".bst")
+_SHARED_NAMES = (".json", ".txt", ".bst", ".xml")
 
 _AS_ONNX = "convert it to ONNX, or serve it by a Python model (model.py)"
 # What to do with files that no backend serves as they are, by their endings.
@@ -36,12 +37,13 @@ _WAYS_OUT = {
     ".safetensors": "these are weights alone; serve the directory of the checkpoint, which also holds its config.json",
     ".bin": "these are weights alone; serve the directory of the checkpoint, which also holds its config.json",
     ".json": "it is not a model of XGBoost; serve the directory of the checkpoint or the model that it describes",
+    ".xml": "it is not a model of OpenVINO, which begins with <net>",
     ".txt": "it is not a model of LightGBM, which begins with the line 'tree'",
     ".pbtxt": "serve the directory of the model, or the repository that the directory lies in",
     ".pth": "if it is TorchScript or an exported program, name it .pt or .pt2; if it holds weights alone, write the "
     "module with 'modelserver convert FILE.py:NAME DIRECTORY --to pt2', where NAME makes the module and loads them",
     ".cbm": f"for a model of CatBoost, {_AS_ONNX}",
-    **dict.fromkeys((".h5", ".keras", ".pb", ".tflite"), f"for a TensorFlow model, {_AS_ONNX}"),
+    **dict.fromkeys((".h5", ".keras"), f"for a TensorFlow model, {_AS_ONNX}"),
 }
 
 
@@ -83,7 +85,7 @@ def checkpoint_of(path: Path) -> Path | None:
 
 def is_foreign_model(path: Path) -> bool:
     """Whether the file is of a kind that holds models, which no backend serves as it is."""
-    return path.suffix.lower() in _WAYS_OUT.keys() - {".json", ".txt", ".pbtxt", ".bin"}
+    return path.suffix.lower() in _WAYS_OUT.keys() - {".json", ".txt", ".xml", ".pbtxt", ".bin"}
 
 
 def foreign_model_file(version_directory: Path) -> str | None:

@@ -221,7 +221,18 @@ def test_a_pytorch_model_with_its_python_file_is_a_python_model(tmp_path: Path) 
 
 def test_only_backends_with_files_are_recognised_by_them() -> None:
     assert set(model_filenames()) == {
-        *("tensorrt", "onnxruntime", "python", "pytorch", "llm", "sklearn", "xgboost", "lightgbm", "transformers")
+        *(
+            "tensorrt",
+            "onnxruntime",
+            "python",
+            "pytorch",
+            "llm",
+            "sklearn",
+            "xgboost",
+            "lightgbm",
+            "transformers",
+            "openvino",
+        )
     }
 
 

@@ -23,6 +23,7 @@ MESSAGES = {
     "modelserver/cli/infer.py": {"images": {"pillow"}},
     "modelserver/store/hub.py": {"hub": {"huggingface_hub"}},
     "backends/onnxruntime/diagnosis.py": {"onnx": {"onnxruntime"}},
+    "backends/openvino/__init__.py": {"openvino": {"openvino"}},
     "backends/llm/backend.py": {"llm": set(LLM_LIBRARIES)},
     "backends/llm/grammar/compile.py": {"llm": {"llguidance"}},
     "backends/tensorrt/runtime.py": {
