@@ -45,7 +45,7 @@ _STORED: dict[str, type[Scheme]] = {
 
 def find_scheme(asked: str | None, entries: Mapping[str, Any]) -> Scheme:
     """Of the option `quantization` and config.json's `quantization_config`. UnsupportedError names what there is."""
-    stored = entries.get("quantization_config")
+    stored = _stored_config(entries)
     name = stored_method(entries)
     if name is not None and asked not in (None, name):
         raise UnsupportedError(f"quantization {asked!r} was asked for, but the checkpoint's weights are {name!r}")
@@ -58,8 +58,20 @@ def find_scheme(asked: str | None, entries: Mapping[str, Any]) -> Scheme:
 
 def stored_method(entries: Mapping[str, Any]) -> str | None:
     """How the checkpoint's weights are quantized; None if they are floats."""
-    stored = entries.get("quantization_config")
+    stored = _stored_config(entries)
     return str(stored.get("quant_method", "unnamed")) if isinstance(stored, Mapping) else None
+
+
+def _stored_config(entries: Mapping[str, Any]) -> Any:
+    """config.json's `quantization_config`; AutoRound's as one of the format in whose layout it packs weights."""
+    stored = entries.get("quantization_config")
+    if not isinstance(stored, Mapping) or stored.get("quant_method") != "auto-round":
+        return stored
+    packing = str(stored.get("packing_format", "auto_round:auto_gptq"))
+    method = next((method for method in ("gptq", "awq") if packing.endswith(method)), None)
+    if method is None:
+        raise UnsupportedError(f"quantization_config.packing_format {packing!r:.80} of auto-round is not supported")
+    return {**stored, "quant_method": method, "dynamic": stored.get("extra_config")}
 
 
 def transformers_options(entries: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from modelserver_backends.llm.checkpoint.safetensors_files import SafetensorsFiles
 from modelserver_backends.llm.quantization import find_scheme
+from modelserver_backends.llm.quantization.awq import Awq
 from support.float_twins import assert_is_its_twin
 from support.generations import generate, loaded_engine, random_prompts
 from support.quantized_checkpoints import (
@@ -107,6 +108,17 @@ def test_rules_give_modules_another_width(tmp_path: Path) -> None:
         config(4, 32, dynamic={r"+:.*\.(mlp|self_attn)\..*": {"bits": 8, "group_size": -1}}),
     )
     assert_is_its_twin(packed, twin)
+
+
+def test_autoround_names_the_layout_in_which_it_packs(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", "llama", values=VALUES)
+    described = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}
+    rules = {f"model.layers.{index}.{name}": {"bits": 8} for index in range(2) for name in ("mlp", "self_attn")}
+    entries = {**config(4, 32), **described, "extra_config": rules}
+    assert_is_its_twin(*write_quantized(source, tmp_path, packer(8, 32, is_symmetric=True), entries))
+    assert isinstance(find_scheme(None, {"quantization_config": {**entries, "packing_format": "auto_round:awq"}}), Awq)
+    with pytest.raises(UnsupportedError, match="packing_format 'auto_round:fp8' of auto-round is not supported"):
+        find_scheme(None, {"quantization_config": {**entries, "packing_format": "auto_round:fp8"}})
 
 
 def test_a_zero_point_of_nothing_wraps_around(tmp_path: Path) -> None:
