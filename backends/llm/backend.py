@@ -6,6 +6,7 @@ torch is imported when a model is loaded, not before.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ from .checkpoint_place import (
 )
 from .contract import Purpose, complete_config
 from .pictures.families import sees_pictures
+from .text.chat_template import tool_parser_of
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint
@@ -168,8 +170,13 @@ def _load_text_model(checkpoint: Checkpoint, place: CheckpointPlace, options: En
 
 
 def _traits(place: CheckpointPlace) -> dict[str, str]:
-    """What a Modelfile's template says of its model, as parameters of a config."""
-    if place.template is None or place.purpose is not Purpose.GENERATE:
+    """What a Modelfile's template, or that of the checkpoint, says of its model, as parameters of a config."""
+    if place.purpose is not Purpose.GENERATE:
+        return {}
+    if place.template is None:
+        with suppress(InvalidArgumentError):  # the load says what is wrong with the files
+            name = tool_parser_of(place.checkpoint.chat_templates.get("default", ""))
+            return {"tool_parser": name} if name else {}
         return {}
     traits = place.template.traits
     found = {

@@ -32,6 +32,30 @@ class _Conversation:
     add_generation_prompt: bool
 
 
+# What templates in Jinja write around calls -> the format, by its name in the parameter `tool_parser`. All marks of a
+# row must be there; the first row that fits counts.
+_TOOL_MARKS = (
+    (("<longcat_tool_call>",), "longcat"),
+    (("<tool_call>", "<function="), "qwen3_coder"),
+    (("<tool_call>", "<arg_key>"), "glm45"),
+    (("<tool_call>",), "hermes"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<\uff5ctool\u2581calls\u2581begin\uff5c>", "```json"), "deepseek_v3"),
+    (("<\uff5ctool\u2581calls\u2581begin\uff5c>",), "deepseek_v31"),
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<|tool_call|>",), "granite"),
+    (("<|action_start|>",), "internlm"),
+    (("<|python_tag|>",), "llama3_json"),
+)
+
+
+def tool_parser_of(template: str) -> str:
+    """How a model writes calls, by what its template in Jinja makes of earlier ones; empty if that shows none."""
+    if "tool_calls" not in template:
+        return ""
+    return next((name for marks, name in _TOOL_MARKS if all(mark in template for mark in marks)), "")
+
+
 # The tokens that have a name, as transformers calls them.
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

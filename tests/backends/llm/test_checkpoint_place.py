@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modelserver_backends.llm.backend import LlmBackend
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.checkpoint_place import CheckpointPlace, find_checkpoint, longest_of
 from modelserver_backends.llm.contract import Purpose
@@ -217,3 +218,13 @@ def test_a_broken_gguf_file_is_known_before_its_weights_are(tmp_path: Path) -> N
     (tmp_path / "m" / "1" / "weights.gguf").write_bytes(b"GGUF")
     with pytest.raises(ConfigError, match=r"model 'm' version 1: .*weights\.gguf: its version, at byte 4, would end"):
         find(tmp_path)
+
+
+def test_a_chat_template_says_how_calls_are_written_unless_the_config_does(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "m" / "1")
+    template = "{% for call in messages[0].tool_calls %}<tool_call>{{ call.function.name }}</tool_call>{% endfor %}"
+    (directory / "chat_template.jinja").write_text(template)
+    plain = ModelConfig(name="m", backend="llm")
+    assert LlmBackend.complete_config(context_of(tmp_path / "m", config=plain)).parameters["tool_parser"] == "hermes"
+    said = ModelConfig(name="m", backend="llm", parameters={"tool_parser": "mistral"})
+    assert LlmBackend.complete_config(context_of(tmp_path / "m", config=said)).parameters["tool_parser"] == "mistral"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from modelserver_backends.llm.text.chat_template import ChatTemplates
+from modelserver_backends.llm.text.chat_template import ChatTemplates, tool_parser_of
 from modelserver_backends.llm.text.template_sandbox import TemplateLimits
 from support.chat_templates import (
     ANSWER,
@@ -182,3 +182,24 @@ def test_messages_stay_as_they_were(template: str) -> None:
 def test_limits_do_not_change_what_is_rendered() -> None:
     small = ChatTemplates({"default": MACROS}, TOKENS, TemplateLimits(num_characters=100_000))
     assert small.render([USER] * 300) == _expected(MACROS, [USER] * 300, add_generation_prompt=True)
+
+
+_EARLIER = "{% for call in message.tool_calls %}MARK{{ call.function.name }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (_EARLIER.replace("MARK", "<tool_call>"), "hermes"),
+        (_EARLIER.replace("MARK", "<tool_call><function="), "qwen3_coder"),
+        (_EARLIER.replace("MARK", "<tool_call><arg_key>"), "glm45"),
+        (_EARLIER.replace("MARK", "[TOOL_CALLS]"), "mistral"),
+        (_EARLIER.replace("MARK", "<|python_tag|>"), "llama3_json"),
+        (_EARLIER.replace("MARK", "<\uff5ctool\u2581calls\u2581begin\uff5c>```json"), "deepseek_v3"),
+        (_EARLIER.replace("MARK", "<\uff5ctool\u2581calls\u2581begin\uff5c>"), "deepseek_v31"),
+        (_EARLIER.replace("MARK", ""), ""),
+        ("<tool_call>{{ messages[0].content }}", ""),
+    ],
+)
+def test_a_template_shows_how_its_model_writes_calls(template: str, expected: str) -> None:
+    assert tool_parser_of(template) == expected
