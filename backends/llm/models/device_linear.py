@@ -75,6 +75,8 @@ class DeviceEmbedding:
     def __init__(self, matrix: DeviceMatrix, dtype: torch.dtype) -> None:
         self.matrix = matrix
         self._dtype = dtype
+        self.form = matrix.form.name
+        self.num_bytes = matrix.num_bytes
 
     def __call__(self, token_ids: torch.Tensor, /) -> torch.Tensor:
         return triton_linear.expand(self.matrix, token_ids, self._dtype)

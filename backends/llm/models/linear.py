@@ -12,6 +12,10 @@ import torch.nn.functional as F
 from ..step_context import StepContext
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 class TokenEmbedding(Protocol):
     def __call__(self, token_ids: torch.Tensor, /) -> torch.Tensor:
         """[tokens] -> [tokens, hidden_size], in the dtype of the network."""
@@ -23,6 +27,8 @@ class DenseEmbedding:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight
+        self.form = dtype_name(weight.dtype)
+        self.num_bytes = weight.nbytes
 
     def __call__(self, token_ids: torch.Tensor, /) -> torch.Tensor:
         return F.embedding(token_ids, self.weight)
@@ -68,7 +74,7 @@ class PlainLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight = weight
-        self.form = str(weight.dtype).removeprefix("torch.")
+        self.form = dtype_name(weight.dtype)
         self.num_bytes = weight.nbytes
         self._transposed = weight.t()
         self.bias = bias
@@ -87,7 +93,7 @@ class PackedLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
-        self.form = f"{str(weight.dtype).removeprefix('torch.')} by oneDNN"
+        self.form = f"{dtype_name(weight.dtype)} by oneDNN"
         self.num_bytes = weight.nbytes
         self._bias = bias
 

@@ -89,13 +89,14 @@ class LinearTensors:
 
     def weight(self) -> torch.Tensor:
         """Of a layer in floats: this rank's [out_features, in_features] of all parts, in the network's dtype."""
-        return self._weight(self.dtype)
+        return self._joined([self._matrix(part) for part in self.parts], self.dtype)
 
     def stored_weight(self) -> torch.Tensor:
         """The same in the checkpoint's dtype, if all parts have one, in which a weight takes less memory."""
-        dtypes = {self.checkpoint.tensor(f"{part.name}.weight").dtype for part in self.parts}
+        matrices = [self._matrix(part) for part in self.parts]
+        dtypes = {matrix.dtype for matrix in matrices}
         is_smaller = len(dtypes) == 1 and dtypes <= {torch.bfloat16, torch.float16} and self.dtype is torch.float32
-        return self._weight(dtypes.pop() if is_smaller else self.dtype)
+        return self._joined(matrices, dtypes.pop() if is_smaller else self.dtype)
 
     def bias(self) -> torch.Tensor | None:
         """This rank's [out_features], in the network's dtype; zeros for parts without any."""
@@ -162,8 +163,9 @@ class LinearTensors:
         """On the network's device, in its dtype, and nothing but the tensor itself."""
         return placed(tensor, self.dtype, self.device)
 
-    def _weight(self, dtype: torch.dtype) -> torch.Tensor:
-        shares = [self.share(part, self._matrix(part), outputs=0, inputs=1) for part in self.parts]
+    def _joined(self, matrices: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        """This rank's shares of the parts' matrices, below each other."""
+        shares = [self.share(part, one, outputs=0, inputs=1) for part, one in zip(self.parts, matrices, strict=True)]
         found = [placed(share, dtype, self.device) for share in shares]
         return found[0] if len(found) == 1 else torch.cat(found)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +32,7 @@ from .linear import can_pack, multiplies_bfloat16
 from .linear_tensors import ALONE, Rank
 from .recurrent_states import RecurrentStates
 from .transformers_model import TransformersNetwork, load_transformers
-from .weights import Weights
+from .weights import StoredLayer, Weights
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ class LoadedNetwork:
     is_capturable: bool
     # The states of layers without attention.
     states: RecurrentStates | None = None
+    # What layers take in memory, of networks of our own.
+    layers: tuple[StoredLayer, ...] = ()
     # The part that sees pictures.
     tower: Tower | None = None
 
@@ -89,8 +93,7 @@ def load_network(
         check_layers(checkpoint, scheme, family, config, rank)
         weights = Weights(checkpoint, scheme, dtype=dtype, device=device, rank=rank, is_transposed=names.is_transposed)
         network = family.network(DecoderBuilder(config, names, weights), max_len=max_model_len)
-    forms = ", ".join(f"{form} {count / 1e6:.1f} MB" for form, count in weights.stored_bytes.most_common())
-    logger.info("linear layers of %s: %s", checkpoint.place, forms)
+    _log_layers(checkpoint, weights.layers)
     return LoadedNetwork(
         network,
         attention_spec(config, rank),
@@ -100,6 +103,7 @@ def load_network(
         max_model_len,
         config.eos_token_ids,
         is_capturable=weights.is_capturable,
+        layers=tuple(weights.layers),
         tower=load_tower(checkpoint, dtype=dtype, device=device)
         if sees_pictures(checkpoint, tensor_parallel_size=rank.size)
         else None,
@@ -113,6 +117,22 @@ def attention_spec(config: DecoderConfig, rank: Rank = ALONE) -> AttentionSpec:
         scale=config.attention_scale,
         softcap=config.attention_softcap,
     )
+
+
+def _log_layers(checkpoint: Checkpoint, layers: Sequence[StoredLayer]) -> None:
+    """In which forms they are, and in which of these each kind of layer is."""
+    forms: Counter[str] = Counter()
+    kinds: dict[str, Counter[str]] = {}
+    for layer in layers:
+        forms[layer.form] += layer.num_bytes
+        kinds.setdefault(layer.kind, Counter())[layer.form] += layer.num_bytes
+    logger.info("linear layers of %s: %s", checkpoint.place, _shown(forms))
+    for kind, found in kinds.items():
+        logger.info("linear layers of %s: %s: %s", checkpoint.place, kind, _shown(found))
+
+
+def _shown(forms: Counter[str]) -> str:
+    return ", ".join(f"{form} {count / 1e6:.1f} MB" for form, count in forms.most_common())
 
 
 def check_layers(

@@ -349,6 +349,8 @@ class PackedMatrixEmbedding:
     def __init__(self, matrix: PackedMatrix, dtype: torch.dtype) -> None:
         self.matrix = matrix
         self._dtype = dtype
+        self.form = matrix.form.name
+        self.num_bytes = matrix.num_bytes
 
     def __call__(self, token_ids: torch.Tensor, /) -> torch.Tensor:
         return self.matrix.expanded(token_ids).to(self._dtype)

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
+from modelserver.backend import give_back
+
 from ..checkpoint import Checkpoint
 from ..quantization.scheme import Scheme, stored_float_linear
-from .linear import GroupedLinear, Linear, StoredLinear, TokenEmbedding
+from .linear import GroupedLinear, HeadedEmbedding, Linear, StoredLinear, TokenEmbedding
 from .linear_tensors import ALONE, LinearTensors, Part, Rank, Split, placed, stored_tensor
 
-_AnyLinear = TypeVar("_AnyLinear", Linear, GroupedLinear)
+_AnyLayer = TypeVar("_AnyLayer", Linear, GroupedLinear, TokenEmbedding)
+
+
+# Free memory, in bytes and of what layers take, that is returned to the system between two layers.
+_MUCH_LEFT_BYTES, _MUCH_LEFT = 8 << 20, 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """What a layer takes in memory. `names`: of the modules that are fused into it; of experts, those of the first."""
+
+    names: tuple[str, ...]
+    form: str
+    num_bytes: int
+
+    @property
+    def kind(self) -> str:
+        """What it has in common with the same layer elsewhere: `q_proj, k_proj, v_proj`."""
+        return ", ".join(name.rpartition(".")[2] for name in self.names)
 
 
 class Weights:
     """Reads from `checkpoint`. `is_transposed`: its linear weights are [in, out], as GPT-2 stores them.
 
-    `stored_bytes`: what linear layers take in memory, by the form that they have there. `is_capturable`: whether all
-    layers made so far do the same whatever their rows are; experts that are called one by one do not.
+    `layers`: what embeddings and linear layers take in memory; a head that shares its memory is not among them.
+    `is_capturable`: whether all layers made so far do the same whatever their rows are; experts that are called one by
+    one do not.
     """
 
     def __init__(
@@ -37,8 +58,9 @@ class Weights:
         self.rank = rank
         self.dtype = dtype
         self.device = device
-        self.stored_bytes: Counter[str] = Counter()
+        self.layers: list[StoredLayer] = []
         self.is_capturable = True
+        self._num_bytes = 0
         self._scheme = scheme
         self._is_transposed = is_transposed
 
@@ -56,43 +78,47 @@ class Weights:
 
     def columns(self, parts: Sequence[Part]) -> Linear:
         """Parts fused along their outputs; each rank has a share of the outputs."""
-        return self._counted(self._scheme.make_linear(self._tensors(parts, Split.OUTPUTS)))
+        return self._counted(parts, self._scheme.make_linear(self._tensors(parts, Split.OUTPUTS)))
 
     def rows(self, part: Part) -> Linear:
         """Each rank has a share of the inputs: the sum over ranks is the result. The bias is with rank 0."""
-        return self._counted(self._scheme.make_linear(self._tensors([part], Split.INPUTS)))
+        return self._counted([part], self._scheme.make_linear(self._tensors([part], Split.INPUTS)))
 
     def grouped_columns(self, experts: Sequence[Sequence[Part]]) -> GroupedLinear:
-        return self._grouped([self._tensors(parts, Split.OUTPUTS) for parts in experts])
+        return self._grouped(experts[0], [self._tensors(parts, Split.OUTPUTS) for parts in experts])
 
     def grouped_rows(self, experts: Sequence[Part]) -> GroupedLinear:
-        return self._grouped([self._tensors([part], Split.INPUTS) for part in experts])
+        return self._grouped(experts[:1], [self._tensors([part], Split.INPUTS) for part in experts])
 
     def floats(self, part: Part) -> Linear:
         """A layer that no scheme quantizes (a router), whole on every rank."""
-        return self._counted(stored_float_linear(self._tensors([part], Split.WHOLE)))
+        return self._counted([part], stored_float_linear(self._tensors([part], Split.WHOLE)))
 
     def embedding(self, part: Part) -> TokenEmbedding:
         """Whole on every rank."""
-        return self._scheme.embedding(self._tensors([part], Split.WHOLE))
+        return self._counted([part], self._scheme.embedding(self._tensors([part], Split.WHOLE)))
 
     def head(self, part: Part) -> Linear:
         """The output projection: complete on every rank, [vocab, hidden] even if other weights are transposed."""
-        return self._counted(self._scheme.make_linear(self._tensors([part], Split.WHOLE)))
+        return self._counted([part], self._scheme.make_linear(self._tensors([part], Split.WHOLE)))
 
     def tied_head(self, part: Part, embedding: TokenEmbedding) -> Linear:
         """The same of the embedding's tensors."""
-        return self._counted(self._scheme.tied_head(self._tensors([part], Split.WHOLE), embedding))
+        head = self._scheme.tied_head(self._tensors([part], Split.WHOLE), embedding)
+        return head if isinstance(embedding, HeadedEmbedding) else self._counted([part], head)
 
-    def _grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
-        grouped = self._counted(self._scheme.make_grouped(experts))
+    def _grouped(self, first: Sequence[Part], experts: Sequence[LinearTensors]) -> GroupedLinear:
+        grouped = self._counted(first, self._scheme.make_grouped(experts))
         self.is_capturable &= getattr(grouped, "is_capturable", False)
         return grouped
 
-    def _counted(self, linear: _AnyLinear) -> _AnyLinear:
-        if isinstance(linear, StoredLinear):
-            self.stored_bytes[linear.form] += linear.num_bytes
-        return linear
+    def _counted(self, parts: Sequence[Part], layer: _AnyLayer) -> _AnyLayer:
+        if isinstance(layer, StoredLinear):
+            self.layers.append(StoredLayer(tuple(part.name for part in parts), layer.form, layer.num_bytes))
+            self._num_bytes += layer.num_bytes
+        # What packing frees is not all used again by the C library, and would grow with the network.
+        give_back(max(_MUCH_LEFT_BYTES, int(self._num_bytes * _MUCH_LEFT)))
+        return layer
 
     def _tensors(self, parts: Sequence[Part], split: Split) -> LinearTensors:
         return LinearTensors(

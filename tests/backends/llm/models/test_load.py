@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -95,6 +96,20 @@ def test_a_checkpoint_takes_little_more_than_its_weights_while_it_is_loaded(larg
     [(name, peak, _)] = load_apart(large, "float32")
     assert name == "torch.float32"
     assert peak < 2.6  # the weights in float32 are 2 times the file
+
+
+def test_layers_say_what_they_take(large: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each part of memory once."""
+    caplog.set_level(logging.INFO)
+    layers = network_of(large, EngineOptions(device="cpu", dtype="bfloat16", max_model_len=64)).layers
+    kinds = [layer.kind for layer in layers]
+    assert kinds.count("q_proj, k_proj, v_proj") == kinds.count("down_proj") == 6
+    assert kinds.count("embed_tokens") == 1
+    lines = [record.getMessage() for record in caplog.records if "linear layers of" in record.getMessage()]
+    taken = sum(layer.num_bytes for layer in layers if layer.kind == "down_proj") / 1e6
+    assert next(line for line in lines if line.startswith(f"linear layers of {large}: down_proj: ")).endswith(
+        f" {taken:.1f} MB"
+    )
 
 
 def test_a_processor_without_bfloat16_computes_in_float32(large: Path) -> None:
