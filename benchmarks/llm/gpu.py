@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 from modelserver_backends.llm.attention.kv_blocks import KvLayout
-from modelserver_backends.llm.checkpoint import open_checkpoint
+from modelserver_backends.llm.checkpoint import HfCheckpoint
 from modelserver_backends.llm.engine import Engine
-from modelserver_backends.llm.models import load
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.runner import load_runner
 from modelserver_backends.llm.sampler import Sampler
@@ -34,23 +33,25 @@ _PEER_REQUESTS = 64
 _ITEM_BYTES = 2
 
 
-class RandomCheckpoint:
-    """`Checkpoint` of tensors that are drawn on the device when they are asked for."""
+class RandomCheckpoint(HfCheckpoint):
+    """A config.json, and tensors that are drawn on the device when they are asked for."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, device: str = "cuda") -> None:
+        super().__init__(directory)
         self._shapes = tensor_shapes(json.loads((directory / "config.json").read_text()))
-
-    def __enter__(self) -> RandomCheckpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        self._device = device
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
 
     def tensor(self, name: str) -> torch.Tensor:
-        return random_tensor(name, self._shapes[name], torch.bfloat16, "cuda")
+        return random_tensor(name, self._shapes[name], torch.bfloat16, self._device)
+
+    def names(self) -> list[str]:
+        return sorted(self._shapes)
+
+    def module(self, name: str) -> str | None:
+        return name if any(each.startswith(f"{name}.") for each in self._shapes) else None
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
@@ -58,23 +59,19 @@ class RandomCheckpoint:
 
 @contextmanager
 def opened(name: str, **options: Any) -> Iterator[Engine]:
-    stored, load.Checkpoint = load.Checkpoint, RandomCheckpoint  # type: ignore[assignment,misc]
-    try:
-        with tempfile.TemporaryDirectory() as place:
-            (Path(place) / "config.json").write_text(json.dumps(SHAPES[name]))
-            chosen = EngineOptions(
-                **{
-                    "device": "cuda",
-                    "dtype": "bfloat16",
-                    "max_model_len": 2304,
-                    "max_num_seqs": WORKLOAD.batch,
-                    "max_num_batched_tokens": 16384,
-                    **options,
-                }
-            )
-            runner = load_runner(open_checkpoint(Path(place)), chosen, Sampler())
-    finally:
-        load.Checkpoint = stored  # type: ignore[misc]
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "config.json").write_text(json.dumps(SHAPES[name]))
+        chosen = EngineOptions(
+            **{
+                "device": "cuda",
+                "dtype": "bfloat16",
+                "max_model_len": 2304,
+                "max_num_seqs": WORKLOAD.batch,
+                "max_num_batched_tokens": 16384,
+                **options,
+            }
+        )
+        runner = load_runner(RandomCheckpoint(Path(place), chosen.device), chosen, Sampler())
     try:
         yield Engine(options=chosen, runner=runner, tokenizer=None)
     finally:

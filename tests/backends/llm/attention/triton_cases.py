@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from modelserver_backends.llm import kernels
 from modelserver_backends.llm.attention import triton_kernels, twins
 from modelserver_backends.llm.attention.chunked import ChunkedAttention
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout, encoded, write_pages
@@ -174,19 +173,20 @@ def mixture() -> None:
     with TemporaryDirectory() as name:
         directory = write_checkpoint(Path(name), "qwen3_moe")
         for quantization in (None, "int4"):
-            expected = generated(directory, is_on_kernels=False, quantization=quantization, max_tokens=3)
-            for module in (quantized_linear, packed_matrix):
-                module.device_processors = lambda _device: 4
-            assert generated(directory, is_on_kernels=True, quantization=quantization, max_tokens=3) == expected
-            for module in (quantized_linear, packed_matrix):
-                module.device_processors = kernels.device_processors
+            found = []
+            for num_processors in (None, 4):
+                for module in (quantized_linear, packed_matrix):
+                    module.device_processors = lambda _device, found=num_processors: found
+                is_on_kernels = num_processors is not None
+                found.append(generated(directory, is_on_kernels=is_on_kernels, quantization=quantization, max_tokens=3))
+            assert found[0] == found[1]
 
 
 def generated(
     directory: Path, *, is_on_kernels: bool, quantization: str | None = None, max_tokens: int = 5
 ) -> list[list[int]]:
     options = EngineOptions(
-        device="cpu", max_model_len=64, max_num_seqs=4, block_size=8, dtype="float32", quantization=quantization
+        device=DEVICE, max_model_len=64, max_num_seqs=4, block_size=8, dtype="float32", quantization=quantization
     )
     loaded = network_of(directory, options)
     blocks = KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device)

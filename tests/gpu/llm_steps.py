@@ -1,0 +1,227 @@
+"""The LLM engine: its kernels against their twins and against the memory's bandwidth, and what it generates."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gpu.steps import require, require_gpu
+
+TESTS = Path(__file__).parents[1]
+CASES = (
+    "backends/llm/attention/triton_cases.py",
+    "backends/llm/models/triton_linear_cases.py",
+)
+# Outputs and inputs of a layer whose weights do not stay in a cache.
+SHAPE = (16384, 8192)
+FORMS = (
+    "w4",
+    "w4 zeros",
+    "k-quant",
+    "e2m1 of 16",
+    "e2m1 of 32",
+    "iq4 of 32",
+    "six bits",
+    "int8 of outputs",
+    "float8 of blocks",
+)
+
+
+def cases_of(path: str) -> dict[str, Callable[[], None]]:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, TESTS / path)
+    assert spec is not None, path
+    assert spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    cases: dict[str, Callable[[], None]] = module.CASES
+    return cases
+
+
+def seconds(run: Callable[[], object], repeats: int = 20) -> float:
+    import torch
+
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / repeats
+
+
+def bytes_per_second() -> float:
+    """Read from the memory and written to it, by a copy."""
+    import torch
+
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / seconds(lambda: target.copy_(source))
+
+
+def packed(form: str, num_outputs: int, num_inputs: int) -> Any:
+    import torch
+    from modelserver_backends.llm.kernels import device_processors
+    from modelserver_backends.llm.quantization.device_packing import pack_for_device
+    from support.described_weights import described_weight
+
+    device = torch.device("cuda", 0)
+    weight = described_weight(form, num_outputs, num_inputs).to(device)
+    matrix = pack_for_device(weight, device_processors(device) or 1)
+    assert matrix is not None, form
+    return matrix
+
+
+def step_kernels_equal_their_twins() -> dict[str, Any]:
+    """All cases, even after one that fails."""
+    require_gpu()
+    require("triton", "transformers")
+    wrong: dict[str, str] = {}
+    names = []
+    for path in CASES:
+        for name, case in cases_of(path).items():
+            names.append(name)
+            try:
+                case()
+            except Exception as error:  # the others are to be known as well
+                wrong[name] = f"{type(error).__name__}: {error}"[:500]
+    assert not wrong, wrong
+    return {"cases": names}
+
+
+def step_text_is_the_same_with_graphs_without_and_on_sdpa() -> dict[str, Any]:
+    require_gpu()
+    require("triton", "transformers")
+    from support.generations import generate, loaded_engine, random_prompts
+    from support.tiny_checkpoints import reference_tokens, write_checkpoint
+
+    found: dict[str, Any] = {}
+    for family in ("qwen3", "qwen3_moe"):
+        with TemporaryDirectory() as place:
+            directory = write_checkpoint(Path(place), family)
+            prompts = random_prompts(3, longest=30, seed=4)
+            expected = [reference_tokens(directory, prompt, 12) for prompt in prompts]
+            ways: dict[str, dict[str, Any]] = {
+                "graphs": {},
+                "graphs when they are needed": {"capture_at_load": False},
+                "eager": {"enforce_eager": True},
+                "sdpa": {"attention_backend": "sdpa"},
+            }
+            for way, options in ways.items():
+                began = time.perf_counter()
+                with loaded_engine(directory, device="cuda", **options) as engine:
+                    loaded_s = time.perf_counter() - began
+                    texts = [tokens for tokens, _ in (generate(engine, [prompt], 12)[0] for prompt in prompts)]
+                assert texts == expected, (family, way, texts, expected)
+                found[f"{family}, {way}"] = f"loaded in {loaded_s:.1f} s"
+    return found
+
+
+def step_few_rows_by_weights_in_few_bits_reach_the_bandwidth() -> dict[str, Any]:
+    """Beside each time, how much of a copy's bandwidth the reading of the weights is, and bfloat16's time by cuBLAS."""
+    require_gpu()
+    require("triton")
+    import torch
+    from modelserver_backends.llm.models.device_linear import DeviceLinear
+
+    bandwidth = bytes_per_second()
+    found: dict[str, Any] = {"copy": f"{bandwidth / 1e12:.2f} TB/s"}
+    outputs, inputs = SHAPE
+    dense = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
+    rows = {count: torch.randn(count, inputs, device="cuda", dtype=torch.bfloat16) for count in (1, 16, 64)}
+    plain = {count: seconds(lambda: torch.nn.functional.linear(x, dense)) for count, x in rows.items()}  # noqa: B023
+    for form in FORMS:
+        linear = DeviceLinear(packed(form, outputs, inputs), None)
+        for count, x in rows.items():
+            took = seconds(lambda: linear(x, None))  # noqa: B023 - run at once
+            share = linear.num_bytes / took / bandwidth
+            found[f"{form}, {count} rows"] = (
+                f"{took * 1e6:.0f} us, {share:.0%} of a copy, {plain[count] / took:.2f}x of bfloat16"
+            )
+    found |= _tinygemm(rows, bandwidth)
+    return found
+
+
+def _tinygemm(rows: dict[int, Any], bandwidth: float) -> dict[str, str]:
+    """torch's own product by 4 bits, whose scales are bfloat16."""
+    import torch
+
+    outputs, inputs = SHAPE
+    codes = torch.randint(0, 255, (outputs, inputs // 2), device="cuda", dtype=torch.uint8)
+    try:
+        weights = torch._convert_weight_to_int4pack(codes, 8)
+        scales = torch.rand(inputs // 128, outputs, 2, device="cuda", dtype=torch.bfloat16)
+        return {
+            f"tinygemm, {count} rows": f"{took * 1e6:.0f} us, {codes.nbytes / took / bandwidth:.0%} of a copy"
+            for count, x in rows.items()
+            for took in [seconds(lambda: torch._weight_int4pack_mm(x, weights, 128, scales))]  # noqa: B023
+        }
+    except RuntimeError as error:
+        return {"tinygemm": f"not here: {error}"[:200]}
+
+
+def step_many_rows_by_weights_in_few_bits() -> dict[str, Any]:
+    """By a dequantized copy, and in 8 bits; how many operations per second that is."""
+    require_gpu()
+    require("triton")
+    import torch
+    from modelserver_backends.llm.models.device_linear import DeviceLinear
+
+    outputs, inputs = SHAPE
+    rows = torch.randn(2048, inputs, device="cuda", dtype=torch.bfloat16)
+    dense = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
+    operations = 2 * rows.shape[0] * outputs * inputs
+    plain = seconds(lambda: torch.nn.functional.linear(rows, dense), 5)
+    found = {"bfloat16": f"{operations / plain / 1e12:.0f} TFLOP/s"}
+    ways = (("w4", None), ("int8 of outputs", torch.int8), ("float8 of outputs", torch.float8_e4m3fn))
+    for form, activations in ways:
+        linear = DeviceLinear(packed(form, outputs, inputs), None, activations)
+        took = seconds(lambda: linear(rows, None), 5)  # noqa: B023 - run at once
+        found[f"{form}, rows in {activations}"] = f"{operations / took / 1e12:.0f} T/s, {plain / took:.2f}x of bfloat16"
+    return found
+
+
+def step_experts_in_one_product() -> dict[str, Any]:
+    """The shapes of Qwen3-30B-A3B: 128 experts, of which each row has 8."""
+    require_gpu()
+    require("triton")
+    import torch
+    from modelserver_backends.llm.models.device_linear import DeviceExperts
+    from modelserver_backends.llm.models.device_matrix import float_matrix
+
+    experts, outputs, inputs = 128, 1536, 2048
+    bandwidth = bytes_per_second()
+    dense = torch.randn(experts * outputs, inputs, device="cuda", dtype=torch.bfloat16)
+    found = {}
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    matrices = {"bfloat16": float_matrix(dense, processors), "w4": packed("w4", experts * outputs, inputs)}
+    for name, matrix in matrices.items():
+        grouped = DeviceExperts(matrix, None)
+        for tokens in (1, 32, 256, 4096):
+            chosen = torch.stack([torch.randperm(experts)[:8] for _ in range(tokens)]).flatten()
+            counts = chosen.bincount(minlength=experts).cuda()
+            rows = torch.randn(tokens * 8, inputs, device="cuda", dtype=torch.bfloat16)
+            took = seconds(lambda: grouped(rows, counts, None), 10)  # noqa: B023 - run at once
+            read = grouped.num_bytes * int((counts > 0).sum()) / experts
+            speed = 2 * rows.numel() * outputs / took / 1e12
+            found[f"{name}, {tokens} tokens"] = (
+                f"{took * 1e6:.0f} us, {read / took / bandwidth:.0%} of a copy, {speed:.0f} TFLOP/s"
+            )
+    return found
+
+
+def step_the_engine_on_the_shapes_of_qwen3() -> dict[str, Any]:
+    """nano-vllm's workload, beside the least time that the bandwidth allows."""
+    require_gpu()
+    require("triton", "benchmarks")
+    from benchmarks.llm import gpu as measured
+
+    bandwidth = measured.copy_bandwidth()
+    return {
+        "decode kernel": list(measured.decode_kernel(bandwidth)),
+        "engine": list(measured.measure("Qwen3-0.6B", bandwidth)),
+    }
