@@ -43,7 +43,11 @@ def load_pretrained(
                 model, found = _load_tensors(loader, checkpoint, model_type, **options)
             else:
                 model, found = loader.from_pretrained(
-                    place, local_files_only=True, trust_remote_code=False, output_loading_info=True, **options
+                    checkpoint.transformers_directory,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    output_loading_info=True,
+                    **options,
                 )
     except (ValueError, ImportError) as error:
         # The first sentence: what follows is how to install another version, over several lines.
