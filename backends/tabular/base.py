@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import abc
-import importlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,51 +25,16 @@ from modelserver.backend import (
     Placement,
     ServerError,
     TensorInstance,
-    UnavailableError,
 )
+
+from .onnx_form import onnx_predict
+from .table_model import EXTRA, Predict, TableModel, need
 
 log = logging.getLogger(__name__)
 
-EXTRA = "classical"
 # Clients of MLServer and KServe send as many rows as they like.
 _DEFAULT_MAX_BATCH_SIZE = 4096
 _EXECUTIONS = ("auto", "native", "onnx")
-# Rows in, outputs by name.
-Predict = Callable[[Any], Mapping[str, Array]]
-
-
-class TableModel(abc.ABC):
-    """A model that has been read from its file.
-
-    Rows are a matrix [rows, `num_features`] of `datatype`; if `datatype` is BYTES, a list of texts. With `columns`,
-    they are a table (pandas) with these columns. `feature_names` are known or not: any model that has them also takes
-    an input for each of them.
-    """
-
-    input_name: str = "input-0"
-    datatype: Datatype = Datatype.FP64
-    num_features: int = 1
-    feature_names: tuple[str, ...] = ()
-    columns: Mapping[str, Datatype] = {}
-    # All that the model can compute, and what it computes unless its config says otherwise.
-    outputs: tuple[str, ...] = ("predict",)
-    usual_outputs: tuple[str, ...] = ("predict",)
-
-    @abc.abstractmethod
-    def predict(self, rows: Any, outputs: Collection[str]) -> Mapping[str, Array]:
-        """The named outputs, each with a row for each row."""
-
-    def example(self) -> Any:
-        """One row that the model accepts; its answer tells the datatypes and shapes of the outputs."""
-        return np.zeros((1, self.num_features), self.datatype.numpy)
-
-    def to_onnx(self) -> Any:
-        """The model as an ONNX graph with one FP32 input [rows, features]. Raises anything."""
-        raise NotImplementedError(f"no converter of {type(self).__name__}")
-
-    def outputs_of_onnx(self, arrays: Sequence[Array]) -> Mapping[str, Array]:
-        """The outputs by name, from those of the graph in order."""
-        raise NotImplementedError
 
 
 class TableInstance(TensorInstance):
@@ -154,8 +118,6 @@ class TableBackend(Backend):
 
     def _as_onnx(self, model: TableModel, names: Sequence[str], *, must: bool) -> Predict | None:
         """The model by ONNX Runtime; None, with a line in the log, if that is not possible or answers otherwise."""
-        from .onnx_form import onnx_predict
-
         name = self.context.model_name
         try:
             predict = onnx_predict(model, names, num_threads=num_threads(self.context))
@@ -168,16 +130,6 @@ class TableBackend(Backend):
             return None
         log.info("model '%s': executed by ONNX Runtime, which answers as %s does", name, self.package)
         return predict
-
-
-def need(package: str, extra: str = EXTRA) -> Any:
-    """A library. Raises UnavailableError with the extra that brings it."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise UnavailableError(
-            f"the Python package '{error.name}' is not installed: pip install 'modelserver[{extra}]'"
-        ) from error
 
 
 def num_threads(context: BackendContext) -> int:

@@ -13,9 +13,10 @@ import numpy as np
 
 from modelserver.backend import Array, BackendContext, ConfigError, Datatype, model_outputs
 
-from .base import TableBackend, TableModel, file_of, need, num_threads
+from .base import TableBackend, file_of, num_threads
 from .forests import ForestModel, classes, probabilities
 from .lightgbm import LightgbmModel
+from .table_model import TableModel, need
 from .xgboost import XgboostModel
 
 _FILES = {

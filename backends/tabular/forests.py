@@ -10,7 +10,7 @@ import numpy as np
 
 from modelserver.backend import Array
 
-from .base import TableModel, need
+from .table_model import TableModel, need
 
 
 class ForestModel(TableModel):

@@ -10,8 +10,9 @@ import numpy as np
 
 from modelserver.backend import Array, BackendContext
 
-from .base import TableBackend, file_of, need, num_threads
+from .base import TableBackend, file_of, num_threads
 from .forests import ForestModel
+from .table_model import need
 
 FILENAMES = ("model.txt", "model.bst")
 _TREE = re.compile(r"^Tree=\d+$", re.MULTILINE)

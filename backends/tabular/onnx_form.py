@@ -14,7 +14,7 @@ import numpy as np
 
 from modelserver.backend import Array, Datatype, InvalidArgumentError, UnsupportedError
 
-from .base import Predict, TableModel, need
+from .table_model import Predict, TableModel, need
 
 _NUM_ROWS = 256
 _TOLERANCE = 1e-4

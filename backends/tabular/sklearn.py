@@ -16,7 +16,8 @@ import numpy as np
 
 from modelserver.backend import Array, BackendContext, Datatype, InvalidArgumentError, UnsupportedError
 
-from .base import TableBackend, TableModel, file_of, need, num_threads
+from .base import TableBackend, file_of, num_threads
+from .table_model import TableModel, need
 
 FILENAMES = ("model.skops", "model.joblib", "model.pkl", "model.pickle")
 _METHODS = ("predict", "predict_proba", "transform", "decision_function", "score_samples")

@@ -9,8 +9,9 @@ from typing import Any
 
 from modelserver.backend import Array, BackendContext, Datatype
 
-from .base import TableBackend, file_of, need, num_threads
+from .base import TableBackend, file_of, num_threads
 from .forests import ForestModel, softmax
+from .table_model import need
 
 FILENAMES = ("model.ubj", "model.json", "model.bst")
 _BINARY = frozenset({"binary:logistic"})

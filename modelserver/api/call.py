@@ -19,7 +19,7 @@ from modelserver.errors import InvalidArgumentError, UnsupportedError
 from modelserver.frontends.http.body import check_size, respond_compressed
 from modelserver.frontends.http.json_body import object_slices
 from modelserver.frontends.http.proxy_headers import adopt
-from modelserver.planes.on_demand import ask
+from modelserver.planes.authorized import ask
 from modelserver.protocol.compression import choose_encoding, decompress
 from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter
 from modelserver.protocol.limits import HttpLimits

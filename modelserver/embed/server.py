@@ -35,7 +35,7 @@ from modelserver.embed.backend import FUNCTIONS, RECIPE, Served
 from modelserver.embed.model import Added
 from modelserver.embed.values import tensors_of, values_of
 from modelserver.options.server_options import ServerOptions
-from modelserver.planes.on_demand import ask
+from modelserver.planes.authorized import ask
 
 if TYPE_CHECKING:
     from modelserver.api import ApiFactory

@@ -6,12 +6,14 @@ these lack cannot be reached on a server with keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from modelserver.auth.api_keys import CALLER, ApiKey, KeyRing
-from modelserver.errors import PermissionDeniedError, ServerError, UnauthenticatedError
+from modelserver.core.request import InFlightRequest
+from modelserver.core.tensor import Tensor
+from modelserver.errors import LoadOnDemandError, PermissionDeniedError, ServerError, UnauthenticatedError
 from modelserver.telemetry.audit import record
 
 if TYPE_CHECKING:
@@ -269,3 +271,28 @@ def _check(action: str, name: str) -> None:
     except ServerError as error:
         record(action, name, error)
         raise
+
+
+async def ask(dataplane: AnyDataPlane, make: Callable[[], InFlightRequest]) -> AsyncGenerator[Sequence[Tensor], None]:
+    """The outputs of each response to a request, whose model is loaded first if it is loaded on demand.
+
+    `make` makes the request, with a stream whose reader says how far it is; it may be called twice. Leaving the loop
+    early cancels the request. Raises the ServerError that the server or the model refuses it with.
+    """
+    try:
+        request = make()
+        dataplane.infer(request)
+    except LoadOnDemandError as unloaded:
+        await unloaded.load()
+        request = make()
+        dataplane.infer(request)
+    try:
+        async for response in request.stream:
+            if response.error is not None:
+                raise response.error
+            if response.outputs:
+                yield response.outputs
+            request.stream.has_read()
+    finally:
+        if not request.stream.is_finished:
+            request.cancel()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ResponseStream
-from modelserver.core.tensor import Tensor
 from modelserver.errors import (
     SHUTTING_DOWN,
     CancelledError,
@@ -21,9 +19,6 @@ from modelserver.errors import (
     ServerError,
     UnavailableError,
 )
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
 
 _logger = logging.getLogger(__name__)
 
@@ -113,28 +108,3 @@ class WaitingRequests:
             else:
                 return None
         return UnavailableError(f"model '{request.model_name}' was loaded {_MAX_ATTEMPTS} times and unloaded each time")
-
-
-async def ask(dataplane: AnyDataPlane, make: Callable[[], InFlightRequest]) -> AsyncGenerator[Sequence[Tensor], None]:
-    """The outputs of each response to a request, whose model is loaded first if it is loaded on demand.
-
-    `make` makes the request, with a stream whose reader says how far it is; it may be called twice. Leaving the loop
-    early cancels the request. Raises the ServerError that the server or the model refuses it with.
-    """
-    try:
-        request = make()
-        dataplane.infer(request)
-    except LoadOnDemandError as unloaded:
-        await unloaded.load()
-        request = make()
-        dataplane.infer(request)
-    try:
-        async for response in request.stream:
-            if response.error is not None:
-                raise response.error
-            if response.outputs:
-                yield response.outputs
-            request.stream.has_read()
-    finally:
-        if not request.stream.is_finished:
-            request.cancel()

@@ -132,6 +132,14 @@ class PagedAttention(Protocol):
         ...
 
 
+class ReadableAttention(PagedAttention, Protocol):
+    """An implementation that can read what it has kept."""
+
+    def read(self, layer: int, block_ids: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [kv heads, tokens, head_dim] of the blocks, valid until the next call."""
+        ...
+
+
 def kept_of(layer: torch.Tensor, block_ids: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values [kv heads, tokens, head_dim] of blocks in a layer's memory, see `KvBlocks.layers`."""
     kept = layer[torch.from_numpy(block_ids).to(layer.device)].permute(2, 3, 0, 1, 4).flatten(2, 3)

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from modelserver.backend import UnsupportedError
 
-from .paged import AttentionSpec, IntArray, PagedAttention, Rotation
-
-
-class ReadableAttention(PagedAttention, Protocol):
-    """An implementation that can read what it has kept."""
-
-    def read(self, layer: int, block_ids: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [kv heads, tokens, head_dim] of the blocks, valid until the next call."""
-        ...
+from .paged import AttentionSpec, IntArray, ReadableAttention, Rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

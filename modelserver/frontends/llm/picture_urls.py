@@ -12,6 +12,7 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Collection
+from functools import cache
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from modelserver.errors import InvalidArgumentError
@@ -111,7 +112,7 @@ async def _get(parts: SplitResult) -> tuple[str | None, bytes]:
     addresses = [str(entry[4][0]) for entry in resolved]
     if not addresses or not all(map(is_public, addresses)):
         raise _UnfetchableError
-    context = ssl.create_default_context() if parts.scheme == "https" else None
+    context = await asyncio.to_thread(_tls) if parts.scheme == "https" else None
     reader, writer = await asyncio.open_connection(
         addresses[0], port, limit=_MAX_HEAD_BYTES, ssl=context, server_hostname=host if context is not None else None
     )
@@ -124,6 +125,12 @@ async def _get(parts: SplitResult) -> tuple[str | None, bytes]:
         return await _read_answer(reader)
     finally:
         writer.transport.abort()
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Made once, beside the event loop: it reads hundreds of certificates."""
+    return ssl.create_default_context()
 
 
 async def _read_answer(reader: asyncio.StreamReader) -> tuple[str | None, bytes]:
