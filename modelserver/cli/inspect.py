@@ -16,7 +16,7 @@ from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError
 
 _ENGINES = "modelserver_backends.tensorrt.commands"
 _ENGINE_MAGICS = (b"ftrt", b"vtrt")
-_GGUF, _GGUF_MAGIC = "modelserver_backends.llm.checkpoint.gguf_description", b"GGUF"
+_CHECKPOINTS, _GGUF_MAGIC = "modelserver_backends.llm.checkpoint.description", b"GGUF"
 # Facts that are printed one per line, if a file has them.
 _FACTS = (
     "built_with",
@@ -27,6 +27,8 @@ _FACTS = (
     "max_batch_size",
     "name",
     "architecture",
+    "model_type",
+    "quantization",
     "parameters",
     "context_length",
     "tokenizer",
@@ -40,7 +42,10 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A TensorRT engine (.plan), .onnx, .pt2, .pt or .gguf.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A TensorRT engine (.plan), .onnx, .pt2, .pt or .gguf, or a directory with config.json."),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Describe a model file: its kind, its inputs and outputs, and how it was built."""
@@ -53,6 +58,8 @@ def inspect(
 
 def describe(file: Path) -> dict[str, Any]:
     """The description as JSON. Raises ServerError for a missing file or an unknown kind of file."""
+    if (file / "config.json").is_file():
+        return {"file": str(file), **importlib.import_module(_CHECKPOINTS).describe_directory(file)}
     try:
         with file.open("rb") as opened:
             magic = opened.read(4)
@@ -68,7 +75,7 @@ def describe(file: Path) -> dict[str, Any]:
     elif file.suffix == ".onnx":
         found = importlib.import_module(_ENGINES).describe_onnx(file)
     elif magic == _GGUF_MAGIC or file.suffix == ".gguf":
-        found = importlib.import_module(_GGUF).describe_gguf(file)
+        found = importlib.import_module(_CHECKPOINTS).describe_gguf(file)
     elif file.suffix in _TORCH_SUFFIXES:
         found = _describe_torch(file)
     else:
@@ -123,6 +130,10 @@ def _print(file: Path, document: dict[str, Any]) -> None:
         print_table(
             ("type", "tensors", "bytes"), [(each["type"], str(each["tensors"]), str(each["bytes"])) for each in types]
         )
+    if kinds := document.get("kinds"):
+        print_line("")
+        shown = [(each["kind"], each["form"], str(each["layers"]), str(each["bytes"])) for each in kinds]
+        print_table(("layer", "form", "layers", "bytes"), shown)
     for number, text in enumerate(document.get("profiles", [])):
         print_line(f"profile {number}: {text}")
     for key, value in document.get("built", {}).items():

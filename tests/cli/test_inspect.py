@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from modelserver_backends.tensorrt.sidecar import file_sha256, write_sidecar
+from safetensors.torch import load_file, save_file
 from support.engines import batching_engine, plan_bytes
 from support.gguf_models import write_gguf
 from support.tiny_checkpoints import write_checkpoint
@@ -49,12 +51,39 @@ def test_a_gguf_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert found["types"] == [{"type": "F32", "tensors": len(found["tensors"]), "bytes": 4 * found["parameters"]}]
     assert {"name": "blk.0.ffn_up.weight", "type": "F32", "shape": [80, 48], "bytes": 15360} in found["tensors"]
     assert "note" not in found
+    assert {"kind": "ffn_up", "form": "F32", "layers": 2, "bytes": 30720} in found["kinds"]
+    assert {"name": "blk.1.ffn_up", "form": "F32", "bytes": 15360} in found["layers"]
     out, _ = run(capsys, str(path))
     assert "context length: 512" in out
     path.write_bytes(path.read_bytes().replace(b"blk.0.ffn_up", b"blk.0.ffn_xx"))
     assert "cannot be served: " in document(capsys, path)["note"]
     path.write_bytes(path.read_bytes()[:1000])
     assert "more than a file of 1000 bytes can hold" in run(capsys, str(path), status=1)[1]
+
+
+def test_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "source")
+    found = document(capsys, directory)
+    assert (found["kind"], found["model_type"], found["tokenizer"]) == ("checkpoint", "llama", "tokenizer.json")
+    assert {"kind": "up_proj", "form": "F32", "layers": 2, "bytes": 30720} in found["kinds"]
+    assert sum(layer["bytes"] for layer in found["layers"]) == sum(each["bytes"] for each in found["types"])
+    path, up = directory / "model.safetensors", "model.layers.0.mlp.up_proj"
+    tensors = load_file(path)
+    del tensors[f"{up}.weight"]
+    tensors[f"{up}.qweight"] = torch.zeros(6, 80, dtype=torch.int32)
+    tensors[f"{up}.scales"] = torch.zeros(1, 80, dtype=torch.float16)
+    save_file(tensors, path)
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 48}
+    (directory / "config.json").write_text(json.dumps(config))
+    layers = document(capsys, directory)["layers"]
+    assert {"name": up, "form": "gptq: I32, F16", "bytes": 4 * 480 + 2 * 80} in layers
+    assert {"name": "model.layers.1.mlp.up_proj", "form": "F32", "bytes": 15360} in layers
+    out, _ = run(capsys, str(directory))
+    assert "quantization: method gptq, bits 4, group size 48\n" in out
+    assert "gptq: I32, F16  1" in out
+    path.write_bytes(path.read_bytes()[:1000])
+    assert f"{path}: " in run(capsys, str(directory), status=1)[1]
 
 
 def test_an_exported_program_and_a_torchscript_file(capsys: pytest.CaptureFixture[str], model_repository: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hpack
+from fuzz import checkpoints
 from google.protobuf.message import DecodeError
 from modelserver_backends.llm.checkpoint.gguf_file import GgufFile
 
@@ -220,4 +221,4 @@ PARSERS: dict[str, Callable[[bytes], None]] = {
         infer_envelope,
         gguf_file,
     )
-}
+} | checkpoints.TARGETS

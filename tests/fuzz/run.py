@@ -15,7 +15,13 @@ import sys
 import atheris
 
 with atheris.instrument_imports(
-    include=["modelserver.wire", "modelserver.frontends.grpc", "modelserver_backends.llm.checkpoint", "httptools"]
+    include=[
+        "modelserver.wire",
+        "modelserver.frontends.grpc",
+        "modelserver_backends.llm.checkpoint",
+        "modelserver_backends.llm.quantization",
+        "httptools",
+    ]
 ):
     from fuzz import http1_connection, http2_connection, parsers
 

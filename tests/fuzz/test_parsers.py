@@ -8,14 +8,14 @@ import zlib
 
 import hpack
 import pytest
-from fuzz import parsers
+from fuzz import checkpoint_samples, checkpoints, parsers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelserver.pb import grpc_service_pb2 as pb
 
 # How many of the first bytes have the structure, where it is more than usual.
-_STRUCTURE = {"gguf_file": 250}
+_STRUCTURE = {"gguf_file": 250, **dict.fromkeys(checkpoints.TARGETS, 1000)}
 NAMES = st.sampled_from(
     [*b"te key key-bin grpc-timeout grpc-encoding host content-length content-type :path :x K".split(b" "), b""]
 )
@@ -50,6 +50,7 @@ def _gguf_file() -> bytes:
 
 
 SAMPLES = {
+    **checkpoint_samples.SAMPLES,
     "gguf_file": [_gguf_file()],
     "infer_envelope": [_infer_request()],
     "compressed_message": [gzip.compress(b"message" * 30), zlib.compress(bytes(200_000))],

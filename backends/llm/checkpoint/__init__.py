@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .checkpoint import Checkpoint, TokenizerFiles, config_path, text_config
-from .gguf import SUFFIX, GgufCheckpoint, find_gguf
+from .gguf import SUFFIX, GgufCheckpoint, UnreadGguf, find_gguf
 from .hf import CONFIG, HfCheckpoint
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "GgufCheckpoint",
     "HfCheckpoint",
     "TokenizerFiles",
+    "UnreadGguf",
     "config_path",
     "find_gguf",
     "is_gguf",

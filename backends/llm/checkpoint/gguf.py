@@ -371,6 +371,19 @@ class GgufModule(GgufCheckpoint):
         return self._whole_file.tensor(f"{self._name}.{name}")
 
 
+class UnreadGguf(GgufCheckpoint):
+    """The same checkpoint, whose tensors have shapes, but no values and no memory."""
+
+    def __init__(self, whole: GgufCheckpoint) -> None:
+        super().__init__(whole.place)
+        self._files, self._sources = whole._files, whole._sources
+
+    def tensor(self, name: str) -> torch.Tensor:
+        import torch
+
+        return torch.empty(self.shape(name), device="meta")
+
+
 def _separated(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """The two halves of each head's rows one behind the other, where they alternate."""
     if not num_heads:

@@ -82,13 +82,9 @@ class HfCheckpoint:
         path = self._directory / "tokenizer.json"
         if not path.is_file():
             raise InvalidArgumentError(_without_tokenizer(self._directory))
-        try:
-            document = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidArgumentError(f"{path} cannot be read: {error}") from None
         return TokenizerFiles(
             path=path,
-            document=document,
+            document=_text(path),
             config=self.entries("tokenizer_config.json"),
             special_tokens_map=self.entries("special_tokens_map.json"),
         )
@@ -97,20 +93,29 @@ class HfCheckpoint:
     def chat_templates(self) -> Mapping[str, str]:
         """Files of their own go before tokenizer_config.json."""
         named: dict[str, str] = {}
-        lone = self.entries("chat_template.json").get("chat_template")
-        for value in (self.entries("tokenizer_config.json").get("chat_template"), lone):
-            if isinstance(value, str):
-                named["default"] = value
-            elif isinstance(value, list):
-                named.update({one["name"]: one["template"] for one in value if isinstance(one, dict)})
-            elif isinstance(value, dict):
-                named.update(value)
+        for document in ("tokenizer_config.json", "chat_template.json"):
+            named |= self._named_templates(document)
         path = self._directory / "chat_template.jinja"
         if path.is_file():
-            named = {"default": path.read_text(encoding="utf-8")}
+            named = {"default": _text(path)}
         for path in sorted((self._directory / "additional_chat_templates").glob("*.jinja")):
-            named[path.stem] = path.read_text(encoding="utf-8")
+            named[path.stem] = _text(path)
         return named
+
+    def _named_templates(self, document: str) -> dict[str, str]:
+        value = self.entries(document).get("chat_template")
+        if value is None:
+            return {}
+        pairs: list[tuple[Any, Any]] = [("default", value)]
+        if isinstance(value, list):
+            pairs = [(one.get("name"), one.get("template")) for one in value if isinstance(one, dict)]
+        elif isinstance(value, dict):
+            pairs = list(value.items())
+        if not all(isinstance(name, str) and isinstance(template, str) for name, template in pairs):
+            raise InvalidArgumentError(
+                f"{self._directory / document}: chat_template must be a text, or texts by name, got {value!r:.80}"
+            )
+        return dict(pairs)
 
     @property
     def digest(self) -> bytes:
@@ -190,6 +195,13 @@ class HfCheckpoint:
 
             self._opened = SafetensorsFiles(self._directory)
         return self._opened
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"{path} cannot be read: {error}") from None
 
 
 def _without_tokenizer(directory: Path) -> str:

@@ -127,6 +127,16 @@ class LinearTensors:
         """
         return stored_tensor(self.checkpoint, f"{part.name}.{suffix}", shape, dtypes)
 
+    def vector(self, part: Part, suffix: str, dtypes: Sequence[torch.dtype], *, longest: int) -> torch.Tensor:
+        """A vector of a part that describes its other tensors. Raises as `stored`, before more than that is read."""
+        shape = self.checkpoint.shape(f"{part.name}.{suffix}")
+        if len(shape) != 1 or shape[0] > longest:
+            raise InvalidArgumentError(
+                f"the checkpoint in {self.checkpoint.place} has {part.name}.{suffix} of shape {list(shape)}, expected "
+                f"at most {longest} values"
+            )
+        return self.stored(part, suffix, shape, dtypes)
+
     def share(
         self, part: Part, tensor: torch.Tensor, *, outputs: int | None = None, inputs: int | None = None
     ) -> torch.Tensor:

@@ -13,12 +13,12 @@ from modelserver.backend import InvalidArgumentError, UnavailableError, Unsuppor
 
 from ..attention.kv_blocks import KvLayout
 from ..attention.paged import AttentionSpec
-from ..checkpoint import Checkpoint, HfCheckpoint, text_config
+from ..checkpoint import Checkpoint, GgufCheckpoint, HfCheckpoint, UnreadGguf, text_config
 from ..embedding.recognition import is_encoder
 from ..options import EngineOptions
 from ..pictures.families import sees_pictures
 from ..pictures.tower import Tower, load_tower
-from ..quantization import find_scheme
+from ..quantization import find_scheme, stored_method
 from ..quantization.checking import CheckingScheme, UnreadCheckpoint, WalkingScheme
 from ..quantization.scheme import Scheme
 from ..quantization.stored import StoredScheme
@@ -138,14 +138,18 @@ def _shown(forms: Counter[str]) -> str:
 def check_layers(
     checkpoint: Checkpoint, scheme: Scheme, family: Family, config: DecoderConfig, rank: Rank = ALONE
 ) -> None:
-    """InvalidArgumentError or UnsupportedError for a tensor of a stored format that is missing or wrong.
+    """InvalidArgumentError or UnsupportedError for a tensor that is missing or wrong, in floats or a format of ours.
 
     Nothing but small tensors is read for it.
     """
-    if not isinstance(scheme, StoredScheme) or not isinstance(checkpoint, HfCheckpoint):
-        return
-    with UnreadCheckpoint(checkpoint.place) as unread:
-        walk(checkpoint, CheckingScheme(scheme, unread), family, config, rank)
+    stored = scheme if isinstance(scheme, StoredScheme) else None
+    if stored is None and stored_method(checkpoint.config) is not None:
+        return  # of a scheme of an installed package
+    if isinstance(checkpoint, GgufCheckpoint):
+        walk(checkpoint, CheckingScheme(stored, UnreadGguf(checkpoint)), family, config, rank)
+    elif isinstance(checkpoint, HfCheckpoint):
+        with UnreadCheckpoint(checkpoint.place) as unread:
+            walk(checkpoint, CheckingScheme(stored, unread), family, config, rank)
 
 
 def walk(checkpoint: Checkpoint, scheme: WalkingScheme, family: Family, config: DecoderConfig, rank: Rank) -> None:

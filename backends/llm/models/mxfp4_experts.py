@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import Checkpoint
+from modelserver.backend import InvalidArgumentError
+
+from ..checkpoint import Checkpoint, HfCheckpoint
 from ..kernels import device_processors, packed_kernels_for
 from ..quantization.bits import unpack_nibbles
 from ..quantization.quantized_linear import quantized_linear
 from ..quantization.small_floats import MX_GROUP, mxfp4
-from .linear import GroupedLinear
+from .linear import GroupedLinear, dtype_name
 from .moe import Experts
 from .packed_matrix import grouped_linears
 
@@ -30,6 +32,18 @@ def are_kept_packed(checkpoint: Checkpoint, device: torch.device) -> bool:
     """
     has_kernels = packed_kernels_for(device) is not None or device_processors(device) is not None
     return has_kernels and f"layers.0.mlp.experts.{_UP}_blocks" in checkpoint
+
+
+def check_datatypes(checkpoint: Checkpoint) -> None:
+    """InvalidArgumentError for blocks and scales that are not bytes, which transformers would convert."""
+    if not isinstance(checkpoint, HfCheckpoint):
+        return
+    for name in checkpoint.names():
+        is_packed = name.endswith(tuple(f"{part}_{kind}" for part in (_UP, _DOWN) for kind in _PARTS[:2]))
+        if is_packed and (dtype := checkpoint.dtype(name)) is not torch.uint8:
+            raise InvalidArgumentError(
+                f"the checkpoint in {checkpoint.place} has {name} in {dtype_name(dtype)}, expected uint8"
+            )
 
 
 class Mxfp4Experts(torch.nn.Module):  # type: ignore[misc]

@@ -36,6 +36,7 @@ def load_pretrained(
     from transformers.utils import logging
 
     place = checkpoint.place
+    checkpoint.names()  # so that files which are damaged are refused in our words, before transformers maps them
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # a server's log is not a terminal
     try:
         with _loading, within or nullcontext():

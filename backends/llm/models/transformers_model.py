@@ -30,7 +30,7 @@ from . import attention_hook
 from .attention_trial import NUM_TRIED, AttentionCall, TrialAttention, check_equal
 from .grouped_mixer import GroupedMixer
 from .head_fit import HeadFit, fit_heads
-from .mxfp4_experts import are_kept_packed, pack_experts, taking_their_place
+from .mxfp4_experts import are_kept_packed, check_datatypes, pack_experts, taking_their_place
 from .pretrained import load_pretrained
 from .recurrent_states import RecurrentStates
 from .state_cache import StepCache
@@ -298,6 +298,7 @@ def _weight_options(checkpoint: Checkpoint, config: Mapping[str, Any], device: t
     """
     if stored_method(config) != "mxfp4" or not are_kept_packed(checkpoint, device):
         return transformers_options(config)
+    check_datatypes(checkpoint)
     from transformers import AutoConfig
 
     plain = AutoConfig.from_pretrained(checkpoint.transformers_directory, local_files_only=True)

@@ -20,6 +20,7 @@ from .stored import StoredScheme
 
 _STATE = "weight.quant_state.bitsandbytes__{}"
 _KINDS = ("nf4", "fp4")
+_MAX_STATE_BYTES = 1 << 16
 
 
 class BitsAndBytes(StoredScheme):
@@ -91,7 +92,7 @@ def _scales(tensors: LinearTensors, part: Part, state: Mapping[str, Any], count:
 
 
 def _state(tensors: LinearTensors, part: Part, suffix: str) -> Mapping[str, Any]:
-    stored = tensors.stored(part, suffix, None, (torch.uint8,))
+    stored = tensors.vector(part, suffix, (torch.uint8,), longest=_MAX_STATE_BYTES)
     try:
         state = json.loads(bytes(stored.tolist()))
     except (ValueError, RecursionError) as error:

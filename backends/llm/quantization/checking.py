@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from ..checkpoint import HfCheckpoint
+from ..checkpoint import Checkpoint, HfCheckpoint
 from ..models.linear import GroupedLinear, Linear, ListedLinears, TokenEmbedding
 from ..models.linear_tensors import LinearTensors
 from .scheme import Scheme
@@ -58,14 +58,21 @@ class WalkingScheme(Scheme):
 
 
 class CheckingScheme(WalkingScheme):
-    """Asks a scheme to read each of its layers from a checkpoint without values."""
+    """Asks a scheme to read each of its layers from a checkpoint without values; None: all layers are floats."""
 
-    def __init__(self, scheme: StoredScheme, unread: UnreadCheckpoint) -> None:
+    def __init__(self, scheme: StoredScheme | None, unread: Checkpoint) -> None:
         self._scheme = scheme
         self._unread = unread
 
     def linear(self, tensors: LinearTensors) -> Linear:
-        self._scheme.check(replace(tensors, checkpoint=self._unread, device=torch.device("meta")))
+        unread = replace(tensors, checkpoint=self._unread, device=torch.device("meta"))
+        if self._scheme is not None:
+            self._scheme.check(unread)
+        for part in unread.parts:
+            if self._scheme is None:
+                unread.check_floats(part)
+            if unread.has(part, "bias"):
+                unread.stored(part, "bias", (part.num_outputs,))
         return NoLayer()
 
     def embedding(self, tensors: LinearTensors) -> TokenEmbedding:

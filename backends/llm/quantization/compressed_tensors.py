@@ -209,7 +209,7 @@ def _ordered(tensors: LinearTensors, part: Part, weight: QuantizedWeight) -> Qua
 def _check_shape(tensors: LinearTensors, part: Part) -> None:
     if not tensors.has(part, "weight_shape"):
         return
-    stored = tensors.stored(part, "weight_shape", (2,)).tolist()
+    stored = tensors.stored(part, "weight_shape", (2,), (torch.int32, torch.int64)).tolist()
     if stored != [part.num_outputs, part.num_inputs]:
         raise InvalidArgumentError(
             f"{part.name}.weight_shape says {stored}, expected {[part.num_outputs, part.num_inputs]}"

@@ -42,7 +42,8 @@ class Exl2(StoredScheme):
             raise InvalidArgumentError(
                 f"{part.name}.q_weight has the shape {list(packed.shape)}, expected [rows, {outputs}]"
             )
-        runs = _runs(part, tensors.stored(part, "q_groups", None, (torch.int16,)), packed.shape[0])
+        described = tensors.vector(part, "q_groups", (torch.int16,), longest=2 * inputs)
+        runs = _runs(part, described, packed.shape[0])
         lengths = [rows * _WORD // bits for bits, rows in runs]
         if sum(lengths) != inputs:
             raise InvalidArgumentError(f"{part.name}.q_groups describe {sum(lengths)} inputs, expected {inputs}")

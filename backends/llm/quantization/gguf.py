@@ -41,16 +41,28 @@ class Gguf(StoredScheme):
     def is_quantized(self, tensors: LinearTensors, part: Part) -> bool:
         return tensors.has(part, "blocks")
 
+    def check(self, tensors: LinearTensors) -> None:
+        for part in tensors.parts:
+            if self.is_quantized(tensors, part):
+                self._stored(tensors, part)
+            else:
+                tensors.check_floats(part)
+
     def read(self, tensors: LinearTensors, part: Part) -> QuantizedWeight:
-        kind = BY_NAME[self._types[tensors.checkpoint.module(part.name) or part.name]]
-        shape = (part.num_outputs, part.num_inputs // kind.block_len * kind.block_bytes)
-        weight = quantized_weight(kind, tensors.stored(part, "blocks", shape))
+        kind, blocks = self._stored(tensors, part)
+        weight = quantized_weight(kind, blocks)
         if not tensors.has(part, "scale"):
             return weight
         if weight.scale_factors is not None or weight.mins is not None:
             raise UnsupportedError(f"a scale for the whole of {part.name}, a {kind.name}, is not supported")
         factor = tensors.stored(part, "scale").float().reshape(1, 1)
         return replace(weight, scale_factors=factor.expand(weight.num_outputs, 1).contiguous())
+
+    def _stored(self, tensors: LinearTensors, part: Part) -> tuple[TensorType, torch.Tensor]:
+        """Its type, and its blocks [outputs, bytes of a row]."""
+        kind = BY_NAME[self._types[tensors.checkpoint.module(part.name) or part.name]]
+        shape = (part.num_outputs, part.num_inputs // kind.block_len * kind.block_bytes)
+        return kind, tensors.stored(part, "blocks", shape)
 
 
 def quantized_weight(kind: TensorType, rows: torch.Tensor) -> QuantizedWeight:

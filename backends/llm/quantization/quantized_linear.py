@@ -52,6 +52,7 @@ class DequantizedLinear:
 
     def __init__(self, weight: QuantizedWeight | _NibbleWeight, bias: torch.Tensor | None) -> None:
         self._weight = weight if isinstance(weight, _NibbleWeight) else _compact(weight)
+        self.form, self.num_bytes = self._weight.form, self._weight.num_bytes
         self._bias = bias
 
     def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
@@ -67,6 +68,7 @@ class QuantizedEmbedding:
 
     def __init__(self, weight: QuantizedWeight, dtype: torch.dtype) -> None:
         self._weight = _compact(weight)
+        self.form, self.num_bytes = self._weight.form, self._weight.num_bytes
         self._dtype = dtype
 
     def __call__(self, token_ids: torch.Tensor, /) -> torch.Tensor:
@@ -86,6 +88,8 @@ class _NibbleWeight:
         self._halves = codes[:, ::2] | codes[:, 1::2] << 4
         # What is kept of the description has codes that take no memory.
         self._rest = replace(weight, codes=codes.new_zeros(1, 1).expand(weight.codes.shape))
+        self.form = weight.form
+        self.num_bytes = weight.num_bytes - weight.codes.nbytes + self._halves.nbytes
 
     def dequantized(self) -> torch.Tensor:
         return self.rows(slice(None)).dequantized()

@@ -95,6 +95,16 @@ class QuantizedWeight:
     def device(self) -> torch.device:
         return self.codes.device
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(int(tensor.nbytes) for tensor in self._tensors().values())
+
+    @property
+    def form(self) -> str:
+        """How layers that dequantize it again and again call it."""
+        kind = "float8" if self.codes.dtype is torch.float8_e4m3fn else f"{self.bits} bits"
+        return f"{kind} without kernels"
+
     def to(self, device: torch.device) -> Self:
         """The same matrix on another device."""
         moved = {name: tensor.to(device) for name, tensor in self._tensors().items()}

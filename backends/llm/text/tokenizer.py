@@ -8,7 +8,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -34,6 +34,8 @@ _PART_SIZE = 16384
 _MAX_PART_SIZE = 1 << 18
 # The longest text that is read as a whole, for a tokenizer whose texts cannot be cut.
 _MAX_WHOLE_SIZE = 1 << 20
+# Token ids without a token that a vocabulary may have: tables have an entry for each id.
+_MOST_GAPS = 1 << 20
 # Bytes of a long text that are decoded at a time, and token ids that are copied at a time.
 _DECODED_AT_ONCE = 1 << 16
 _IDS_AT_ONCE = 1 << 14
@@ -63,6 +65,26 @@ def _start_readers() -> None:
     thread = threading.Thread(target=start, name="llm-text-start")
     thread.start()
     thread.join()
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Bare exceptions, and its panics, which no `except Exception` catches; their class cannot be imported."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """While the library reads a text. InvalidArgumentError for one that it refuses."""
+    try:
+        yield
+    except TypeError:
+        raise InvalidArgumentError("the text is not Unicode: it has half of a surrogate pair") from None
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"the text is not UTF-8: {error.reason}") from None
+    except BaseException as error:
+        if not _is_of_library(error):
+            raise
+        raise InvalidArgumentError(f"the model's tokenizer cannot read the text: {error}") from None
 
 
 def both_checks(first: LengthCheck, second: LengthCheck) -> LengthCheck:
@@ -96,6 +118,11 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._vocabulary.values(), default=-1) + 1
+        if self.vocab_size > _MOST_GAPS + len(self._vocabulary):
+            raise InvalidArgumentError(
+                f"the tokenizer has {len(self._vocabulary)} tokens, with ids up to {self.vocab_size - 1}: too many ids "
+                "between them are not used"
+            )
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
         self.pad_token_id = self._named_id("pad_token")
@@ -121,16 +148,23 @@ class Tokenizer:
         files = checkpoint.tokenizer
         try:
             tokenizer = tokenizers.Tokenizer.from_str(files.document)
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
             raise InvalidArgumentError(f"{files.path} cannot be read by the library tokenizers: {error}") from error
         special = special_tokens(files.config, files.special_tokens_map)
-        _add_tokens(tokenizer, files.config, special)
-        return cls(
-            tokenizer,
-            special=special,
-            eos_token_ids=checkpoint.eos_token_ids,
-            templates=checkpoint.chat_templates,
-        )
+        try:
+            _add_tokens(tokenizer, files.config, special)
+            return cls(
+                tokenizer,
+                special=special,
+                eos_token_ids=checkpoint.eos_token_ids,
+                templates=checkpoint.chat_templates,
+            )
+        except InvalidArgumentError as error:
+            if str(files.path.parent) in error.message:
+                raise
+            raise InvalidArgumentError(f"{files.path}: {error.message}") from None
 
     def encode(
         self,
@@ -158,17 +192,13 @@ class Tokenizer:
         check_length: LengthCheck = any_length,
     ) -> array[int]:
         """The same with a tenth of the memory, for texts of any length."""
-        try:
+        with _reading():
             if longest is None:
                 return self._ids(text, add_special_tokens, check_length)
             before, after = self._added if add_special_tokens else ([], [])
             most = max(0, longest - len(before) - len(after))
             inner = self._ids(text, False, partial(_check_until, most, check_length))[:most]
             return array("i", [*before, *inner, *after][:longest])
-        except TypeError:
-            raise InvalidArgumentError("the text is not Unicode: it has half of a surrogate pair") from None
-        except UnicodeDecodeError as error:
-            raise InvalidArgumentError(f"the text is not UTF-8: {error.reason}") from None
 
     def encode_pair(
         self, first: str, second: str, *, longest: int | None = None, longest_second: int | None = None
@@ -199,13 +229,11 @@ class Tokenizer:
         """Of both texts, without special tokens."""
         if max(len(first), len(second)) > _MAX_WHOLE_SIZE:
             raise InvalidArgumentError(f"the text is too long: a text of a pair may have {_MAX_WHOLE_SIZE} characters")
-        try:
+        with _reading():
             if max(len(first), len(second)) > LONG_TEXT:
                 _start_readers()
             # Of a batch the library lets other threads run.
             found: Sequence[Any] = self._tokenizer.encode_batch([first, second], add_special_tokens=False)
-        except TypeError:
-            raise InvalidArgumentError("the text is not Unicode: it has half of a surrogate pair") from None
         return found
 
     def _ids(self, text: str | bytes, add_special_tokens: bool, check_length: LengthCheck = any_length) -> array[int]:
@@ -364,9 +392,13 @@ def _check_until(most: int, check_length: LengthCheck, num_tokens: int, is_all: 
 def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
     """Tokens that tokenizer_config.json knows and tokenizer.json does not; named ones are special in any case."""
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-    described = config.get("added_tokens_decoder")
-    for _, value in sorted((described or {}).items(), key=lambda item: int(item[0])):
-        if isinstance(value, dict) and value.get("content") not in known:
+    described = config.get("added_tokens_decoder") or {}
+    if not isinstance(described, Mapping) or not all(token_id.isdecimal() for token_id in described):
+        raise InvalidArgumentError("added_tokens_decoder of the tokenizer's config must be an object of token ids")
+    for token_id, value in sorted(described.items(), key=lambda item: int(item[0])):
+        if not isinstance(value, Mapping) or not isinstance(value.get("content"), str):
+            raise InvalidArgumentError(f"added_tokens_decoder.{token_id} must have a text 'content', got {value!r:.80}")
+        if value["content"] not in known:
             flags = {name: bool(value.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "special")}
             normalized = bool(value.get("normalized", not flags["special"]))
             tokenizer.add_tokens([tokenizers.AddedToken(value["content"], normalized=normalized, **flags)])
