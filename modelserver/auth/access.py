@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hmac import compare_digest
 from ipaddress import ip_address
 
+from modelserver.core.body_pipe import BodyPipe
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import nearest_hint
 
@@ -56,11 +57,13 @@ class Admitted:
     """A frontend's consent to a request, given on its head, before its body arrives.
 
     `caller` is the name of the request's key, which shares the memory of bodies between callers; empty without a key.
-    `max_body_bytes` sets a lower limit on the body than the server's own.
+    `max_body_bytes` sets a lower limit on the body than the server's own. `open_body` makes the pipe for a body that is
+    taken piece by piece, by its length, if it is announced; then the server's limit on bodies does not apply.
     """
 
     caller: str = ""
     max_body_bytes: int | None = None
+    open_body: Callable[[int | None], BodyPipe] | None = field(default=None, compare=False)
 
 
 EVERYBODY = Admitted()

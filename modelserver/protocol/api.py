@@ -45,7 +45,9 @@ class Route:
     `group` is the operator's word for calls that are restricted together. `scope` is the scope that an API key must
     have; without one, it is the usual scope of the group. `key` says whether a key is needed at all. `model` is the
     segment that names the model; it is empty if the body names it, or if the call is not about a model: then the planes
-    check the key's models. `schema` has the documents of the call.
+    check the key's models. `schema` has the documents of the call. `take_body` is given a pipe, for the body of a
+    request that does not arrive at once, and the values of the pattern's segments: it starts a thread that takes the
+    body. The handler finds the pipe in the body then, which is a `PipedBody`, and finishes it.
     """
 
     method: str
@@ -55,6 +57,7 @@ class Route:
     scope: Scope | None = None
     key: KeyUse = KeyUse.NEEDED
     model: str = ""
+    take_body: RouteCall | None = None
     schema: RouteSchema = field(default=RouteSchema(), compare=False)
     needs: Needs = field(init=False, compare=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from modelserver.core.body_pipe import BodyPipe, PipedBody
 from modelserver.core.large_buffers import aligned_buffer
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError, UnavailableError
@@ -27,6 +28,8 @@ class BodyCollector(Holder):
     that the tensors behind the `header_length` bytes of JSON of an infer request are aligned. As soon as the body is
     known to be over `max_bytes`, or must give way where the `budget` of all bodies is short, there is an `error`, and
     further bytes are dropped.
+
+    With a `pipe` nothing is collected: the pieces go there, and the limits are those of what it leads to.
     """
 
     __slots__ = (
@@ -37,10 +40,12 @@ class BodyCollector(Holder):
         "_header_length",
         "_max_bytes",
         "_owner",
+        "_pipe",
         "error",
         "is_complete",
         "num_bytes",
         "on_given_up",
+        "on_room",
     )
 
     def __init__(
@@ -50,6 +55,7 @@ class BodyCollector(Holder):
         max_bytes: int,
         budget: AssemblyBudget | None = None,
         owner: str = "",
+        pipe: BodyPipe | None = None,
     ) -> None:
         """`owner` is the client whose share of the budget the body counts towards."""
         self.is_complete = False
@@ -62,13 +68,19 @@ class BodyCollector(Holder):
         self._owner = owner
         # Called when another body needs this one's memory, and this one has an `error`; never within a call of ours.
         self.on_given_up: Callable[[], None] | None = None
+        # Called when the pipe has room again.
+        self.on_room: Callable[[], None] | None = None
         self._chunks: list[bytes] = []
         self._buffer: memoryview | None = None
+        self._pipe = pipe
+        if pipe is not None:
+            self.error = pipe.error
+            pipe.on_change = self._follow_pipe
         self.expect(content_length or 0)
 
     def expect(self, num_bytes: int) -> None:
         """This many more bytes are announced: refuse them before they arrive, if necessary."""
-        if self.num_bytes + num_bytes > self._max_bytes:
+        if self._pipe is None and self.num_bytes + num_bytes > self._max_bytes:
             self._fail(
                 PayloadTooLargeError(
                     f"request JSON size of more than {self._max_bytes} bytes exceeds the maximum allowed input size of "
@@ -81,6 +93,10 @@ class BodyCollector(Holder):
         self.expect(len(chunk))
         if self.error is not None:
             self.num_bytes += len(chunk)
+            return
+        if self._pipe is not None:
+            self.num_bytes += len(chunk)
+            self._pipe.put(bytes(chunk))
             return
         length = self._content_length
         if isinstance(chunk, bytes) and (length is None or len(chunk) == length):
@@ -96,7 +112,9 @@ class BodyCollector(Holder):
         It is as large as the event loop should receive at once.
         """
         length = self._content_length
-        if length is None or self.error is not None or (self._buffer is None and length < MIN_DIRECT_BYTES):
+        if length is None or self._pipe is not None or self.error is not None:
+            return None
+        if self._buffer is None and length < MIN_DIRECT_BYTES:
             return None
         return self._room(1)[:MAX_RECEIVED_BYTES]
 
@@ -106,6 +124,16 @@ class BodyCollector(Holder):
             self._count(num_bytes)
         else:
             self.num_bytes += num_bytes
+
+    @property
+    def is_piped(self) -> bool:
+        """Whether the body is not kept in memory."""
+        return self._pipe is not None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client should send more now."""
+        return self._pipe is None or self._pipe.has_room
 
     @property
     def is_full(self) -> bool:
@@ -121,10 +149,14 @@ class BodyCollector(Holder):
         """The body will not end; forget the received part."""
         self._chunks.clear()
         self._buffer = None
+        if self._pipe is not None:
+            self._pipe.drop()
         self._release()
 
     def body(self) -> Buffer:
         """The whole body, once it is complete and there is no error."""
+        if self._pipe is not None:
+            return PipedBody.of(self._pipe)
         if self._buffer is not None:
             return self._buffer
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
@@ -150,6 +182,15 @@ class BodyCollector(Holder):
         if on_given_up is not None:
             on_given_up()
 
+    def _follow_pipe(self) -> None:
+        assert self._pipe is not None, "it called this"
+        changed = self.on_room
+        if self._pipe.error is not None:
+            changed = self.on_given_up
+            self._fail(self._pipe.error)
+        if changed is not None:
+            changed()
+
     def _count(self, num_bytes: int) -> None:
         before = max(self.num_bytes, FREE_BYTES)
         self.num_bytes += num_bytes
@@ -164,6 +205,8 @@ class BodyCollector(Holder):
             self.drop()
 
     def _release(self) -> None:
-        self.on_given_up = None
+        self.on_given_up = self.on_room = None
+        if self._pipe is not None:
+            self._pipe.on_change = None
         if self._budget is not None:
             self._budget.release(self)

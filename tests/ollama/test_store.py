@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import select
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from support.tiny_checkpoints import write_checkpoint
 from support.waiting import until_true
 
 from modelserver.auth.api_keys import Scope
+from modelserver.store.blobs import PartialBlob, StorageFullError
 
 TEMPLATE, PARAMETERS = "application/vnd.ollama.image.template", "application/vnd.ollama.image.params"
 
@@ -201,3 +204,106 @@ def test_keys_change_the_store_if_they_may_load_and_only_their_models(tmp_path: 
             return http.request("DELETE", "/api/delete", json={"model": model}, headers=headers).status_code
 
         assert [delete(asks, "mine"), delete(loads, "yours"), delete(loads, "mine-1")] == [403, 403, 404]
+
+
+def upload(served: RunningServer, digest: str, length: int | None = None) -> socket.socket:
+    """A connection on which a client has begun to send a blob."""
+    address, _, port = served.http_url.rpartition(":")
+    connection = socket.create_connection((address, int(port)), timeout=30)
+    framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    connection.sendall(f"POST /api/blobs/{digest} HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode())
+    return connection
+
+
+def partial_bytes(store: Path) -> list[int]:
+    return [path.stat().st_size for path in (store / "partial").glob("*") if path.exists()]
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, Path]]:
+    """A server that takes no body of over 64 kB into memory."""
+    store = tmp_path_factory.mktemp("tight")
+    with running_server((), store=str(store), http_max_input_size=65536) as running:
+        yield running, store
+
+
+@pytest.mark.parametrize("http2", [False, True], ids=["http1", "http2"])
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["announced", "chunked"])
+def test_a_blob_may_be_larger_than_a_request(tight: tuple[RunningServer, Path], http2: bool, is_chunked: bool) -> None:
+    content = (b"http2" if http2 else b"http1") * (600_000 + is_chunked)
+    pieces = (content[at : at + 50_000] for at in range(0, len(content), 50_000))
+    path = f"/api/blobs/sha256:{hashlib.sha256(content).hexdigest()}"
+    with httpx.Client(base_url=f"http://{tight[0].http_url}", timeout=30, http1=not http2, http2=http2) as http:
+        answer = http.post(path, content=pieces if is_chunked else content)
+        assert (answer.status_code, answer.http_version) == (201, "HTTP/2" if http2 else "HTTP/1.1"), answer.text
+        assert http.post(path, content=content).status_code == 200
+        assert http.head(path).status_code == 200
+        wrong = http.post(f"/api/blobs/sha256:{'2' * 64}", content=content)
+        assert (wrong.status_code, "expected digest" in wrong.json()["error"]) == (400, True)
+        assert http.post("/api/generate", content=content[:70_000]).status_code == 413
+    assert partial_bytes(tight[1]) == []
+
+
+def test_a_blob_is_on_the_disk_before_its_end_and_leaves_with_its_client(tight: tuple[RunningServer, Path]) -> None:
+    served, store = tight
+    with upload(served, f"sha256:{'3' * 64}", 1 << 30) as connection:
+        connection.sendall(bytes(300_000))
+        until_true(lambda: partial_bytes(store) == [300_000], "the part is on the disk")
+    until_true(lambda: partial_bytes(store) == [], "the part is removed")
+
+
+def test_a_blob_without_room_on_the_disk_is_refused_at_once(tight: tuple[RunningServer, Path]) -> None:
+    with upload(tight[0], f"sha256:{'4' * 64}", 1 << 60) as connection:
+        connection.sendall(b"x")
+        answer = connection.recv(65536).decode()
+    assert answer.startswith("HTTP/1.1 503")
+    assert "no space left for the model store" in answer
+
+
+def test_a_disk_that_fills_up_ends_the_upload(
+    tight: tuple[RunningServer, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_self: object, *_: object) -> None:
+        raise StorageFullError("no space left for the model store")
+
+    monkeypatch.setattr(PartialBlob, "append", full)
+    with upload(tight[0], f"sha256:{'5' * 64}") as connection:
+        connection.sendall(b"3\r\nabc\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 503")
+    assert partial_bytes(tight[1]) == []
+
+
+def test_a_slow_disk_holds_the_client_back(tight: tuple[RunningServer, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the server's memory nor its queue takes what the disk does not."""
+    gate, append = threading.Event(), PartialBlob.append
+
+    def wait(self: PartialBlob, *rest: Any) -> None:
+        gate.wait(30)
+        append(self, *rest)
+
+    monkeypatch.setattr(PartialBlob, "append", wait)
+    content = bytes(64 << 20)
+    with upload(tight[0], f"sha256:{hashlib.sha256(content).hexdigest()}", len(content)) as connection:
+        num_sent = 0
+        while select.select([], [connection], [], 0.3)[1]:
+            num_sent += connection.send(content[num_sent : num_sent + 65536])
+        assert num_sent < len(content) // 2
+        gate.set()
+        connection.sendall(content[num_sent:])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 201")
+
+
+def test_an_upload_needs_a_key_that_may_change_the_store(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    asks, loads = keys.add("asks", Scope.INFER), keys.add("loads", Scope.ADMIN)
+    content = bytes(1 << 20)
+    path = f"/api/blobs/sha256:{hashlib.sha256(content).hexdigest()}"
+    with (
+        running_server((), store=str(tmp_path / "store"), api_keys_file=str(keys.path)) as running,
+        httpx.Client(base_url=f"http://{running.http_url}") as http,
+    ):
+
+        def status(key: str) -> int:
+            return http.post(path, content=content, headers={"Authorization": f"Bearer {key}"}).status_code
+
+        assert [status(asks), status(loads), status(loads)] == [403, 201, 200]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from modelserver.auth.access import EVERYBODY, Admitted
-from modelserver.auth.api_keys import CALLER
+from modelserver.auth.api_keys import CALLER, ApiKey
 from modelserver.auth.guard import Guard, Needs, RestrictedError
+from modelserver.core.body_pipe import BodyPipe
 from modelserver.errors import LoadOnDemandError, NotFoundError, ServerError, UnauthenticatedError
 from modelserver.frontends.http.cors import PageGuard
 from modelserver.frontends.http.router import Match, Router, allowed_methods, route_for
@@ -129,9 +131,9 @@ class HttpFrontend(HttpHandler):
 
     def check_head(self, head: HttpHead, peer: str) -> Admitted | HttpResponse:
         """Refuses a request that `handle` would refuse because of its head, or of the model that its path names."""
-        if self._is_open:
-            return EVERYBODY
         found = self._router.route(head.method, head.path)
+        if self._is_open:
+            return EVERYBODY if found is None else _with_pipe(EVERYBODY, *found, None, peer)
         token = PEER.set(peer)
         try:
             if found is None:
@@ -145,7 +147,7 @@ class HttpFrontend(HttpHandler):
             return _failure(error, self.errors(head.path))
         finally:
             PEER.reset(token)
-        return self._guard.admission(caller)
+        return _with_pipe(self._guard.admission(caller), route, arguments, caller, peer)
 
     def _call(
         self, exchange: HttpExchange, needs: Needs, call: Callable[..., None], *rest: object, **arguments: str
@@ -173,6 +175,29 @@ class HttpFrontend(HttpHandler):
         hint = f"; did you mean {nearest}?" if nearest else f"; paths here begin with {starts}"
         error = NotFoundError(f"Not Found: there is no path '{head.path:.200}'{hint}")
         return _failure(error, self.errors(head.path))
+
+
+def _with_pipe(
+    admitted: Admitted, route: Route, arguments: Mapping[str, str], caller: ApiKey | None, peer: str
+) -> Admitted:
+    """The same; with a way to take the body piece by piece, if the route has one."""
+    take_body = route.take_body
+    if take_body is None:
+        return admitted
+
+    def open_body(num_bytes: int | None) -> BodyPipe:
+        pipe = BodyPipe(num_bytes)
+        tokens = CALLER.set(caller), PEER.set(peer)
+        try:
+            take_body(pipe, **arguments)
+        except ServerError as error:
+            pipe.fail(error)
+        finally:
+            CALLER.reset(tokens[0])
+            PEER.reset(tokens[1])
+        return pipe
+
+    return replace(admitted, open_body=open_body)
 
 
 def _not_allowed(head: HttpHead, found: Match) -> HttpResponse:

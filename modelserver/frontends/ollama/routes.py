@@ -59,7 +59,7 @@ class Ollama:
                 *(Route("POST", f"/api/{name}", handler(serve), changing) for name, serve in changes.items()),
                 Route("DELETE", "/api/delete", handler(store.delete), changing),
                 Route("HEAD", "/api/blobs/{digest}", store.has_blob, changing),
-                Route("POST", "/api/blobs/{digest}", store.add_blob, changing),
+                Route("POST", "/api/blobs/{digest}", store.add_blob, changing, take_body=store.take_blob),
                 *(Route("POST", path, handler(serve), ApiGroup.INFERENCE) for path, serve in calls.items()),
                 Route("POST", "/api/show", handler(self._models.show), ApiGroup.METADATA),
                 Route("GET", "/api/tags", self._tags, ApiGroup.METADATA),

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -14,8 +15,9 @@ import orjson
 from modelserver.backend.discovery import bundled_module
 from modelserver.config.modelfile import Modelfile, parse_modelfile
 from modelserver.config.ollama_options import check_option, is_option, option_of_text
+from modelserver.core.body_pipe import BodyPipe, PipedBody
 from modelserver.core.tensor import Buffer
-from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnsupportedError
+from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnavailableError, UnsupportedError
 from modelserver.frontends.http.body import check_size
 from modelserver.frontends.llm.edge import Call, LaterAnswers
 from modelserver.frontends.llm.errors import Fault, ParameterError
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 # Pulls, pushes and creations at one time; others wait.
 _NUM_OPERATIONS = 4
 _CHUNK_BYTES = 1 << 20
+# Blobs that arrive at one time: those that are written, and all. Each may have a MB in memory.
+_NUM_WRITTEN, _MAX_UPLOADS = 8, 32
 _ROLES = ("system", "user", "assistant")
 # Members of a request for a new model that ask for what this server does not have.
 _REFUSED = {
@@ -54,6 +58,9 @@ class StoreRoutes:
         self._limits = limits
         self._later = later
         self._pool = ThreadPoolExecutor(_NUM_OPERATIONS, thread_name_prefix="ollama-store")
+        # Clients decide how long an upload takes: operations do not wait for them.
+        self._uploading = ThreadPoolExecutor(_NUM_WRITTEN, thread_name_prefix="ollama-upload")
+        self._num_uploads = 0
 
     # Operations that tell their progress.
 
@@ -129,6 +136,17 @@ class StoreRoutes:
         """200 or 404."""
         self._later.begin(exchange, self._find_blob(digest))
 
+    def take_blob(self, pipe: BodyPipe, digest: str) -> None:
+        """Write a body that is arriving to the disk. Raises ServerError where it is not wanted."""
+        store = self._store("add blob")
+        if self._num_uploads >= _MAX_UPLOADS:
+            raise UnavailableError(f"{_MAX_UPLOADS} blobs are being uploaded already; try again later")
+        self._num_uploads += 1
+        pipe.start(self._uploading, partial(_write_piped, store, digest)).add_done_callback(self._end_upload)
+
+    def _end_upload(self, _done: asyncio.Future[bool]) -> None:
+        self._num_uploads -= 1
+
     def add_blob(self, exchange: HttpExchange, digest: str) -> None:
         """201 for a body that has this digest, 200 for one that is in the store already."""
         self._later.begin(exchange, self._add_blob(exchange.body, digest))
@@ -141,6 +159,8 @@ class StoreRoutes:
         return HttpResponse(200, (), ())
 
     async def _add_blob(self, body: Buffer, digest: str) -> HttpResponse:
+        if isinstance(body, PipedBody):  # `take_blob` was allowed to
+            return HttpResponse(201 if await body.pipe.finish() else 200, (), ())
         store = self._store("add blob")
         check_size(body, self._limits)
 
@@ -193,6 +213,18 @@ def _document(progress: Progress) -> dict[str, Any]:
     if progress.digest:
         document |= {"digest": progress.digest, "total": progress.total, "completed": progress.completed}
     return document
+
+
+def _write_piped(store: Store, digest: str, pipe: BodyPipe) -> bool:
+    """Whether the blob is new. In a thread."""
+    if store.has_blob(digest):
+        for _ in pipe.pieces():
+            pass
+        return False
+    if pipe.num_bytes is not None:
+        store.blobs.check_room(pipe.num_bytes, digest)
+    store.write_blob(digest, pipe.pieces())
+    return True
 
 
 def _chunks(body: Buffer) -> Iterator[bytes]:

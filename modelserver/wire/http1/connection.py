@@ -149,7 +149,7 @@ class Http1Connection(RequestReader, Answering, PieceSink):
                 self._answer_refusal(self._refusal)
             elif self._is_draining and self._is_idle():
                 self._finish()
-        if self._is_held or self._num_dropped or self._is_put_off or not self._is_reading:
+        if self._is_held or self._num_dropped or self._is_put_off or not self._is_reading or self._is_body_held():
             self._set_reading()
         outgoing.flush()
 
@@ -160,7 +160,7 @@ class Http1Connection(RequestReader, Answering, PieceSink):
 
     def _set_reading(self) -> None:
         """Read, unless enough requests wait."""
-        is_full = self._is_held or self._is_put_off or self._num_dropped > self._max_dropped
+        is_full = self._is_held or self._is_put_off or self._num_dropped > self._max_dropped or self._is_body_held()
         is_reading = not (self._outgoing.is_paused or is_full)
         if is_reading == self._is_reading or self._transport.is_closing():
             return
@@ -171,6 +171,10 @@ class Http1Connection(RequestReader, Answering, PieceSink):
         if self._head_since_s is not None:
             self._head_since_s = self._context.loop.time()
         self._transport.resume_reading()
+
+    def _is_body_held(self) -> bool:
+        """Whether the body that is received goes where there is no room now."""
+        return self._incoming is not None and not self._incoming.collector.has_room
 
     # Answers, called by the exchange and its writer.
 
@@ -306,7 +310,7 @@ class Http1Connection(RequestReader, Answering, PieceSink):
             cut(self._transport, self._context)
         elif self._is_finished:
             self._check_end(now_s)
-        elif self._exchange is not None or self._waiting:
+        elif self._exchange is not None or self._waiting or self._is_body_held():
             # It waits for us.
             self._is_quiet = False
             self._progress.restart()

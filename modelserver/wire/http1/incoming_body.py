@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import re
 
+from modelserver.core.body_pipe import BodyPipe
 from modelserver.core.tensor import Buffer
 from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.assembly import AssemblyBudget
@@ -205,10 +206,17 @@ class Incoming:
 
     __slots__ = ("_chunks", "_num_chunk_bytes", "collector", "is_invited", "request")
 
-    def __init__(self, request: RequestHead, max_bytes: int, budget: AssemblyBudget, owner: str = "") -> None:
+    def __init__(
+        self,
+        request: RequestHead,
+        max_bytes: int,
+        budget: AssemblyBudget,
+        owner: str = "",
+        pipe: BodyPipe | None = None,
+    ) -> None:
         length = None if request.is_chunked else request.content_length
         self.request = request
-        self.collector = BodyCollector(length, request.json_length, max_bytes, budget, owner)
+        self.collector = BodyCollector(length, request.json_length, max_bytes, budget, owner, pipe)
         self._chunks = ChunkedBody(self.collector) if request.is_chunked else None
         self._num_chunk_bytes = 0
         # A client that expects 100-continue sends its body after that.

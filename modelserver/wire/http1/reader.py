@@ -124,6 +124,10 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         """Close after the last answer; with `lingers` the peer gets time to read it."""
 
     @abc.abstractmethod
+    def _set_reading(self) -> None:
+        """Read from the client, or pause, as there is room for what it sends."""
+
+    @abc.abstractmethod
     def _settle(self) -> None:
         """All received bytes are read: send the collected answers."""
 
@@ -279,8 +283,11 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
             return None
         if checked.max_body_bytes is not None:
             max_bytes = min(max_bytes, checked.max_body_bytes)
-        incoming = Incoming(request, max_bytes, context.assembly, owner_of(checked.caller, peer))
+        length = None if request.is_chunked else request.content_length
+        pipe = None if checked.open_body is None else checked.open_body(length)
+        incoming = Incoming(request, max_bytes, context.assembly, owner_of(checked.caller, peer), pipe)
         incoming.collector.on_given_up = self._give_up_soon
+        incoming.collector.on_room = self._set_reading
         self._incoming = incoming
         self._progress.restart()
         return incoming
@@ -337,7 +344,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         """More of the body has arrived, perhaps all."""
         error = incoming.collector.error
         if error is not None:
-            self._refuse_body(incoming.request.http.path, error)
+            self._refuse_body(incoming, error)
         elif incoming.is_complete:
             self._incoming = self._room = None
             self._take(Http1Exchange(self, incoming.request, incoming.finish()))
@@ -417,11 +424,15 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._is_over = True
         self._finish()
 
-    def _refuse_body(self, path: str, error: ServerError) -> None:
+    def _refuse_body(self, incoming: Incoming, error: ServerError) -> None:
+        response = self._frontend.errors(incoming.request.http.path).failed(error)
         self._max_dropped = max(_MAX_DROPPED_BYTES, self._context.limits.max_body_bytes)
+        if incoming.collector.is_piped:  # no limit of the wire's
+            self._end_with(response)
+            return
         is_too_large = isinstance(error, PayloadTooLargeError)
         violation = Violation.BODY_TOO_LARGE if is_too_large else Violation.ASSEMBLY_BUDGET
-        self._refuse(self._frontend.errors(path).failed(error), violation)
+        self._refuse(response, violation)
 
     def _forget_heads(self) -> None:
         """An idle connection should take little memory, and keep no possible secrets."""

@@ -109,7 +109,7 @@ class RestExchange(HttpExchange, Http2Stream):
         if collector.error is not None:
             self._refuse(collector.error)
         else:
-            self._widen(len(data))
+            self._widen(len(data), collector)
 
     def room(self) -> memoryview | None:
         collector = self._collector
@@ -151,8 +151,11 @@ class RestExchange(HttpExchange, Http2Stream):
                 limit = min(limit, admitted.max_body_bytes)
             header_length = json_length(self.head.headers)
             owner = owner_of(admitted.caller, self.peer)
-            collector = BodyCollector(self.route.content_length, header_length, limit, context.assembly, owner)
+            length = self.route.content_length
+            pipe = None if admitted.open_body is None else admitted.open_body(length)
+            collector = BodyCollector(length, header_length, limit, context.assembly, owner, pipe)
             collector.on_given_up = self.give_up_soon
+            collector.on_room = self._widen_again
             self._collector = collector
             if collector.error is not None:
                 self._refuse(collector.error)
@@ -171,25 +174,32 @@ class RestExchange(HttpExchange, Http2Stream):
         return True
 
     def _refuse(self, error: ServerError) -> None:
-        too_large = isinstance(error, PayloadTooLargeError)
-        self.connection.count(Violation.BODY_TOO_LARGE if too_large else Violation.ASSEMBLY_BUDGET)
+        if not self._collect().is_piped:
+            too_large = isinstance(error, PayloadTooLargeError)
+            self.connection.count(Violation.BODY_TOO_LARGE if too_large else Violation.ASSEMBLY_BUDGET)
         self.phase = RUNNING
         self.respond(self._errors().failed(error))
 
-    def _widen(self, num_received: int) -> None:
-        """Widen the window for the rest of a body of known length; for any other, by the bytes received."""
+    def _widen(self, num_received: int, collector: BodyCollector) -> None:
+        """Widen the window for the rest of a body of known length; for any other, by the bytes that were taken."""
         if self.is_ended:
             return
         length = self.route.content_length
-        if length is not None:
+        if length is not None and not collector.is_piped:
             increment = length - self.num_received - self.receive_window
         else:
             self._credit += num_received
-            increment = self._credit if self._credit >= self.connection.initial_window // 4 else 0
+            is_due = self._credit >= self.connection.initial_window // 4 and collector.has_room
+            increment = self._credit if is_due else 0
         if increment > 0:
             self._credit = 0
             self.receive_window += increment
             self.connection.sender.frames.append(window_update(self.id, increment))
+
+    def _widen_again(self) -> None:
+        if self.phase == RECEIVING and self._collector is not None:
+            self._widen(0, self._collector)
+            self.connection.schedule_flush()
 
     # The answer.
 

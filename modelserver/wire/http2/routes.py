@@ -35,7 +35,7 @@ def find_route(context: WireContext, head: RequestHead, peer: str) -> Route | Re
     if isinstance(checked, HttpResponse):
         return _answer(checked, is_of_caller=True)
     max_bytes = context.limits.max_body_bytes
-    if head.content_length is not None and head.content_length > max_bytes:
+    if checked.open_body is None and head.content_length is not None and head.content_length > max_bytes:
         context.counts.violated(Protocol.HTTP2, Violation.BODY_TOO_LARGE)
         over = f"request JSON size of more than {max_bytes} bytes exceeds the maximum allowed input size of"
         text = f"{over} {max_bytes} bytes; raise it with --http-max-input-size"

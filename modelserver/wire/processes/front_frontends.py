@@ -81,7 +81,8 @@ class HttpForwarder(HttpHandler):
         checked = self._whole.check_head(head, peer)
         if isinstance(checked, HttpResponse) and self._whole.api(head.path).name in self._foreign:
             return WITHOUT_KEY  # the core refuses it, in its API's form
-        return checked
+        # Bodies go to the core whole.
+        return checked if isinstance(checked, HttpResponse) else replace(checked, open_body=None)
 
     def errors(self, path: str) -> ErrorWriter:
         return self._whole.errors(path)
