@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -75,10 +75,12 @@ def write_gguf_copy(
     target: Path,
     method: str | None = None,
     importance: Mapping[str, torch.Tensor] | None = None,
+    report: Callable[[int, int], None] | None = None,
 ) -> GgufCopy:
     """The checkpoint as `target`/model.gguf, in one of GGUF_METHODS; None: in the floats that it has.
 
-    `importance` by module of the decoder, as `measured_importance` finds it. One tensor is in memory at a time.
+    `importance` by module of the decoder, as `measured_importance` finds it. One tensor is in memory at a time. After
+    each, `report` gets the bytes that are written, and those of all tensors; what it raises ends the copy.
     UnsupportedError for weights that are quantized already, and for what a GGUF file has no words for.
     """
     if method is not None and checkpoint.config.get("quantization_config") is not None:
@@ -97,7 +99,11 @@ def write_gguf_copy(
         path,
         metadata,
         tensors,
-        chain(map(torch.tensor, factors.values()), _contents(checkpoint, planned, importance or {})),
+        _reported(
+            chain(map(torch.tensor, factors.values()), _contents(checkpoint, planned, importance or {})),
+            sum(tensor.num_bytes for tensor in tensors),
+            report,
+        ),
     )
     notes = []
     if metadata.get("tokenizer.ggml.pre") == "default":
@@ -106,6 +112,17 @@ def write_gguf_copy(
         notes.append(f"llama.cpp attends to the whole text in files of this family, not to {window} tokens")
     num_rounded = sum(tensor.kind.is_quantized for tensor in tensors)
     return GgufCopy(path.stat().st_size, num_rounded, notes)
+
+
+def _reported(
+    contents: Iterable[torch.Tensor], total: int, report: Callable[[int, int], None] | None
+) -> Iterator[torch.Tensor]:
+    done = 0
+    for content in contents:
+        yield content
+        done += content.nbytes
+        if report is not None:
+            report(done, total)
 
 
 def _factors(entries: Mapping[str, Any]) -> dict[str, list[float]]:

@@ -453,8 +453,8 @@ class DataPlane:
         return self._repository.get(name, version).config
 
     def model_directories(self, name: str) -> tuple[Path, ...]:
-        """The directory of the model's newest ready version, then that of the model."""
-        return self._repository.get(name, None).directories
+        """Of the newest ready version of the model, or of the one that a request would load; then that of the model."""
+        return self._repository.directories(name)
 
     def store_of(self, name: str) -> Store | None:  # noqa: ARG002 - access is checked by the model
         """The model store, which may have a model of that name; None for a server without one."""

@@ -17,6 +17,7 @@ from modelserver.backend import ModelConfig, ServerCalls
 from modelserver.errors import (
     SHUTTING_DOWN,
     InvalidArgumentError,
+    LoadOnDemandError,
     ServerError,
     UnavailableError,
 )
@@ -133,6 +134,16 @@ class ModelRepository:
                 return self.get(canonical, version)
             unloaded = self.on_demand.unloaded_error(name, version)
             raise unloaded or self._table.missing(name, version, self._catalog.scan) from None
+
+    def directories(self, name: str) -> tuple[Path, ...]:
+        """Of the version that answers for the model, or that would be loaded for it; then of the model. As `get`."""
+        try:
+            return self.get(name, None).directories
+        except LoadOnDemandError:
+            layout = self._catalog.scan.models.get(self._canonical(name))
+            if layout is None or not layout.versions or layout.remote is not None:
+                raise
+            return layout.versions[max(layout.versions)], layout.directory
 
     def sequence_holder(self, name: str, version: int | None, sequence_id: int | str) -> Model | None:
         """The model on which a sequence is under way, if any: the sequence continues there after a reload."""

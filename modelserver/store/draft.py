@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,12 +38,25 @@ _GGUF, _GGUF_MAGIC = ".gguf", b"GGUF"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """Weights in few bits, such as `name` Q4_K_M.
+
+    `write` is given a directory with the weights, one to write model.gguf into, and what to call with the bytes that
+    are written and all. Raises ServerError for weights that it cannot read, or that have few bits already.
+    """
+
+    name: str
+    write: Callable[[Path, Path, Callable[[int, int], None]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How to make a model, as a Modelfile or a request for one says.
 
     It is made from `base`, the name of a model, which is pulled if it is absent; or from `path`, a file or a directory
     of this machine; or from `files`, digests of blobs by the name of the file that each is. A text that is None is the
     base's; `parameters` and `config` go over the base's own; messages and licenses replace the base's if there are any.
+    With a `quantization` the weights become a GGUF file in few bits.
     """
 
     base: str = ""
@@ -56,6 +70,7 @@ class Recipe:
     messages: Sequence[Mapping[str, Any]] = ()
     licenses: Sequence[str] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+    quantization: Quantization | None = None
 
     @classmethod
     def of(cls, modelfile: Modelfile, directory: Path) -> Recipe:
@@ -190,7 +205,9 @@ class Draft:
                 self._add(FILE, digest, check_title(title))
 
     def apply(self, recipe: Recipe) -> None:
-        """The adapters and texts of a recipe."""
+        """The quantization, the adapters and the texts of a recipe. Raises as `Quantization.write`."""
+        if recipe.quantization is not None:
+            self._quantize(recipe.quantization)
         for title, digest in recipe.adapters.items():
             self._add(ADAPTER, digest, f"adapter/{check_title(title)}" if len(recipe.adapters) > 1 else "")
         for path in recipe.adapter_paths:
@@ -213,6 +230,37 @@ class Draft:
             self._replace(LICENSE, *recipe.licenses)
 
         self.config |= recipe.config
+
+    def _quantize(self, quantization: Quantization) -> None:
+        weights = [layer for layer in self._layers if layer.media_type in (MODEL, FILE)]
+        if not weights:
+            raise InvalidArgumentError("there are no weights to quantize")
+        status = f"quantizing model to {quantization.name}"
+
+        def report(num_bytes: int, total: int) -> None:
+            self._task.report(status, weights[0].digest, total, num_bytes)
+
+        written = self._blobs.temporary()
+        self._blobs.make_directories()
+        try:
+            with tempfile.TemporaryDirectory() as place:
+                source, target = Path(place, "source"), Path(place, "target")
+                for layer in weights:
+                    path = source / (layer.title or "model.gguf")
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.symlink_to(self._blobs.path(layer.digest).absolute())
+                target.mkdir()
+                (target / "model.gguf").symlink_to(written.absolute())
+                quantization.write(source, target, report)
+            digest = self._blobs.adopt(written, self._task)
+        except OSError as error:
+            raise self._blobs.full_error(error, "the quantized model") from error
+        finally:
+            written.unlink(missing_ok=True)
+        self.claim.add([digest])
+        self._layers = [layer for layer in self._layers if layer not in weights]
+        self._layers.insert(0, Layer(MODEL, digest, self._size(digest), ""))
+        self.config |= {"model_format": "gguf", "file_type": quantization.name}
 
     def manifest(self) -> Manifest:
         """The finished manifest; its config blob is written."""

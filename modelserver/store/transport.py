@@ -12,6 +12,7 @@ import re
 import ssl
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urljoin, urlsplit
@@ -26,6 +27,7 @@ from modelserver.errors import (
     UnavailableError,
 )
 from modelserver.store.names import is_loopback
+from modelserver.store.ollama_key import key_path, new_stamp, signature
 
 TIMEOUT_S = 60.0
 _CHUNK = 1 << 20
@@ -185,14 +187,24 @@ class RegistryTransport(Transport):
         realm = challenge.get("realm", "")
         if urlsplit(realm).scheme != urlsplit(url).scheme and urlsplit(realm).scheme != "https":
             raise InvalidArgumentError(f"{_host_of(url)} names no usable place for tokens: '{realm[:200]}'")
-        query = urlencode({name: challenge[name] for name in ("service", "scope") if name in challenge})
-        headers = {"Authorization": f"Basic {credentials}"} if credentials else {}
-        with Transport.open(self, "GET", f"{realm}{'&' if '?' in realm else '?'}{query}", headers) as reply:
+        query = [(name, challenge[name]) for name in ("service", "scope") if name in challenge]
+        if not credentials and _host_of(realm) == _host_of(url) and key_path().is_file():
+            stamped = sorted([*query, *new_stamp().items()])
+            address = f"{realm}{'&' if '?' in realm else '?'}{urlencode(stamped)}"
+            with suppress(PermissionDeniedError):  # a registry of another kind, or it does not know this key
+                return self._fetch_token(address, signature(address))
+        address = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
+        return self._fetch_token(address, f"Basic {credentials}" if credentials else "")
+
+    def _fetch_token(self, url: str, authorization: str) -> str:
+        headers = {"Authorization": authorization} if authorization else {}
+        plain = Transport(is_insecure=self._is_insecure, timeout_s=self._timeout_s)  # shows nothing but these
+        with plain.open("GET", url, headers) as reply:
             try:
                 document = json.loads(reply.read_all())
                 return str(document.get("token") or document["access_token"])
             except (ValueError, KeyError, AttributeError):
-                raise InternalError(f"{_host_of(realm)} answers without a token") from None
+                raise InternalError(f"{_host_of(url)} answers without a token") from None
 
 
 def _credentials(host: str) -> str:

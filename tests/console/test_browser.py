@@ -184,6 +184,9 @@ def test_a_picture_goes_with_a_message(open_page: Any, served: RunningServer) ->
     page.get_by_text("'messages[0].content[0].image_url.url': the model 'mock' takes text only").wait_for()
     assert page.locator(".message.user img.attached").count() == 1
     assert page.locator(".talk > .row img").count() == 0
+    # The message that the model could not take is not sent with the next one.
+    say(page, "And in words?")
+    page.locator(".message.assistant .said").last.get_by_text("And in words?").wait_for()
 
 
 def test_answers_are_markdown_and_never_html(open_page: Any, served: RunningServer) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import ollama
 import pytest
+from support.gguf_models import write_gguf
 from support.keys import KeyFile
 from support.mock_llm import write_mock_llm
-from support.serving import running_server
+from support.serving import RunningServer, running_server
+from support.tiny_checkpoints import write_checkpoint
 
 from modelserver.auth.api_keys import Scope
 
@@ -81,6 +85,14 @@ def test_a_port_of_its_own_is_where_clients_look(tmp_path: Path) -> None:
             assert http.get("/v2/health/live").status_code == 404
 
 
+def test_clients_ask_for_the_head_of_the_root_first(llm_server: RunningServer) -> None:
+    with httpx.Client(base_url=f"http://{llm_server.http_url}") as http:
+        head = http.head("/")
+        assert (head.status_code, head.content) == (200, b"")
+        assert http.get("/").text.startswith("modelserver is running")
+        assert http.post("/").status_code == 405
+
+
 def test_keys_are_checked_and_keep_their_scopes(tmp_path: Path) -> None:
     root = tmp_path / "models"
     write_mock_llm(root, "mock")
@@ -94,3 +106,35 @@ def test_keys_are_checked_and_keep_their_scopes(tmp_path: Path) -> None:
             assert http.post("/api/chat", json={**asked, "keep_alive": 60}, headers=headers).status_code == 200
             unload = http.post("/api/generate", json={"model": "mock", "keep_alive": 0}, headers=headers)
             assert (unload.status_code, list(unload.json())) == (403, ["error"])
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ollama.Client]:
+    """Models of a repository that no request has loaded: a checkpoint, a GGUF file, and one that lies elsewhere."""
+    root = tmp_path_factory.mktemp("described")
+    source = write_checkpoint(root / "elsewhere")
+    for name in ("checkpoint", "gguf", "named"):
+        (root / "models" / name / "1").mkdir(parents=True)
+        (root / "models" / name / "config.pbtxt").write_text('backend: "llm"\n')
+    write_checkpoint(root / "models" / "checkpoint" / "1")
+    write_gguf(source, root / "models" / "gguf" / "1" / "model.gguf")
+    (root / "models" / "named" / "1" / "model.json").write_text('{"model": "../../../elsewhere"}')
+    with (
+        running_server(root / "models", load_on_demand=True) as server,
+        ollama.Client(host=f"http://{server.http_url}") as client,
+    ):
+        yield client
+
+
+def test_the_details_of_models_are_known_before_they_are_loaded(described: ollama.Client) -> None:
+    listed = {each.model: each for each in described.list().models}
+    assert described.ps().models == []
+    for name, form in (("checkpoint", "safetensors"), ("gguf", "gguf"), ("named", "safetensors")):
+        model = listed[f"{name}:latest"]
+        details = model.details
+        assert details is not None
+        assert (details.format, details.family, details.families) == (form, "llama", ["llama"])
+        assert details.quantization_level == "F32"
+        assert re.fullmatch(r"[\d.]+[KM]", details.parameter_size or "")
+        assert (model.size or 0) > 10_000
+    assert described.show("gguf").details == listed["gguf:latest"].details

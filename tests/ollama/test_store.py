@@ -21,6 +21,8 @@ from support.tiny_checkpoints import write_checkpoint
 from support.waiting import until_true
 
 from modelserver.auth.api_keys import Scope
+from modelserver.backend.discovery import bundled_module
+from modelserver.frontends.ollama.store import QUANTIZATIONS
 from modelserver.store.blobs import PartialBlob, StorageFullError
 
 TEMPLATE, PARAMETERS = "application/vnd.ollama.image.template", "application/vnd.ollama.image.params"
@@ -106,6 +108,37 @@ def test_a_model_is_made_from_another_with_progress(client: ollama.Client, tiny:
     client.delete("child")
 
 
+def test_a_model_is_quantized_with_progress(client: ollama.Client, http: httpx.Client, tiny: str) -> None:
+    reports = list(client.create("few", from_=tiny, quantize="q4_K_M", stream=True))
+    (source,) = {each.digest for each in reports if each.status == "quantizing model to Q4_K_M"}
+    told = [(each.completed or 0, each.total or 0) for each in reports if each.digest == source]
+    assert told[-1][0] == told[-1][1] > 0
+    assert reports[-1].status == "success"
+    listed = {each.model: each for each in client.list().models}
+    few, all_bits = listed["few:latest"], listed["tiny:latest"]
+    assert few.details is not None and few.details.quantization_level == "Q4_K_M"  # noqa: PT018
+    assert few.size is not None and few.size < (all_bits.size or 0)  # noqa: PT018
+    assert client.show("few").template == "{{ .Prompt }}!"
+    assert client.generate("few", "one").eval_count == 2
+    again = refused(http, "POST", "/api/create", model="fewer", **{"from": "few"}, quantize="q8_0", stream=False)
+    assert (again[0], "are quantized already" in again[1]) == (400, True), again
+    client.delete("few")
+
+
+def test_a_checkpoint_of_several_files_becomes_one_in_few_bits(client: ollama.Client, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "source")
+    files = {path.name: client.create_blob(path) for path in directory.iterdir() if path.is_file()}
+    client.create("one-file", files=files, quantize="Q8_0")
+    details = client.show("one-file").details
+    assert details is not None and (details.format, details.quantization_level) == ("gguf", "Q8_0")  # noqa: PT018
+    assert client.generate("one-file", "one", options={"num_predict": 2}).eval_count == 2
+    client.delete("one-file")
+
+
+def test_the_quantizations_are_those_of_the_quantizer() -> None:
+    assert set(QUANTIZATIONS) == set(bundled_module("llm", "gguf_copy").GGUF_METHODS)
+
+
 def test_a_pull_reports_each_blob(client: ollama.Client, host: FakeHost, weights: bytes) -> None:
     host.add_model("library/pulled", {MODEL: weights, TEMPLATE: b"{{ .Prompt }}?", PARAMETERS: b'{"num_predict":1}'})
     name = f"{host.name}/library/pulled"
@@ -167,7 +200,13 @@ def test_blobs(http: httpx.Client) -> None:
         ("POST", "copy", {"source": "absent", "destination": "x"}, 404, "model 'absent' not found"),
         ("DELETE", "delete", {"model": "absent"}, 404, "model 'absent' not found"),
         ("POST", "create", {"model": "x"}, 400, "neither 'from' or 'files' was specified"),
-        ("POST", "create", {"model": "x", "from": "y", "quantize": "q4_K_M"}, 400, "'quantize' is not supported"),
+        (
+            "POST",
+            "create",
+            {"model": "x", "from": "y", "quantize": "q3_K_M"},
+            400,
+            "unsupported quantization type q3_K_M: this",
+        ),
         ("POST", "create", {"model": "x", "from": "y", "adapters": {"a": "b"}}, 400, "'adapters' is not supported"),
         ("POST", "create", {"model": "x", "from": "y", "template": "{{ if }}"}, 400, "line 1, column 7"),
         ("POST", "create", {"model": "x", "from": "y", "parameters": {"top_kk": 1}}, 400, "unknown parameter 'top_kk'"),

@@ -13,7 +13,9 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 from support.keys import KeyFile
-from support.serving import RunningServer
+from support.mock_llm import write_mock_llm
+from support.model_files import write_identity
+from support.serving import RunningServer, running_server
 
 import modelserver.frontends
 from modelserver.auth.access import Access, ApiGroup
@@ -160,6 +162,24 @@ def test_the_document_changes_with_the_models_and_is_sent_once(http: httpx.Clien
     assert (without.status_code, "/v2/models/same/infer" in without.json()["paths"]) == (200, False)
     assert http.post("/v2/repository/models/same/load").status_code == 200
     assert http.get("/openapi.json").headers["etag"] == tag
+
+
+def test_a_model_on_demand_is_described_by_its_config_and_not_loaded(tmp_path: Path) -> None:
+    write_mock_llm(tmp_path, "mock")
+    write_identity(tmp_path, "same")
+    with (
+        running_server(tmp_path, load_on_demand=True) as running,
+        httpx.Client(base_url=f"http://{running.http_url}", timeout=30) as http,
+    ):
+        unloaded = http.get("/openapi.json")
+        assert {"/v2/models/mock/infer", "/v2/models/same/infer"} <= unloaded.json()["paths"].keys()
+        again = http.get("/openapi.json", headers={"If-None-Match": unloaded.headers["etag"]})
+        assert again.status_code == 304
+        assert running.server.dataplane.model_names() == []
+        path = unloaded.json()["paths"]["/v2/models/same/infer"]["post"]
+        example = path["requestBody"]["content"]["application/json"]["example"]
+        assert http.post("/v2/models/same/infer", json=example).status_code == 200
+        assert http.get("/openapi.json").json()["paths"]["/v2/models/same/infer"]["post"] == path
 
 
 def test_keys_and_restricted_groups_are_security_schemes(keyed_server: RunningServer, keys: KeyFile) -> None:

@@ -10,8 +10,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from support.model_sources import MODEL, FakeHost, digest_of
 from support.waiting import until_true
 
@@ -385,3 +388,41 @@ def test_a_model_is_pushed(store: Store, host: FakeHost, tiny: str, monkeypatch:
     # What was there was not sent.
     assert host.counts["uploads"] == 1
     assert host.num_requests("PATCH", "/uploads/1") == 3
+
+
+def write_key(home: Path) -> Ed25519PrivateKey:
+    """The key of a user, where Ollama keeps it."""
+    key = Ed25519PrivateKey.generate()
+    (home / ".ollama").mkdir(parents=True)
+    content = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    (home / ".ollama" / "id_ed25519").write_bytes(content)
+    return key
+
+
+def test_a_push_is_signed_where_the_registry_knows_users_by_keys(
+    store: Store, host: FakeHost, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    store.pull(tiny)
+    manifest = host.files.pop("/v2/library/tiny/manifests/latest")
+    host.token, host.signer = "secret", write_key(tmp_path / "home").public_key()
+    store.push(tiny)
+    assert host.files["/v2/library/tiny/manifests/latest"] == manifest
+    stamps = [parse_qs(urlsplit(path).query)["nonce"] for _, path, _ in host.requests if path.startswith("/token")]
+    assert len(stamps) == len(set(map(tuple, stamps))) == 2  # to read, and to write
+
+
+def test_a_push_without_the_right_key_is_denied(
+    store: Store, host: FakeHost, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    store.pull(tiny)
+    host.token, host.signer = "secret", Ed25519PrivateKey.generate().public_key()
+    with pytest.raises(PermissionDeniedError):
+        store.push(tiny)
+    write_key(tmp_path / "home")
+    with pytest.raises(PermissionDeniedError):
+        store.push(tiny)
+    (tmp_path / "home" / ".ollama" / "id_ed25519").write_text("not a key")
+    with pytest.raises(InvalidArgumentError, match=r"the key .*id_ed25519 cannot be used"):
+        store.push(tiny)

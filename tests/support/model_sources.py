@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from modelserver.store.manifest import CONFIG_TYPE, MANIFEST_TYPE
 
@@ -30,6 +36,7 @@ class FakeHost:
         self.statuses: dict[str, list[int]] = {}  # of the next answers
         self.gates: dict[str, threading.Event] = {}  # after half of the bytes the answer waits for it
         self.token = ""  # what clients must show, and get at /token
+        self.signer: Ed25519PublicKey | None = None  # who gets the token; the others are denied
         self.ranges_ignored = False
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.uploads: dict[str, bytes] = {}
@@ -120,6 +127,9 @@ class _Handler(BaseHTTPRequestHandler):
         host, path = self.host, urlsplit(self.path).path
         if path == "/token":
             host.requests.append(("GET", self.path, dict(self.headers)))
+            if host.signer is not None and not self._is_signed(host.signer):
+                self._answer(401, b"")
+                return
             self._answer(200, json.dumps({"token": host.token}).encode())
             return
         if not self._begin():
@@ -131,6 +141,20 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             code = {"X-Error-Code": "RepoNotFound"} if path.startswith("/api/") else {}
             self._answer(404, b'{"errors":[{"code":"NOT_FOUND","message":"not here"}]}', code)
+
+    def _is_signed(self, signer: Ed25519PublicKey) -> bool:
+        """Whether the request shows that key, and a signature by it of this address, made now."""
+        public, _, signed = self.headers.get("Authorization", "").partition(":")
+        known = signer.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode().split(" ")[1]
+        query = parse_qs(urlsplit(self.path).query)
+        if public != known or len(query.get("nonce", [""])[0]) < 20 or query["service"] != ["fake"]:
+            return False
+        of_nothing = base64.b64encode(hashlib.sha256().hexdigest().encode()).decode()
+        try:
+            signer.verify(base64.b64decode(signed), f"GET,{self.host.address}{self.path},{of_nothing}".encode())
+        except InvalidSignature:
+            return False
+        return abs(int(query["ts"][0]) - time.time()) < 300
 
     def do_HEAD(self) -> None:
         self.do_GET()

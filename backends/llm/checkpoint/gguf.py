@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ from .gguf_architectures import find_architecture
 from .gguf_encoders import DENSE, purpose, sentence_documents
 from .gguf_file import GgufFile, TensorPlace
 from .gguf_tokenizer import end_token_ids, named_tokens, tokenizer_files
+from .gguf_types import FILE_TYPES
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -117,6 +119,18 @@ class GgufCheckpoint:
         if types:
             config["quantization_config"] = {"quant_method": "gguf", "types": types}
         return config
+
+    @property
+    def file_type(self) -> str:
+        """The mixture of types, such as Q4_K_M, as the file says, or the type of most bytes of its matrices."""
+        number = self._first.integer("general.file_type")
+        if number in FILE_TYPES:
+            return FILE_TYPES[number]
+        sizes: Counter[str] = Counter()
+        for file in self._files:
+            for place in file.tensors.values():
+                sizes[place.kind.name] += place.num_bytes * (len(place.shape) > 1)
+        return sizes.most_common(1)[0][0]
 
     @property
     def generation_config(self) -> Mapping[str, Any]:

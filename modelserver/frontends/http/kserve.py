@@ -18,7 +18,7 @@ from modelserver.frontends.http.settings import LogRoutes, TraceRoutes
 from modelserver.protocol.api import Api, Route, RouteCall
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
-from modelserver.protocol.response import bare_response, json_response
+from modelserver.protocol.response import HttpResponse, bare_response, json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
@@ -39,6 +39,7 @@ EXTENSIONS = (
     "logging",
 )
 
+_RUNNING = b"modelserver is running: /docs shows what it serves\n"
 _MODEL = "/v2/models/{name}"
 _VERSION = "/v2/models/{name}/versions/{version}"
 
@@ -69,6 +70,7 @@ class KServe:
 
     def _table(self) -> tuple[Route, ...]:
         return (
+            Route("GET", "/", _say_running, ApiGroup.HEALTH, key=KeyUse.UNUSED),
             Route("GET", "/v2", self._server_metadata, ApiGroup.METADATA),
             Route("GET", "/v2/health/live", self._live, ApiGroup.HEALTH, key=KeyUse.UNUSED),
             Route("GET", "/v2/health/ready", self._ready, ApiGroup.HEALTH, key=KeyUse.UNUSED),
@@ -159,6 +161,11 @@ def _generate_routes(generate: Generate) -> tuple[Route, ...]:
         for owner in (_MODEL, _VERSION)
         for verb, call in (("generate", generate.generate), ("generate_stream", generate.generate_stream))
     )
+
+
+def _say_running(exchange: HttpExchange) -> None:
+    """Clients ask for this before they call anything."""
+    exchange.respond(HttpResponse(200, (("Content-Type", "text/plain; charset=utf-8"),), (_RUNNING,)))
 
 
 def _accepted(exchange: HttpExchange) -> str | None:

@@ -111,6 +111,8 @@ class Router:
         return None if found is None or route is None else (route, found.arguments)
 
     def _search(self, path: str) -> Match | None:
+        if not path.startswith("/"):  # OPTIONS may ask about "*"
+            return None
         segments = path.removesuffix("/").split("/")[1:]
         if "%" in path:
             segments = [unquote(segment) for segment in segments]

@@ -150,6 +150,7 @@ class CheckpointFacts:
     format: str = ""
     num_parameters: int | None = None
     template: str = ""
+    quantization: str = ""
 
 
 _NO_CHECKPOINT = CheckpointFacts()
@@ -181,7 +182,10 @@ def _read_files(model: LanguageModel, directories: tuple[Path, ...], store: Stor
         return found
     state = hashlib.sha256(model.name.encode())
     num_bytes, modified_s = 0, 0.0
-    for path in sorted(_all_files(directories[:1])):
+    given = find_modelfile(model, directories)
+    modelfile = given[1] if given is not None else None
+    place = _place(model, directories[0], modelfile) if directories else None
+    for path in sorted({*_all_files(directories[:1]), *([] if place is None else _all_files([place]))}):
         try:
             status = path.stat()
         except OSError:  # removed meanwhile
@@ -190,11 +194,21 @@ def _read_files(model: LanguageModel, directories: tuple[Path, ...], store: Stor
         modified_s = max(modified_s, status.st_mtime)
         state.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     digest = state.hexdigest()
-    given = find_modelfile(model, directories)
-    modelfile = given[1] if given is not None else None
-    place = directories[0] / (modelfile.source if modelfile is not None else "") if directories else None
     described = _describe_checkpoint(place, digest) if place is not None else _NO_CHECKPOINT
     return ModelFiles(num_bytes, digest, _time_text(modified_s), described, modelfile)
+
+
+def _place(model: LanguageModel, directory: Path, modelfile: Modelfile | None) -> Path:
+    """The file or the directory with the weights of a version."""
+    if modelfile is not None:
+        return directory / modelfile.source
+    if model.filename.endswith(".gguf"):
+        return directory / model.filename
+    try:
+        named = orjson.loads((directory / (model.filename or "model.json")).read_bytes())["model"]
+        return directory / Path(named).expanduser()
+    except (OSError, ValueError, LookupError, TypeError):
+        return directory
 
 
 def _read_stored(model: LanguageModel, directories: tuple[Path, ...], store: Store) -> ModelFiles | None:
@@ -232,13 +246,16 @@ def _time_text(time_s: float) -> str:
 @lru_cache(maxsize=256)
 def _describe_checkpoint(directory: Path, _digest: str) -> CheckpointFacts:
     """Clients ask for the list of models again and again: a checkpoint is read once for each state of its files."""
+    module = bundled_module("llm", "checkpoint")
     try:
-        with bundled_module("llm", "checkpoint").open_checkpoint(directory) as checkpoint:
+        with module.open_checkpoint(directory) as checkpoint:
+            is_gguf = module.is_gguf(checkpoint.place)
             return CheckpointFacts(
                 config=checkpoint.config,
-                format="gguf" if checkpoint.place.suffix == ".gguf" else "safetensors",
+                format="gguf" if is_gguf else "safetensors",
                 num_parameters=sum(math.prod(checkpoint.shape(each)) for each in checkpoint.names()),
                 template=checkpoint.chat_templates.get("default", ""),
+                quantization=checkpoint.file_type if is_gguf else _quantization(checkpoint.config),
             )
     except (ServerError, OSError):
         return _NO_CHECKPOINT
@@ -246,6 +263,8 @@ def _describe_checkpoint(directory: Path, _digest: str) -> CheckpointFacts:
 
 def _all_files(directories: Iterable[Path]) -> Iterable[Path]:
     for directory in directories:
+        if directory.is_file():
+            yield directory
         yield from (path for path in directory.rglob("*") if path.is_file())
 
 
@@ -287,7 +306,7 @@ def _details(files: ModelFiles) -> Document:
         "family": family,
         "families": [family] if family else [],
         "parameter_size": size or _text(files.stored, "model_type"),
-        "quantization_level": _text(files.stored, "file_type") or _quantization(files.checkpoint.config),
+        "quantization_level": _text(files.stored, "file_type") or files.checkpoint.quantization,
     }
 
 

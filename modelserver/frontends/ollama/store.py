@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -25,7 +26,7 @@ from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.ollama.limits import MAX_MESSAGES
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.limits import HttpLimits
-from modelserver.store.draft import Recipe
+from modelserver.store.draft import Quantization, Recipe
 from modelserver.store.names import ModelName, parse_name
 from modelserver.store.store import Store
 from modelserver.store.task import Progress, StoreTask
@@ -39,11 +40,12 @@ _CHUNK_BYTES = 1 << 20
 # Blobs that arrive at one time: those that are written, and all. Each may have a MB in memory.
 _NUM_WRITTEN, _MAX_UPLOADS = 8, 32
 _ROLES = ("system", "user", "assistant")
+# As the language models' quantizer names them.
+QUANTIZATIONS = ("q4_0", "q4_k_m", "q6_k", "q8_0")
 # Members of a request for a new model that ask for what this server does not have.
 _REFUSED = {
     "adapters": "adapters are not supported: create the model from weights that have them merged",
     "draft_files": "draft models are not supported",
-    "quantize": "weights are quantized by 'modelserver quantize' on the server's machine, or pulled as they shall be",
 }
 
 
@@ -270,10 +272,30 @@ def _recipe(fields: Fields) -> Recipe:
         parameters={**recipe.parameters, **_parameters(fields)},
         messages=_messages(fields) or recipe.messages,
         licenses=_licenses(fields) or recipe.licenses,
+        quantization=_quantization(fields),
     )
     if recipe.template:
         _parsed("template", bundled_module("llm", "text.ollama_template").OllamaTemplate, recipe.template)
     return recipe
+
+
+def _quantization(fields: Fields) -> Quantization | None:
+    text = fields.text("quantize") or fields.text("quantization")
+    if not text:
+        return None
+    method = text.lower()
+    if method not in QUANTIZATIONS:
+        raise ParameterError(
+            f"unsupported quantization type {text:.40}: this server writes {', '.join(map(str.upper, QUANTIZATIONS))}",
+            "quantize",
+            Fault.INVALID_VALUE,
+        )
+
+    def write(source: Path, target: Path, report: Callable[[int, int], None]) -> None:
+        with bundled_module("llm", "checkpoint").open_checkpoint(source) as checkpoint:
+            bundled_module("llm", "gguf_copy").write_gguf_copy(checkpoint, target, method, report=report)
+
+    return Quantization(name=method.upper(), write=write)
 
 
 def _recipe_of_modelfile(modelfile: Modelfile) -> Recipe:

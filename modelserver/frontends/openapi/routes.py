@@ -107,7 +107,10 @@ class OpenApi:
         return made
 
     async def _configs(self) -> list[ModelConfig]:
-        """Of the caller's models that are ready. A config stays the same object until its model is loaded again."""
+        """Of the caller's models that are ready, and of those that a request would load, as far as their configs say.
+
+        A config stays the same object until it changes or its model is loaded again.
+        """
         if all((route.method, route.pattern) != _INFER for api in self._apis for route in api.routes):
             return []
         found = []
@@ -116,6 +119,11 @@ class OpenApi:
                 await asyncio.sleep(0)
             with suppress(ServerError):  # unloaded meanwhile, or two of that name
                 found.append(self._dataplane.model_config(name))
+        ready = {config.name for config in found}
+        for config in await self._dataplane.unloaded_configs():
+            if config.name not in ready and all(each.data_type is not None for each in config.input):
+                known = self._paths.get(config.name)
+                found.append(known.config if known is not None and known.config == config else config)
         return found
 
     def _slices(self, configs: Sequence[ModelConfig]) -> Slices[_Made]:

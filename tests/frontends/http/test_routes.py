@@ -131,7 +131,7 @@ def test_absurd_versions_are_not_found(frontend: HttpFrontend, version: str) -> 
     assert ask_now(frontend, "GET", f"/v2/models/echo/versions/{version}").status == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/v3/models/echo", "/v2/model", "/v2/models/echo/infer/x", "/v2//models", "*"])
+@pytest.mark.parametrize("path", ["/v3", "/v3/models/echo", "/v2/model", "/v2/models/echo/infer/x", "/v2//models", "*"])
 def test_unknown_paths(frontend: HttpFrontend, path: str) -> None:
     answer = ask_now(frontend, "GET", path)
     assert answer.status == 404

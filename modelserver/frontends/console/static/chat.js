@@ -76,7 +76,9 @@ class Pane {
 
   body() {
     const system = this.settings.system();
-    const messages = this.messages.filter((message) => !message.error).map(({ role, content, pictures, tool_calls: calls, tool_call_id: id }) => (
+    // A message that could not be answered would fail again with each later one.
+    const isFailed = (message, index) => message.error || (message.role === "user" && this.messages[index + 1]?.error);
+    const messages = this.messages.filter((message, index) => !isFailed(message, index)).map(({ role, content, pictures, tool_calls: calls, tool_call_id: id }) => (
       { role, content: withPictures(content, pictures), ...(calls?.length ? { tool_calls: calls } : {}), ...(id ? { tool_call_id: id } : {}) }));
     return { model: this.model.value, messages: [...(system ? [{ role: "system", content: system }] : []), ...messages], ...this.settings.read() };
   }
