@@ -21,7 +21,12 @@ def test_what_the_steps_import_exists(path: Path) -> None:
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and importlib.util.find_spec(node.module.partition(".")[0]):
-            module = importlib.import_module(node.module)
+            try:
+                module = importlib.import_module(node.module)
+            except ModuleNotFoundError as error:
+                if error.name != "triton":  # only machines with a GPU have it
+                    raise
+                continue
             for alias in node.names:
                 if not hasattr(module, alias.name):
                     importlib.import_module(f"{node.module}.{alias.name}")

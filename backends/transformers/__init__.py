@@ -1,6 +1,7 @@
 """Directories of Hugging Face for tasks other than generation: texts, pictures or sound in, named tensors out.
 
-`tasks` has a class for each task; `backend` serves them. Torch and transformers are imported when a model is loaded.
+`tasks` has a class for each task, `speech` has Whisper; `backend` serves them. Torch and transformers are imported when
+a model is loaded.
 """
 
 from .backend import BACKEND

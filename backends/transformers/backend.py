@@ -29,6 +29,7 @@ from modelserver.backend import (
     UnavailableError,
 )
 
+from . import speech
 from .tasks import ARCHITECTURES, TASKS, Row, Task
 
 _CONFIG = "config.json"
@@ -88,7 +89,8 @@ class TransformersBackend(Backend):
     """One version of a model. Each instance has weights of its own.
 
     Parameters: `task`, if the architecture does not tell it; `threads`; `threshold` of detected objects;
-    `hypothesis_template` and `multi_label` of zero-shot classification; `max_answer_length` in tokens.
+    `hypothesis_template` and `multi_label` of zero-shot classification; `max_answer_length` in tokens; `max_windows` of
+    a batch and `max_audio_seconds` of a file of Whisper.
     """
 
     model_filenames = (_CONFIG,)
@@ -101,6 +103,8 @@ class TransformersBackend(Backend):
     def complete_config(cls, context: BackendContext) -> ModelConfig:
         document = _read_config(context)
         task = _task_of(context, document)
+        if task is None:
+            return speech.complete_config(context)
         labels = document.get("id2label")
         num_labels = len(labels) if isinstance(labels, dict) else document.get("num_labels", 2)
         signature = FileSignature(task.inputs, task.outputs(num_labels), is_lenient=True)
@@ -109,15 +113,18 @@ class TransformersBackend(Backend):
     def load(self) -> None:
         self._task = _task_of(self.context, _read_config(self.context))
 
-    def create_instance(self, placement: Placement) -> TransformersInstance:
+    def create_instance(self, placement: Placement) -> TransformersInstance | speech.SpeechInstance:
         context = self.context
         device = f"cuda:{placement.device_id}" if placement.kind is DeviceKind.GPU else "cpu"
+        extra = _EXTRA if self._task else f"{_EXTRA},audio"
         try:
+            if self._task is None:
+                return speech.SpeechInstance(context, device)
             task = self._task(context, device)
         except ImportError as error:
             raise UnavailableError(
                 f"backend 'transformers' needs a Python package: {str(error).strip().splitlines()[0]}: "
-                f"pip install 'modelserver[{_EXTRA}]'"
+                f"pip install 'modelserver[{extra}]'"
             ) from error
         except Exception as error:
             reason = " ".join(str(error).split("\n")[:3])
@@ -141,14 +148,19 @@ def _read_config(context: BackendContext) -> dict[str, Any]:
     return document
 
 
-def _task_of(context: BackendContext, document: dict[str, Any]) -> type[Task]:
+def _task_of(context: BackendContext, document: dict[str, Any]) -> type[Task] | None:
+    """The task that the config names, or the architecture; None for Whisper, which answers in steps."""
     named = context.parameter("task")
-    known = ", ".join(TASKS)
+    known = ", ".join((*TASKS, speech.TASK))
+    if named == speech.TASK:
+        return None
     if named:
         if named not in TASKS:
             raise ConfigError(f"model '{context.model_name}': parameter task: expected one of {known}, got '{named}'")
         return TASKS[named]
     architectures = document.get("architectures") or ["none"]
+    if architectures[0] == speech.ARCHITECTURE:
+        return None
     for ending, task in ARCHITECTURES.items():
         if str(architectures[0]).endswith(ending):
             return TASKS[task]

@@ -31,6 +31,21 @@ _NO_LIMIT = 1 << 30
 _loading = threading.Lock()
 
 
+def load_network(context: BackendContext, device: str, network: str, processor: str) -> tuple[Any, Any, Any]:
+    """Torch, the processor and the network of a directory, by the names of their classes in transformers."""
+    import torch
+
+    transformers: Any = importlib.import_module("transformers")
+    # Its progress bars would start a thread, and write into the log.
+    importlib.import_module("tqdm").tqdm.monitor_interval = 0
+    transformers.logging.disable_progress_bar()
+    directory = str(context.version_directory)
+    prepare = getattr(transformers, processor).from_pretrained(directory, local_files_only=True)
+    with _loading:
+        model = getattr(transformers, network).from_pretrained(directory, local_files_only=True).eval().to(device)
+    return torch, prepare, model
+
+
 class Task(abc.ABC):
     """A loaded network with its processor. One thread at a time calls `answer`."""
 
@@ -40,20 +55,9 @@ class Task(abc.ABC):
     inputs: ClassVar[tuple[FileTensor, ...]] = (_TEXT,)
 
     def __init__(self, context: BackendContext, device: str) -> None:
-        import torch
-
-        transformers: Any = importlib.import_module("transformers")
-        # Its progress bars would start a thread, and write into the log.
-        importlib.import_module("tqdm").tqdm.monitor_interval = 0
-        transformers.logging.disable_progress_bar()
-        self.torch = torch
         self.device = device
         self.context = context
-        directory = str(context.version_directory)
-        self.prepare = getattr(transformers, self.processor).from_pretrained(directory, local_files_only=True)
-        loader = getattr(transformers, self.network)
-        with _loading:
-            self.model = loader.from_pretrained(directory, local_files_only=True).eval().to(device)
+        self.torch, self.prepare, self.model = load_network(context, device, self.network, self.processor)
         self.labels = [str(self.model.config.id2label[index]) for index in range(self.model.config.num_labels)]
 
     @classmethod

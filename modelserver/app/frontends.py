@@ -138,6 +138,9 @@ class ServerFrontends:
             choices[CONSOLE] = ApiChoice(is_served=False)
         docs = self._docs()
         further = [*installed_apis(self._context, choices), *program_apis(self._context, self._apis)]
+        # Paths of the program are its own, whatever the server has there.
+        theirs = tuple(route for api in further if api.name in self._apis for route in api.routes)
+        optional = [api.without(theirs) for api in optional]
         chosen = chosen_apis([*optional, *further, docs.api()], choices)
         shared = [kserve, *(api for api in chosen if api.port is None)] if options.allow_http else []
         own = [api for api in chosen if api.port is not None]

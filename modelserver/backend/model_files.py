@@ -26,8 +26,8 @@ _BEGINNINGS = {
 }
 # Architectures of Hugging Face that are neither language models nor encoders.
 _TASKS = re.compile(
-    r"For(TokenClassification|QuestionAnswering|ImageClassification|ObjectDetection|SemanticSegmentation"
-    r"|AudioClassification|CTC)$"
+    r"WhisperForConditionalGeneration$|For(TokenClassification|QuestionAnswering|ImageClassification|ObjectDetection"
+    r"|SemanticSegmentation|AudioClassification|CTC)$"
 )
 _SHARED_NAMES = (".json", ".txt", ".bst", ".xml")
 

@@ -11,8 +11,8 @@ PUBLIC: dict[str, str] = {
         POST /v1/responses, GET /v1/responses/{response_id}, DELETE /v1/responses/{response_id},
         POST /v1/responses/{response_id}/cancel, GET /v1/responses/{response_id}/input_items,
         POST /v1/responses/input_tokens, POST /v1/audio/speech, POST /v1/audio/transcriptions,
-        POST /v1/images/generations, POST /v1/moderations, POST /v1/batches, GET /v1/batches,
-        GET /v1/batches/{batch_id}, POST /v1/batches/{batch_id}/cancel, POST /v1/files, GET /v1/files,
+        POST /v1/audio/translations, POST /v1/images/generations, POST /v1/moderations, POST /v1/batches,
+        GET /v1/batches, GET /v1/batches/{batch_id}, POST /v1/batches/{batch_id}/cancel, POST /v1/files, GET /v1/files,
         GET /v1/files/{file_id}, DELETE /v1/files/{file_id}, GET /v1/files/{file_id}/content, POST /v1/uploads,
         POST /v1/fine_tuning/jobs, POST /v1/assistants
     """,

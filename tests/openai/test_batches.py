@@ -29,9 +29,9 @@ from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.http.proxy_headers import adopt
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.openai.batches.input_file import ENDPOINTS
-from modelserver.frontends.openai.batches.multipart import read_form
 from modelserver.frontends.openai.batches.records import BatchRecord, BatchStatus, kept
 from modelserver.frontends.openai.batches.service import BATCH, BatchService, endpoint_handlers
+from modelserver.frontends.openai.multipart import read_form
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import json_response

@@ -58,8 +58,8 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "/completions": [{"prompt": ["one", "two"]}],
     "/infill": [{"input_prefix": "one", "input_suffix": "two"}],
 }
-# Routes whose events tell the progress of work on the model store, and KServe's own.
-_OTHERS = {"/api/pull", "/api/push", "/api/create"}
+# Routes whose events tell the progress of work on the model store, and those of sound: tests/openai/test_audio.py.
+_OTHERS = {"/api/pull", "/api/push", "/api/create", "/v1/audio/transcriptions", "/v1/audio/translations"}
 
 
 @pytest.fixture(scope="module")

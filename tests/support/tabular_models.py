@@ -79,7 +79,9 @@ def train(root: Path) -> Trained:
 
     logistic = LogisticRegression().fit(ROWS, NAMES[THREE])
     skops.io.dump(logistic, place("logistic", "model.skops", logistic))
-    forest = make_pipeline(StandardScaler(), RandomForestClassifier(5, max_depth=3, n_jobs=2)).fit(ROWS, THREE)
+    forest = make_pipeline(StandardScaler(), RandomForestClassifier(5, max_depth=3, n_jobs=2, random_state=0)).fit(
+        ROWS, THREE
+    )
     joblib.dump(forest, place("forest", "model.joblib", forest))
     linear = LinearRegression().fit(ROWS, np.stack([ROWS[:, 0], ROWS[:, 1] * 3], axis=1))
     skops.io.dump(linear, place("linear", "model.skops", linear, parameter("execution", "onnx")))

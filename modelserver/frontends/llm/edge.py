@@ -101,6 +101,11 @@ class Call:
         """Answer whole."""
         respond_document(self._exchange, document, self.headers)
 
+    def answer_plain(self, text: str) -> None:
+        """Answer with a text that is no JSON."""
+        headers = [("Content-Type", "text/plain; charset=utf-8"), *self.headers]
+        self._exchange.respond(HttpResponse(200, headers, (text.encode(),)))
+
     def answer_text(self, text: Buffer) -> None:
         """Answer with a document that is JSON text already."""
         respond_text(self._exchange, text)
@@ -174,6 +179,13 @@ class CallEdge:
         """A handler that reads the body, calls `serve` and answers what that raises."""
         return partial(self._begin, serve)
 
+    async def read(self, exchange: HttpExchange, limits: HttpLimits) -> tuple[dict[str, Any], int]:
+        """The document of a call, and the size of its body. An API whose bodies are not JSON overrides this."""
+        if not self._takes_any_type or "origin" in exchange.head.headers:
+            _check_media_type(exchange)
+        body = await plain_body(exchange, limits)
+        return await _document(body, limits), len(body)
+
     def _begin(self, serve: Serve, exchange: HttpExchange) -> None:
         task = asyncio.get_running_loop().create_task(self._run(serve, exchange), name="llm-call")
         self._tasks.add(task)
@@ -184,17 +196,14 @@ class CallEdge:
     async def _run(self, serve: Serve, exchange: HttpExchange) -> None:
         call: Call | None = None
         try:
-            if not self._takes_any_type or "origin" in exchange.head.headers:
-                _check_media_type(exchange)
-            body = await plain_body(exchange, self._limits)
-            document = await _document(body, self._limits)
+            document, num_bytes = await self.read(exchange, self._limits)
             call = Call(
                 exchange,
                 self._limits,
                 document,
                 errors=self._errors,
                 framing=self._framing,
-                num_bytes=len(body),
+                num_bytes=num_bytes,
             )
             try:
                 await serve(call)

@@ -101,11 +101,12 @@ _VERBS = {
     "pools": "make embeddings or classify",
     "is_served": "serve here",
     "tokenizes": "tell tokens",
+    "transcribes": "write sound down",
 }
 
 
 class LanguageModel:
-    """One model that generates, embeds or classifies text."""
+    """One model that generates, embeds or classifies text, or writes sound down."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.name = config.name
@@ -120,7 +121,7 @@ class LanguageModel:
     @property
     def is_served(self) -> bool:
         """Whether this API has a use for the model."""
-        return self.generates or self.embeds or self.classifies or self.classifies_tokens
+        return self.generates or self.embeds or self.classifies or self.classifies_tokens or self.transcribes
 
     @property
     def generates(self) -> bool:
@@ -137,6 +138,12 @@ class LanguageModel:
     @property
     def classifies_tokens(self) -> bool:
         return "token_scores" in self.outputs and "text_input" in self.inputs
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether the model writes files of sound down."""
+        sound = self.inputs.get("audio")
+        return sound is not None and sound.data_type is Datatype.BYTES and "text" in self.outputs
 
     @property
     def scores_pairs(self) -> bool:

@@ -38,6 +38,8 @@ _STRUCTURES = (
     "tools",
 )
 _PROMPTS = ("messages", "prompt", "input", "tokens", "documents", "texts", "text_2", "inputs")
+# Inputs of models that have another name in OpenAI's API.
+_FIELDS = {"audio": "file"}
 # OpenAI's codes, and those of other servers where it has none.
 _CODES: dict[Fault, str] = {
     Fault.MISSING: "missing_required_parameter",
@@ -86,7 +88,7 @@ def named(error: Exception, document: Mapping[str, Any]) -> Exception:
         return error
     assert isinstance(error, ServerError), "others are not read"
     if refusal.subject is Subject.PARAMETER:
-        return ParameterError(error.message, refusal.name)
+        return ParameterError(error.message, _FIELDS.get(refusal.name, refusal.name))
     if refusal.subject is Subject.STRUCTURE:
         return ParameterError(error.message, next((name for name in _STRUCTURES if document.get(name)), None))
     prompt = next((name for name in _PROMPTS if name in document), None)

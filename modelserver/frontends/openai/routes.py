@@ -14,6 +14,7 @@ from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.llm.edge import CallEdge, LaterAnswers, Serve
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models, load_on_demand, unloaded_models
+from modelserver.frontends.openai.audio import Audio, FormEdge
 from modelserver.frontends.openai.batches.routes import BatchRoutes
 from modelserver.frontends.openai.batches.service import BatchService
 from modelserver.frontends.openai.chat import Chat
@@ -64,7 +65,9 @@ class OpenAi:
         tokens = Tokens(self._dataplane, self._limits)
         ranking = Ranking(self._dataplane, self._limits)
         classifying = Classifying(self._dataplane, self._limits)
+        audio = Audio(self._dataplane)
         handler = self._edge.handler
+        forms = FormEdge(self._dataplane, self._http_limits, errors=OpenAiErrors(), framing=SSE_DONE)
         calls: dict[str, Serve] = {
             "/v1/completions": Completions(self._dataplane, self._limits).serve,
             "/v1/chat/completions": Chat(self._dataplane, self._limits).serve,
@@ -89,6 +92,8 @@ class OpenAi:
             Route("POST", "/v1/models/{id}/load", self._load, ApiGroup.MODEL_REPOSITORY, model="id"),
             Route("POST", "/v1/models/{id}/unload", self._unload, ApiGroup.MODEL_REPOSITORY, model="id"),
             *(Route("POST", path, handler(serve), ApiGroup.INFERENCE) for path, serve in calls.items()),
+            Route("POST", "/v1/audio/transcriptions", forms.handler(audio.transcribe), ApiGroup.INFERENCE),
+            Route("POST", "/v1/audio/translations", forms.handler(audio.translate), ApiGroup.INFERENCE),
             *Responses(self._dataplane, self._http_limits, self._limits).routes(),
             *BatchRoutes(self._batches, self._dataplane, self._http_limits).routes(),
             Route("GET", "/health", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),

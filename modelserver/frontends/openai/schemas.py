@@ -163,6 +163,28 @@ TYPES: dict[str, Schema] = {
         | ItemEvent & {type: 'response.function_call_arguments.done', item_id: string, name: string, arguments: string}
         | ItemEvent & {type: 'response.custom_tool_call_input.delta', item_id: string, delta: string}
         | ItemEvent & {type: 'response.custom_tool_call_input.done', item_id: string, input: string}""",
+    # Sound.
+    "Transcribe": {
+        "type": "object",
+        "required": ["file"],
+        "properties": {
+            "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+            "model": {"type": "string"},
+            "prompt": {"type": "string", "maxLength": 4096},
+            "language": {"type": "string"},
+            "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+            "response_format": {"enum": ["json", "text", "srt", "verbose_json", "vtt"]},
+            "timestamp_granularities": {"type": "array", "items": {"const": "segment"}, "maxItems": 2},
+            "include": {"type": "array", "maxItems": 0},
+            "stream": {"type": "boolean"},
+        },
+    },
+    "SoundSegment": """{id: integer, seek: integer, start: number, end: number, text: string, tokens: [integer],
+        temperature: number, avg_logprob: number, compression_ratio: number, no_speech_prob: number}""",
+    "Transcript": """{text: string, usage: {type: 'duration', seconds: integer}, task?: string, language?: string,
+        duration?: number, segments?: [SoundSegment]}""",
+    "TranscriptEvent": """{type: 'transcript.text.delta', delta: string}
+        | {type: 'transcript.text.done', text: string}""",
     # Files and batches.
     "Upload": {
         "type": "object",
@@ -200,6 +222,9 @@ def _list_of(kind: str) -> str:
 _RESPONSE = RouteSchema(answer="Response")
 RERANK = RouteSchema(body="Rerank", answer="RerankAnswer")
 _SCORE = RouteSchema(body="Score", answer="ScoreAnswer")
+_TRANSCRIBE = RouteSchema(
+    body="Transcribe", body_type="multipart/form-data", answer="Transcript", event="TranscriptEvent"
+)
 SCHEMAS: dict[str, RouteSchema] = {
     "GET /v1/models": RouteSchema(answer="{object: 'list', data: [Model]}"),
     "GET /v1/models/{id}": RouteSchema(answer="Model"),
@@ -222,6 +247,8 @@ SCHEMAS: dict[str, RouteSchema] = {
     "POST /detokenize": RouteSchema(
         body="{model?: string, tokens: [integer 0..2147483647]}", answer="{prompt: string}"
     ),
+    "POST /v1/audio/transcriptions": _TRANSCRIBE,
+    "POST /v1/audio/translations": _TRANSCRIBE,
     "POST /v1/responses": RouteSchema(body="CreateResponse", answer="Response", event="Event"),
     "POST /v1/responses/input_tokens": RouteSchema(
         body="Ask", answer="{object: 'response.input_tokens', input_tokens: integer}"

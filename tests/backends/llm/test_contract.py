@@ -18,6 +18,9 @@ from modelserver.config.schema import (
 from modelserver.core.datatype import Datatype
 from modelserver.errors import ConfigError
 
+# Those of a model that generates; a classifier has others.
+GENERATED = OUTPUTS.keys() - {"scores", "label", "token_scores", "token_embeddings"}
+
 
 def test_everything_is_filled_in() -> None:
     config = complete_config(ModelConfig(name="m", backend="llm"), max_model_len=512)
@@ -26,7 +29,7 @@ def test_everything_is_filled_in() -> None:
     assert RETURNS.keys() <= inputs.keys()
     assert (inputs["text_input"].data_type, inputs["text_input"].dims) == (Datatype.BYTES, (1,))
     assert (inputs["input_ids"].data_type, inputs["input_ids"].dims) == (Datatype.INT32, (-1,))
-    assert {spec.name: spec.data_type for spec in config.output} == dict(OUTPUTS)
+    assert {spec.name: spec.data_type for spec in config.output} == {name: OUTPUTS[name] for name in GENERATED}
     assert config.is_decoupled
     assert [(group.kind, group.count) for group in config.instance_group] == [(InstanceGroupKind.KIND_MODEL, 1)]
     assert config.parameters["max_model_len"] == "512"
@@ -43,7 +46,7 @@ def test_what_a_config_of_tritons_vllm_backend_leaves_out_is_added() -> None:
     config = complete_config(given)
     assert (config.backend, config.max_batch_size, config.is_decoupled) == ("vllm", 0, True)
     assert RETURNS.keys() < {spec.name for spec in config.input if spec.optional}
-    assert sorted(spec.name for spec in config.output) == sorted(OUTPUTS)
+    assert sorted(spec.name for spec in config.output) == sorted(GENERATED)
 
 
 def test_what_the_config_says_stays() -> None:

@@ -176,7 +176,7 @@ def test_a_damaged_archive_is_named(pytorch, tmp_path: Path) -> None:
 
 def test_a_pickle_is_refused_before_anything_is_loaded(pytorch, tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
-    torch.save({"weight": torch.ones(2)}, path_in(tmp_path, "model.pt"))
+    torch.save(torch.nn.Linear(2, 1), path_in(tmp_path, "model.pt"))
     config = config_of(["x"], ["y"])
     with pytest.raises(UnsupportedError, match=r"model\.pt is a pickled checkpoint .*allow-pickle=true"):
         pytorch.complete_config(context_of(tmp_path, config=config))

@@ -12,10 +12,10 @@ from modelserver.frontends.llm.edge import Call, CallEdge, LaterAnswers, plain_b
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields, Range
 from modelserver.frontends.openai.batches.input_file import ENDPOINTS
-from modelserver.frontends.openai.batches.multipart import Part, read_form
 from modelserver.frontends.openai.batches.records import BatchRecord, FileRecord
 from modelserver.frontends.openai.batches.service import BATCH, BATCH_OUTPUT, BatchService
 from modelserver.frontends.openai.errors import OpenAiErrors
+from modelserver.frontends.openai.multipart import Part, read_form
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.limits import HttpLimits
