@@ -279,20 +279,23 @@ async def ask(dataplane: AnyDataPlane, make: Callable[[], InFlightRequest]) -> A
     `make` makes the request, with a stream whose reader says how far it is; it may be called twice. Leaving the loop
     early cancels the request. Raises the ServerError that the server or the model refuses it with.
     """
+    # The plane may put others before the reader's stream, to log or to trace.
     try:
         request = make()
+        stream = request.stream
         dataplane.infer(request)
     except LoadOnDemandError as unloaded:
         await unloaded.load()
         request = make()
+        stream = request.stream
         dataplane.infer(request)
     try:
-        async for response in request.stream:
+        async for response in stream:
             if response.error is not None:
                 raise response.error
             if response.outputs:
                 yield response.outputs
-            request.stream.has_read()
+            stream.has_read()
     finally:
-        if not request.stream.is_finished:
+        if not stream.is_finished:
             request.cancel()

@@ -46,7 +46,8 @@ def fail(x: ONE) -> TOTAL:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = ms.Server(http_port=0, allow_grpc=False, allow_metrics=False)
+    # With a log of each request, which stands before the reader of its responses.
+    server = ms.Server(http_port=0, allow_grpc=False, allow_metrics=False, log_verbose=1)
     server.add("double", double, max_batch_size=2)
     server.add("double", double, max_batch_size=2, version=3)
     server.add("sums", sums, max_batch_size=4)
