@@ -157,7 +157,7 @@ class Router:
         found = tuple(route for route in found if f"{route.pattern}/".startswith(start)) or found
         patterns = [route.pattern.strip("/").split("/") for route in found]
         if api is None:
-            return sorted({f"/{each[0]}" for each in patterns})
+            return sorted({f"/{each[0]}" for each in patterns if each[0]})
         return sorted({"/" + "/".join(each[:2]) for each in patterns if len(each) > 1}) or [f"/{patterns[0][0]}"]
 
 
