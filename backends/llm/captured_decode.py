@@ -64,7 +64,7 @@ class CudaCapture:
             compute()  # compiles kernels and fills caches, which a capture must not
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # What other threads do meanwhile with the device, for other models, is no error.
+        # Other threads may use the device meanwhile, for other models.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = compute()
         self._pool = graph.pool()

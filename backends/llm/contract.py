@@ -144,7 +144,7 @@ class Operation(enum.Enum):
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
     EMBED = "embed"
-    TOKEN_EMBED = "token_embed"  # noqa: S105  # it is no password
+    TOKEN_EMBED = "token_embed"  # noqa: S105  # not a password
     CLASSIFY = "classify"
 
 

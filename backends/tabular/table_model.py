@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from modelserver.backend import Array, Datatype, UnavailableError
+from modelserver.backend import Array, Datatype, UnavailableError, UnsupportedError
 
 EXTRA = "classical"
 # Rows in, outputs by name.
@@ -42,12 +42,15 @@ class TableModel(abc.ABC):
         return np.zeros((1, self.num_features), self.datatype.numpy)
 
     def to_onnx(self) -> Any:
-        """The model as an ONNX graph with one FP32 input [rows, features]. Raises anything."""
-        raise NotImplementedError(f"no converter of {type(self).__name__}")
+        """The model as an ONNX graph with one FP32 input [rows, features]. Raises anything.
+
+        Models without a converter keep this: their library executes them.
+        """
+        raise UnsupportedError(f"there is no converter for {type(self).__name__}")
 
     def outputs_of_onnx(self, arrays: Sequence[Array]) -> Mapping[str, Array]:
-        """The outputs by name, from those of the graph in order."""
-        raise NotImplementedError
+        """The outputs by name, from those of the graph in order. Models with a converter define it."""
+        raise UnsupportedError(f"{type(self).__name__} has no graph with {len(arrays)} outputs")
 
 
 def need(package: str, extra: str = EXTRA) -> Any:

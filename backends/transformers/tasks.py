@@ -63,7 +63,7 @@ class Task(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def outputs(cls, num_labels: int) -> tuple[FileTensor, ...]:
-        """The outputs of a network with so many labels."""
+        """The outputs of a network with `num_classes` labels."""
 
     @abc.abstractmethod
     def answer(self, rows: Sequence[Row]) -> list[Row]:

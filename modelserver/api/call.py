@@ -104,7 +104,7 @@ class Call:
         await self._writer.write(_event(orjson.dumps(document), event))
 
     async def write(self, data: bytes, *, content_type: str = "application/octet-stream") -> None:
-        """Send a piece of an answer that is no events; the first one begins the answer. Waits and raises as `send`."""
+        """Send a piece of any other answer; the first one begins the answer. Waits and raises as `send`."""
         if self._writer is None:
             self._begin_answer()
             self._writer = self._exchange.start(200, [("Content-Type", content_type)])

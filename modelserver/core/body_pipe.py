@@ -60,7 +60,7 @@ class BodyPipe:
         return await asyncio.shield(self._done)
 
     def drop(self) -> None:
-        """The body will not be complete, or nobody wants it. Nothing happens after `finish`."""
+        """The body will not be complete, or its reader has gone. Nothing happens after `finish`."""
         if not self._is_ended:
             self._is_dropped = True
             self._put_end()

@@ -41,7 +41,7 @@ from modelserver.store.cloud_store import CloudStore
 from modelserver.store.cloud_uri import CloudUri, storage_options
 from modelserver.store.store import Store
 
-# Code is no model by itself: a directory of it may be anything.
+# Code alone does not make a model: a directory of it may be anything.
 _CODE = ".py"
 # Says which backend, if any, recognises a file in the directory as its model.
 BackendFinder = Callable[[Path], str | None]

@@ -38,7 +38,7 @@ def make(parts: Path, requirements: Sequence[str], *, python: str, platforms: Se
 
 
 def split(directory: Path, parts: Path, part_bytes: int = PART_BYTES) -> list[Path]:
-    """Write the files of a directory into parts of at most so many bytes, and a list of these."""
+    """Write the files of a directory into parts of at most `part_bytes`, and a list of the parts."""
     parts.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     with TemporaryDirectory(dir=parts) as scratch:
@@ -79,7 +79,7 @@ def join(parts: Path, directory: Path) -> list[Path]:
 
 
 def _copy(source: BinaryIO, target: BinaryIO, count: int) -> None:
-    """Up to so many bytes."""
+    """Up to `size` bytes."""
     target.writelines(_chunks(source, count))
 
 

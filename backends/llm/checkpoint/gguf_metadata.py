@@ -127,7 +127,7 @@ def _gpt2(entries: Entries) -> Metadata:
     }
 
 
-# Of layers with a window, one in so many attends to everything, if a file does not say which.
+# In families whose layers have windows: every how many layers one attends to everything, if the file does not say.
 _USUAL_PERIODS = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4}
 
 

@@ -104,7 +104,7 @@ class DeviceExperts:
 
 
 def device_experts(linears: Sequence[Linear], num_processors: int) -> DeviceExperts | None:
-    """Of the same layer of all experts, on a device of so many processors; None unless all are alike."""
+    """One matrix of the same layer of all experts, for a device with `num_processors`; None unless all are alike."""
     matrices, biases = [], []
     for linear in linears:
         if isinstance(linear, PlainLinear):
@@ -136,7 +136,7 @@ def _rounded_product(matrix: DeviceMatrix, activations: torch.dtype) -> _Product
         return None
     try:
         product(torch.zeros(_TRIAL_ROWS, matrix.num_inputs, dtype=torch.bfloat16, device=matrix.codes.device))
-    except RuntimeError as error:  # the device is too old, or a length is no multiple of what it wants
+    except RuntimeError as error:  # the device is too old, or a length does not suit it
         logger.debug("no product of %s by %s: %s", activations, matrix.form.name, error)
         return None
     return product

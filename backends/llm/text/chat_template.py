@@ -255,7 +255,7 @@ def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_pictures(conversation: list[dict[str, Any]]) -> None:
-    """The template would write the places of pictures that there are none of."""
+    """The template would write places for pictures, and the conversation has no pictures."""
     for place, message in enumerate(conversation):
         content = message.get("content")
         if isinstance(content, list) and any(map(_is_picture, content)):

@@ -106,6 +106,7 @@ class LitAPI:
         return np.stack(inputs) if isinstance(inputs[0], np.ndarray) else inputs
 
     def predict(self, x: Any) -> Any:
+        # As LitServe: a subclass defines it, and a program may make the base class before.
         raise NotImplementedError("a LitAPI needs the method predict")
 
     def unbatch(self, output: Any) -> Any:

@@ -102,7 +102,7 @@ class Call:
         respond_document(self._exchange, document, self.headers)
 
     def answer_plain(self, text: str) -> None:
-        """Answer with a text that is no JSON."""
+        """Answer with plain text."""
         headers = [("Content-Type", "text/plain; charset=utf-8"), *self.headers]
         self._exchange.respond(HttpResponse(200, headers, (text.encode(),)))
 

@@ -97,7 +97,7 @@ _VERBS = {
     "generates": "generate text",
     "embeds": "make embeddings",
     "classifies": "classify texts",
-    "ranks": "compare texts: it is no cross-encoder with one label, and makes no embeddings",
+    "ranks": "compare texts: it neither is a cross-encoder with one label nor makes embeddings",
     "pools": "make embeddings or classify",
     "is_served": "serve here",
     "tokenizes": "tell tokens",

@@ -92,7 +92,7 @@ _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def _split(url: str) -> SplitResult | None:
-    """None for what is no plain URL of http or https."""
+    """None unless it is a plain URL of http or https."""
     try:
         parts = urlsplit(url)
         is_plain = parts.scheme in _PORTS and parts.username is None and parts.password is None

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How texts are read. `truncation`: at most so many tokens of a text or a pair, -1: as many as the model takes,
-    None: all of them. `pair_truncation`: at most so many of a pair's second text. `is_raw`: scores are the network's
+    """How texts are read. `truncation`: the most tokens of a text or a pair, -1: as many as the model takes,
+    None: all of them. `pair_truncation`: the most tokens of a pair's second text. `is_raw`: scores are the network's
     own numbers."""
 
     truncation: int | None = None

@@ -19,7 +19,7 @@ _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{1,70}")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A member of the form; `filename` is None for one that is no file."""
+    """A member of the form; `filename` is None unless it is a file."""
 
     content: Buffer
     filename: str | None

@@ -173,7 +173,7 @@ class Http1Connection(RequestReader, Answering, PieceSink):
         self._transport.resume_reading()
 
     def _is_body_held(self) -> bool:
-        """Whether the body that is received goes where there is no room now."""
+        """Whether the body that is being received waits for room where it goes."""
         return self._incoming is not None and not self._incoming.collector.has_room
 
     # Answers, called by the exchange and its writer.

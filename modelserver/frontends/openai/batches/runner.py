@@ -76,7 +76,7 @@ class LineExchange(HttpExchange):
 
 
 class Turns:
-    """Lets lines of all batches begin, so many at a time, and few while others ask the same model."""
+    """Lets lines of all batches begin, up to a limit at a time, and few while others ask the same model."""
 
     def __init__(self, dataplane: DataPlane, concurrency: int) -> None:
         self._dataplane = dataplane
