@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from modelserver_backends.llm import kernels
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.models.attention_trial import check_equal
@@ -21,8 +22,6 @@ from modelserver.backend import InvalidArgumentError, ServerError, UnsupportedEr
 
 
 def refusal(directory: Path) -> ServerError:
-    import torch
-
     config = json.loads((directory / "config.json").read_text())
     with pytest.raises(ServerError) as caught:
         load_transformers(open_checkpoint(directory), config, dtype=torch.float32, device=torch.device("cpu"))
@@ -54,6 +53,7 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     names = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": names}))
     (tmp_path / "own.py").write_text("raise SystemExit('this was run')")
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     assert isinstance(refusal(tmp_path), UnsupportedError)
 
 
@@ -132,7 +132,6 @@ def _write_mxfp4(packed: Path, plain: Path) -> None:
     """gpt-oss as it is published: 16 steps between -6 and 6, two in a byte, and an exponent for each 32 of them; and
     with experts in floats of the same values.
     """
-    import torch
 
     write_checkpoint(plain, "gpt_oss", values={"hidden_size": 64, "intermediate_size": 64})
     shutil.copytree(plain, packed)
@@ -172,7 +171,6 @@ if kernels.PACKED_KERNELS is not None:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_experts_in_mxfp4_stay_packed(dtype: str, tmp_path: Path) -> None:
         """They multiply rows in 8 bits, so they give nearly the same as the experts in floats."""
-        import torch
 
         packed, plain = tmp_path / "packed", tmp_path / "plain"
         _write_mxfp4(packed, plain)
@@ -196,7 +194,6 @@ if kernels.PACKED_KERNELS is not None:
 
 
 def test_logits_that_differ_are_no_trial_passed() -> None:
-    import torch
 
     expected = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
     check_equal(expected + 1e-4, expected, is_exact=True)
