@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.auth",
         "modelserver.cache",
         "modelserver.config",
+        "modelserver.endpoints",
         "modelserver.options",
         "modelserver.platform",
         "modelserver.store",
