@@ -39,8 +39,6 @@ MODULES = {
         "pytriton.proxy.types",
         "pytriton.exceptions",
     ),
-    "kserve": ("kserve", "kserve.model", "kserve.model_server", "kserve.errors", "kserve.protocol.infer_type"),
-    "tritonserver": ("tritonserver",),
 }
 
 
