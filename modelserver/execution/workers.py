@@ -33,6 +33,9 @@ AWAY_NS = 20_000_000
 _TURN_BUDGET_NS = 1_000_000
 # How long a stepping instance may accept requests before its next step.
 _TAKE_BUDGET_NS = 5_000_000
+# How long a thread without batches is kept. One that has had none ends at once, so that models which are loaded and
+# not asked hold no thread.
+_IDLE_S = 10.0
 
 
 class Peers:
@@ -85,9 +88,11 @@ class ThreadWorker(Worker):
         self._source = source
         self._now_ns = clock.now_ns
         self._cores = cores
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._name = name
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         self._thread.start()
 
     @property
@@ -95,8 +100,10 @@ class ThreadWorker(Worker):
         return self._source.num_sequences
 
     def join(self, timeout_s: float | None) -> bool:
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        thread = self._thread
+        assert thread is not None, "joined after it was started"
+        thread.join(timeout_s)
+        return not thread.is_alive()
 
     def _work(self) -> None:
         with on_cores(self._cores):
@@ -110,7 +117,7 @@ class ThreadWorker(Worker):
 
 
 class BatchThread(ThreadWorker):
-    """A thread that runs batches as they come."""
+    """A thread that runs batches as they come. It ends when it has been idle, and starts again for the next batch."""
 
     def __init__(
         self,
@@ -126,7 +133,8 @@ class BatchThread(ThreadWorker):
         super().__init__(name, source, runner, clock, cores=cores)
         self._loaded = loaded
         self._peers = peers
-        self._waiting = WaitingThread()
+        self._waiting = WaitingThread(self.start)
+        self._patience_s = 0.0
 
     def close(self) -> None:
         self._source.close_worker(self._waiting)
@@ -134,6 +142,11 @@ class BatchThread(ThreadWorker):
     def give_up(self) -> None:
         self._source.give_up()
         self.runner.executor.interrupt()
+
+    def _work(self) -> None:
+        super()._work()
+        if self._waiting.is_left:
+            self._waiting.leave()
 
     def _take_turn(self) -> bool:
         source, waiting, runner = self._source, self._waiting, self.runner
@@ -144,9 +157,13 @@ class BatchThread(ThreadWorker):
             return not waiting.is_left
         batch, wait_until_ns = source.try_take(waiting)
         if batch is None:
-            if not waiting.is_left:
-                waiting.sleep(None if wait_until_ns is None else wait_until_ns - self._now_ns())
-            return not waiting.is_left
+            if waiting.is_left:
+                return False
+            if wait_until_ns is None:
+                return waiting.rest(self._patience_s)
+            waiting.sleep(wait_until_ns - self._now_ns())
+            return True
+        self._patience_s = _IDLE_S
         further = source.take_more(waiting, num_further) if (num_further := runner.num_further) > 0 else []
         deliveries = runner.run_together([batch, *further]) if further else runner.run(batch)
         if deliveries:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from _thread import allocate_lock
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -30,14 +31,20 @@ class WaitingWorker(Protocol):
 
 
 class WaitingThread:
-    """A worker thread, for its batcher. It sleeps on a lock of its own, the cheapest signal between threads."""
+    """A worker thread, for its batcher. It sleeps on a lock of its own, the cheapest signal between threads.
+
+    A thread that has been idle may end (`rest`); `wake` then calls `start`, which starts another.
+    """
 
     wakes_after_turn = True
-    __slots__ = ("_signal", "is_closed", "is_left", "is_parked", "is_woken")
+    __slots__ = ("_guard", "_has_ended", "_signal", "_start", "is_closed", "is_left", "is_parked", "is_woken")
 
-    def __init__(self) -> None:
+    def __init__(self, start: Callable[[], None] | None = None) -> None:
         self._signal = allocate_lock()
         self._signal.acquire()
+        self._start = start
+        self._guard = allocate_lock()  # for `_has_ended` where it changes back
+        self._has_ended = False
         self.is_parked = False
         self.is_woken = False
         self.is_closed = False
@@ -45,16 +52,37 @@ class WaitingThread:
 
     def wake(self) -> None:
         self._signal.release()
+        if self._has_ended and self._takes_back_end():
+            assert self._start is not None, "only threads that can be started again end"
+            self._start()
 
     def settle(self) -> None:
         self._signal.acquire(blocking=False)
 
-    def sleep(self, timeout_ns: int | None) -> None:
+    def sleep(self, timeout_ns: int) -> None:
         """Wait for `wake`, at most that long. Called from the worker's thread."""
-        if timeout_ns is None:
-            self._signal.acquire()
-        elif timeout_ns > 0:
+        if timeout_ns > 0:
             self._signal.acquire(timeout=timeout_ns / 1e9)
+
+    def rest(self, patience_s: float) -> bool:
+        """Wait for `wake`. False if the thread is to end, after `patience_s` without it. From the worker's thread."""
+        if self._start is None:
+            return self._signal.acquire()
+        if self._signal.acquire(timeout=patience_s):
+            return True
+        # A `wake` from here on starts a thread; one that came before has left its signal.
+        self._has_ended = True
+        return self._signal.acquire(blocking=False) and self._takes_back_end()
+
+    def leave(self) -> None:
+        """Forget how to start a thread: the worker has left, and would be held by it."""
+        self._start = None
+
+    def _takes_back_end(self) -> bool:
+        """Whether this call, and no other, found the thread ended: exactly one of them goes on."""
+        with self._guard:
+            had_ended, self._has_ended = self._has_ended, False
+        return had_ended
 
 
 class ParkedWorkers:

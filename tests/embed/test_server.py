@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from support.processes import ServerProcess
+from support.waiting import until_true
 
 import modelserver as ms
 from modelserver.errors import ConfigError, InternalError, NotFoundError, UnsupportedError
@@ -210,6 +211,21 @@ def test_a_bad_request_says_what_is_wrong(
 ) -> None:
     with pytest.raises(error, match=re.escape(message)):
         server.infer(model, **inputs)
+
+
+def test_models_that_are_not_asked_hold_no_threads() -> None:
+    server = ms.Server(ports=False)
+    for number in range(20):
+        server.add(f"idle_{number}", double, instances=2)
+
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("idle_")]
+
+    with server:
+        until_true(lambda: not threads(), "the workers' threads end")
+        for number in range(20):
+            assert server.infer(f"idle_{number}", x=[1, 2, 3])["y"].tolist() == [2, 4, 6]
+        assert threads(), "a thread stays for the next request"
 
 
 def test_classes_processes_and_late_models() -> None:
