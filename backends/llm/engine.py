@@ -27,6 +27,7 @@ from .plan import SampledToken, StepPlan, StepResult
 from .sampling_params import MAX_SEED
 from .scheduler import Scheduler
 from .sequence import FinishReason, Sequence, find_stop
+from .speculation.speculator import make_speculator
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint
@@ -95,7 +96,10 @@ class Engine:
         self._inflight: tuple[StepPlan, Launched] | None = None
         self._num_sequences = 0
         self._seeds = random.Random(options.seed)  # noqa: S311 - noise of sampling, no secret
+        self._speculator = make_speculator(runner, options)
         self.statistics = EngineStatistics(max_model_len=self.max_model_len)
+        if self._speculator is not None:
+            self.statistics.speculation = self._speculator.statistics
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, options: EngineOptions) -> Engine:
@@ -186,7 +190,7 @@ class Engine:
                 cache_salt=request.cache_salt,
                 seed=self._seeds.getrandbits(63) if params.seed is None else (params.seed + choice) & MAX_SEED,
                 max_num_tokens=max_num_tokens(request, self.max_model_len),
-                is_host_bound=is_host_bound(params),
+                is_host_bound=is_host_bound(params) or self._speculator is not None,
                 source=sequences[0] if sequences else None,
                 matcher=grammar.matcher() if grammar is not None else None,
                 pictures=request.pictures,
@@ -243,6 +247,8 @@ class Engine:
         Errors of the runner pass through, after which `reset` must be called.
         """
         refused = self._take_grammars() if self._grammars else []
+        if self._speculator is not None:
+            self._speculator.draft(self._scheduler.running)
         plan = self._scheduler.plan()
         if plan.admitted:
             self._observe_admitted(plan.admitted)
@@ -263,6 +269,8 @@ class Engine:
         deliveries = self._deliveries
         if result.prompt_logprobs:
             self._take_prompt_logprobs(plan, result)
+        if self._speculator is not None:
+            self._speculator.observe(plan, result.sampled)
         outputs: list[SequenceOutput] = []
         since_ns: dict[int, int] = {}
         num_tokens = 0
@@ -333,6 +341,8 @@ class Engine:
 
     def _end(self, sequence: Sequence, reason: FinishReason, now_ns: int) -> None:
         self._scheduler.finish(sequence)
+        if self._speculator is not None:
+            self._speculator.end(sequence)
         sequence.finish_reason = reason
         delivery = self._deliveries.pop(sequence.seq_id)
         delivery.observe_end(self.statistics, now_ns, reason)

@@ -52,6 +52,22 @@ class Histogram:
         self.total += value * times
 
 
+class SpeculationStatistics:
+    """Drafts of steps: how often there were any (`num_drafts`), how many tokens, and how many of them were right, in
+    all and by their place. They only grow."""
+
+    def __init__(self, most_drafts: int) -> None:
+        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.accepted_by_place = [0] * most_drafts
+
+    def observe(self, num_drafts: int, num_accepted: int) -> None:
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        for place in range(num_accepted):
+            self.accepted_by_place[place] += 1
+
+
 @dataclass(slots=True, kw_only=True)
 class EngineStatistics:
     """Gauges say how it is after the last step; counters and histograms only grow. Times in seconds, lengths in tokens.
@@ -61,6 +77,7 @@ class EngineStatistics:
     """
 
     max_model_len: int
+    speculation: SpeculationStatistics | None = None
     num_running: int = 0
     num_waiting: int = 0
     kv_cache_usage: float = 0.0

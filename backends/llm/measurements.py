@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from modelserver.backend import Measurement
 
-from .engine_statistics import EngineStatistics, Histogram
+from .engine_statistics import EngineStatistics, Histogram, SpeculationStatistics
 
 _NUMBERS: tuple[tuple[str, str, str, Callable[[EngineStatistics], float]], ...] = (
     ("num_requests_running", "gauge", "Sequences that are computed step by step", lambda s: s.num_running),
@@ -61,6 +61,8 @@ def measure(
     if cache is not None:
         labels = {name: str(value) for name, value in cache.items()}
         found.append(Measurement("vllm:cache_config_info", "gauge", "The KV cache; the value is always 1", 1.0, labels))
+    if statistics.speculation is not None:
+        found += _speculation(statistics.speculation)
     found += [
         Measurement(
             "vllm:request_success",
@@ -74,6 +76,24 @@ def measure(
     found += [_histogram(name, text, read(statistics)) for name, text, read in _HISTOGRAMS]
     found.append(_histogram(_TIME_PER_OUTPUT_TOKEN, "From each token to the next", statistics.inter_token_latency_s))
     return found
+
+
+def _speculation(statistics: SpeculationStatistics) -> list[Measurement]:
+    numbers = (
+        ("drafts", "Steps of sequences that checked drafts", statistics.num_drafts),
+        ("draft_tokens", "Tokens that were drafted and checked", statistics.num_draft_tokens),
+        ("accepted_tokens", "Of these, those that were right", statistics.num_accepted_tokens),
+    )
+    found = [
+        Measurement(f"vllm:spec_decode_num_{name}", "counter", text, float(value)) for name, text, value in numbers
+    ]
+    text = "Drafts that were right, by their place in a step"
+    return found + [
+        Measurement(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "counter", text, float(count), {"position": str(place)}
+        )
+        for place, count in enumerate(statistics.accepted_by_place)
+    ]
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Measurement:

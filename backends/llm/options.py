@@ -10,6 +10,7 @@ from typing import Any
 
 from .embedding.layout import POOLINGS, pooling_of
 from .json_fields import boolean, integer, number, string, unknown, wrong
+from .speculation.config import SpeculativeConfig, read_speculative_config
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class EngineOptions:
     classifier_from_token: tuple[str, ...] | None = None
     disable_any_whitespace: bool = False
     structured_outputs_backend: str | None = None
+    speculative_config: SpeculativeConfig | None = None
     limit_mm_per_prompt: int = _USUAL_PICTURES
     max_image_pixels: int = 1 << 26
     mm_processor_cache_gb: float = 1.0
@@ -175,6 +177,7 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "classifier_from_token": _words,
     "disable_any_whitespace": boolean,
     "structured_outputs_backend": string,
+    "speculative_config": read_speculative_config,
     "limit_mm_per_prompt": picture_limit,
     "max_image_pixels": integer,
     "mm_processor_cache_gb": number,
@@ -246,7 +249,6 @@ WITHOUT_MEANING = frozenset(
         "revision",
         "served_model_name",
         "show_hidden_metrics_for_version",
-        "speculative_config",
         "stream_interval",
         "structured_outputs_config",
         "swap_space",

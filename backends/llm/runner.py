@@ -26,8 +26,8 @@ from .kv_memory import reserve_kv_memory, reserve_states
 from .models.load import LoadedNetwork, load_network
 from .options import EngineOptions
 from .pictures.step import StepPictures, take_pictures
-from .plan import Chunk, SampledToken, StepPlan, StepResult, TokenLogprobs
-from .sampler import SampledRows
+from .plan import SampledToken, StepPlan, StepResult, TokenLogprobs
+from .sampler import SampledRows, VerifiedRows
 from .step_context import StepContext, compute_fresh
 from .step_inputs import StepInputs
 from .tensor_parallel import Followers, Pool, rank_options
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 # Rows whose logits are made at once for prompt log-probabilities: bounds memory at large vocabularies.
 _PROMPT_ROWS = 256
+# What a step has sampled.
+Sampled = SampledRows | VerifiedRows
 _NO_ROWS = np.empty(0, dtype=np.int64)
 # Memory that loading has used and freed, which is returned to the system before the first request.
 _MUCH_LEFT_BYTES = 4 << 20
@@ -117,7 +119,7 @@ class Runner:
                 ran = self._captured.run(step, unread, self._last_token_ids)
             if ran is not None:
                 prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-                sampled = self._sample_captured(step, *ran)
+                sampled: Sampled | None = self._sample_captured(step, *ran)
             else:
                 hidden, chosen = self._compute(step, unread, pictures)
                 prompt_logprobs = self._prompt_logprobs(step, hidden)
@@ -126,7 +128,7 @@ class Runner:
             self._last_rows = {chunk[0].seq_id: end - 1 for chunk, end in zip(step.sampled, ends, strict=True)}
             self._last_token_ids = None if sampled is None else sampled.token_ids
             read = _reader(sampled)
-        return Launched(lambda: StepResult(_by_chunk(step.sampled, read()), prompt_logprobs))
+        return Launched(lambda: StepResult(_by_chunk(step, read()), prompt_logprobs))
 
     def embed(self, token_id_lists: Sequence[Sequence[int]]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
         """One vector [size] per list, pooled as the checkpoint says: its last hidden state, if that says nothing.
@@ -199,16 +201,18 @@ class Runner:
         rows = [row for row, _ in step.unread]
         return np.array([rows, [self._last_rows[seq_id] for _, seq_id in step.unread]], dtype=np.int64)
 
-    def _sample_captured(self, step: StepInputs, output: torch.Tensor, ending: Ending) -> SampledRows | None:
+    def _sample_captured(self, step: StepInputs, output: torch.Tensor, ending: Ending) -> Sampled | None:
         if ending is Ending.LOGITS:
             return self._sample(step, output, _identity)
         return SampledRows(output) if step.sampled else None
 
     def _sample(
         self, step: StepInputs, rows: torch.Tensor, logits: Callable[[torch.Tensor], torch.Tensor]
-    ) -> SampledRows | None:
+    ) -> Sampled | None:
         if not step.sampled:
             return None
+        if step.drafts:
+            return self._verify(step, logits(rows))
         # Of each row, the position that its token will have.
         places = [
             (chunk.sequence, position)
@@ -218,6 +222,30 @@ class Runner:
         ]
         sequences, positions = zip(*places, strict=True)
         return self._sampler.start(logits(rows), sequences, positions)
+
+    def _verify(self, step: StepInputs, logits: torch.Tensor) -> VerifiedRows:
+        """Drafts one by one where a token depends on those before it, or where that saves draws; all others at once."""
+        alone: dict[int, list[SampledToken]] = {}
+        together: list[tuple[int, Any, int]] = []
+        row = 0
+        for chunk in step.sampled:
+            sequence, num_sampled = chunk.sequence, chunk.num_sampled
+            position = chunk.start + chunk.num_tokens + 1 - num_sampled
+            drafts = step.drafts.get(sequence.seq_id, [])
+            is_quick = sequence.params.is_greedy or logits.device.type != "cpu"
+            if drafts and (not is_quick or self._sampler.has_rules(sequence)):
+                alone[row] = self._sampler.verify(logits[row : row + num_sampled], sequence, position, drafts)
+            else:
+                together += [(row + index, sequence, position + index) for index in range(num_sampled)]
+            row += num_sampled
+        token_ids = torch.zeros(row, dtype=torch.int64, device=logits.device)
+        sampled = None
+        if together:
+            places, sequences, positions = zip(*together, strict=True)
+            rows = logits if len(places) == row else logits[list(places)]
+            sampled = self._sampler.start(rows, sequences, positions)
+            token_ids[list(places)] = sampled.token_ids
+        return VerifiedRows(token_ids, [place for place, _, _ in together], sampled, alone)
 
     def _prompt_logprobs(self, step: StepInputs, hidden: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
         found: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -237,22 +265,35 @@ class Runner:
         return found
 
 
-def _by_chunk(chunks: Sequence[Chunk], tokens: Sequence[SampledToken]) -> tuple[tuple[SampledToken, ...], ...]:
+def _by_chunk(step: StepInputs, tokens: Sequence[SampledToken]) -> tuple[tuple[SampledToken, ...], ...]:
+    chunks = step.sampled
     if len(chunks) == len(tokens):
         return tuple([(token,) for token in tokens])
     left = iter(tokens)
-    return tuple(tuple(islice(left, chunk.num_sampled)) for chunk in chunks)
+    found = []
+    for chunk in chunks:
+        given = tuple(islice(left, chunk.num_sampled))
+        found.append(given[: _num_kept(given, step.drafts.get(chunk.sequence.seq_id, ()))])
+    return tuple(found)
+
+
+def _num_kept(tokens: Sequence[SampledToken], drafts: Sequence[int]) -> int:
+    """How many follow from what is right: a token that is not the draft in its place is the last."""
+    for index, draft in enumerate(drafts):
+        if tokens[index].token_id != draft:
+            return index + 1
+    return len(tokens)
 
 
 def _identity(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def _reader(sampled: SampledRows | None) -> Callable[[], list[SampledToken]]:
+def _reader(sampled: Sampled | None) -> Callable[[], list[SampledToken]]:
     """Reads tokens once they are there. On a GPU their copy is queued now, so that reading waits for no later step."""
     if sampled is None:
         return list
-    if sampled.token_ids.device.type != "cuda" or sampled.logprobs is not None:
+    if isinstance(sampled, VerifiedRows) or sampled.token_ids.device.type != "cuda" or sampled.logprobs is not None:
         return sampled.read
     host = torch.empty(sampled.token_ids.shape, dtype=torch.int64, pin_memory=True)
     host.copy_(sampled.token_ids, non_blocking=True)

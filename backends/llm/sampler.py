@@ -82,6 +82,25 @@ class SampledRows:
         return sampled
 
 
+@dataclass(frozen=True, slots=True)
+class VerifiedRows:
+    """Tokens of a step with drafts: of the rows `places` those of `sampled`, and by their first row those that were
+    verified `alone`. `token_ids` int64 [rows] has the former; rows behind a wrong draft have tokens without meaning."""
+
+    token_ids: torch.Tensor
+    places: list[int]
+    sampled: SampledRows | None
+    alone: dict[int, list[SampledToken]]
+
+    def read(self) -> list[SampledToken]:
+        tokens = [SampledToken(-1)] * len(self.token_ids)
+        for place, token in zip(self.places, () if self.sampled is None else self.sampled.read(), strict=True):
+            tokens[place] = token
+        for first, verified in self.alone.items():
+            tokens[first : first + len(verified)] = verified
+        return tokens
+
+
 class Sampler:
     """Draws tokens. It holds only constants; the state of a sequence is in `Sequence.sampler_state`."""
 
@@ -122,6 +141,39 @@ class Sampler:
             return SampledRows(token_ids)
         num_top = [sequences[row].params.logprobs or 0 for row in wanted]
         return SampledRows(token_ids, wanted, rank_tokens(raw, token_ids[list(wanted)], num_top))
+
+    def verify(self, logits: torch.Tensor, sequence: Sequence, position: int, drafts: Rows[int]) -> list[SampledToken]:
+        """The tokens behind a sequence's last token and behind its drafts, up to the first that is not the draft there.
+
+        `logits` [1 + drafts, vocabulary] may be changed; the first token will be at `position`. Each token is drawn as
+        in a step of its own, where the ones before it are known: rules, grammar and samplers see them.
+        """
+        tokens: list[SampledToken] = []
+        matcher, known = sequence.matcher, sequence.token_ids
+        num_known, num_matched = len(known), 0
+        try:
+            for row in range(len(logits)):
+                tokens += self.sample(logits[row : row + 1], [sequence], [position + row])
+                token_id = tokens[-1].token_id
+                if row == len(drafts) or token_id != drafts[row]:
+                    break
+                known.append(token_id)
+                if matcher is not None:
+                    # A token that ends the text may not be one that the grammar takes.
+                    if not matcher.accept(token_id):
+                        break
+                    num_matched += 1
+                    if matcher.is_terminated:
+                        break
+        finally:
+            del known[num_known:]
+            if num_matched:
+                matcher.rollback(num_matched)
+        return tokens
+
+    def has_rules(self, sequence: Sequence) -> bool:
+        """Whether a token of a sequence depends on more than its logits, its position, and parameters of the draw."""
+        return sequence.matcher is not None or self._state(sequence).is_edited
 
     def prompt_logprobs(self, logits: torch.Tensor, token_ids: Rows[int], num_top: int) -> list[TokenLogprobs]:
         """Of the tokens that follow the positions of these rows of logits [rows, vocabulary]."""

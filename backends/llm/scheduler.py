@@ -63,6 +63,11 @@ class Scheduler:
         self.num_preemptions = 0
 
     @property
+    def running(self) -> list[Sequence]:
+        """Those that run, in their order; not to be changed."""
+        return self._running
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
@@ -112,14 +117,16 @@ class Scheduler:
                 if not num_tokens:
                     index += 1
                     continue
+            if sequence.drafts and num_tokens == 1 and not placeholders:
+                num_tokens += self._num_drafts(sequence, budget - (len(running) - index))
             end = start + num_tokens
             if end > len(sequence.block_ids) * block_size and not self._make_room(sequence, end, preempted):
                 break
             sequence.num_computed_tokens = end
             num_sampled = 0
-            if end == total:
-                num_sampled = 1
-                sequence.num_placeholders = placeholders + 1
+            if end >= total:
+                num_sampled = 1 + end - total
+                sequence.num_placeholders = placeholders + num_sampled
             chunks.append(_new_tuple(Chunk, (sequence, start, num_tokens, num_sampled)))
             if num_tokens > 1:
                 prefills.append((sequence, start))
@@ -130,6 +137,20 @@ class Scheduler:
             self._kv.register(sequence, min(sequence.num_computed_tokens, len(sequence.token_ids)))
             self._kv.leave(sequence, start)
         return budget
+
+    def _num_drafts(self, sequence: Sequence, most: int) -> int:
+        """How many of its drafts a sequence may check, with blocks for them; they take no block that others need."""
+        total = len(sequence.token_ids)
+        num_drafts = min(len(sequence.drafts), most, sequence.max_num_tokens - total - 1)
+        if num_drafts <= 0:
+            return 0
+        room = len(sequence.block_ids) * self._kv.block_size - total
+        if num_drafts > room and (
+            self._kv.pool.num_free <= self._num_reserved + len(self._running)
+            or not self._kv.extend(sequence, total + num_drafts)
+        ):
+            num_drafts = max(0, room)
+        return num_drafts
 
     def _make_room(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:
         """Get blocks for `num_tokens` tokens, from the last of those that run if none are free. False: from itself."""

@@ -76,6 +76,11 @@ class Sequence:
     pictures: PromptPictures | None = None
     # The sampler's state of it: token counts, banned words (`sampler_state`).
     sampler_state: Any = None
+    # Guesses of its next tokens, which its next step may check; how many are worth it, and where they come from
+    # (`speculation/`).
+    drafts: list[int] = field(default_factory=list)
+    pace: Any = None
+    token_index: Any = None
 
     @property
     def num_tokens(self) -> int:

@@ -17,12 +17,13 @@ class StepInputs:
     `sampled_rows` the rows that give them, None if those are all rows in order. `unread`: rows whose token is on the
     device only, with their seq_id. `rope_positions` [tokens] or [3, tokens] are the positions that rotations turn by.
     `scored`: chunks whose prompt's log-probabilities are asked for, and where their
-    rows begin.
+    rows begin. `drafts`: by seq_id, those that the rows of a chunk end with.
     """
 
     __slots__ = (
         "batch",
         "block_size",
+        "drafts",
         "input_ids",
         "positions",
         "rope_positions",
@@ -42,6 +43,7 @@ class StepInputs:
         positions: list[int] = []
         self.unread: list[tuple[int, int]] = []
         self.scored: list[tuple[Chunk, int]] = []
+        self.drafts: dict[int, list[int]] = {}
         last_rows: dict[int, int] = {}
         width = max(len(chunk[0].block_ids) for chunk in chunks)
         tables = np.zeros((len(chunks), width), dtype=np.int64)
@@ -56,10 +58,14 @@ class StepInputs:
                 known = token_ids[start : start + num_tokens]
                 input_ids += known
                 if len(known) < num_tokens:
-                    input_ids.append(0)
+                    if num_sampled > 1:
+                        self.drafts[sequence.seq_id] = drafts = sequence.drafts[: num_sampled - 1]
+                        input_ids += drafts
+                    else:
+                        input_ids.append(0)
                 positions += range(start, start + num_tokens)
             end = start + num_tokens
-            if end > len(token_ids):
+            if end > len(token_ids) and num_sampled < 2:
                 self.unread.append((len(input_ids) - 1, sequence.seq_id))
             if num_sampled:
                 last_rows[sequence.seq_id] = len(input_ids) - 1

@@ -39,6 +39,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
     write_llm(root, "tiny", checkpoint, dtype="float32", tool_parser="hermes")
     write_llm(root, "coder", coder(checkpoint, tmp_path_factory.mktemp("coder")), dtype="float32")
+    config = json.dumps({"method": "suffix", "num_speculative_tokens": 6}).replace('"', '\\"')
+    write_llm(root, "guesser", checkpoint, dtype="float32", speculative_config=config)
     (root / "packed" / "1").mkdir(parents=True)
     write_gguf(checkpoint, root / "packed" / "1" / "tiny.F32.gguf")
     write_mock_llm(root, "mock")
@@ -89,6 +91,7 @@ def chat(http: httpx.Client, **body: Any) -> dict[str, Any]:
 def test_models_of_every_kind_side_by_side(client: openai.OpenAI) -> None:
     assert {model.id: bool(model.max_model_len) for model in client.models.list()} == {
         "coder": True,
+        "guesser": True,
         "mock": False,
         "packed": True,
         "tiny": True,
@@ -134,6 +137,30 @@ def test_streamed_and_whole_are_the_same(client: openai.OpenAI) -> None:
     assert last is not None
     assert (last.prompt_tokens, last.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
     assert whole.choices[0].finish_reason in ("stop", "length")
+
+
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.9, "seed": 3, "frequency_penalty": 0.5}, {"stop": ["e", "o"]}])
+def test_guessed_tokens_change_neither_text_nor_usage(client: openai.OpenAI, more: dict[str, Any]) -> None:
+    body: dict[str, Any] = {**GREEDY, "messages": user("a b a b a b"), "max_tokens": 40, "logprobs": True, **more}
+    body["extra_body"] = {"ignore_eos": True}
+    plain = client.chat.completions.create(**body)
+    for _ in range(2):  # the second time the answer is known
+        chunks = list(
+            client.chat.completions.create(
+                **body | {"model": "guesser"}, stream=True, stream_options={"include_usage": True}
+            )
+        )
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+        assert "".join(choice.delta.content or "" for choice in choices) == plain.choices[0].message.content
+        assert choices[-1].finish_reason == plain.choices[0].finish_reason
+        tokens = [entry.token for choice in choices if choice.logprobs for entry in choice.logprobs.content or ()]
+        assert plain.choices[0].logprobs is not None
+        assert tokens == [entry.token for entry in plain.choices[0].logprobs.content or ()]
+        assert chunks[-1].usage is not None
+        assert plain.usage is not None
+        assert chunks[-1].usage.completion_tokens == plain.usage.completion_tokens
+    if not more:
+        assert len(chunks) < plain.usage.completion_tokens  # several tokens came at once
 
 
 def test_a_lone_gguf_file_answers_as_its_checkpoint(client: openai.OpenAI) -> None:

@@ -96,7 +96,7 @@ class FakeRunner:
                     for position in range(start + 1, min(end + 1, sequence.num_prompt_tokens))
                 )
             if num_sampled:
-                sampled.append((self._sample(sequence, end),))
+                sampled.append(self._verified(sequence, end, num_sampled))
         return FakeLaunched(StepResult(tuple(sampled), prompt_logprobs))
 
     def _go_on(self, sequence: Sequence, start: int, num_tokens: int) -> None:
@@ -120,6 +120,15 @@ class FakeRunner:
         wanted = sequence.params.logprobs
         return SampledToken(token, None if wanted is None else logprobs_of(token, end, wanted))
 
+    def _verified(self, sequence: Sequence, end: int, num_sampled: int) -> tuple[SampledToken, ...]:
+        """The tokens behind the last one and behind drafts, up to the first that is not the draft there."""
+        tokens: list[SampledToken] = []
+        for place in range(end + 1 - num_sampled, end + 1):
+            tokens.append(self._sample(sequence, place))
+            if place < end and tokens[-1].token_id != self._token(sequence, place):
+                break
+        return tuple(tokens)
+
     def _first_seen(self, position: int) -> int:
         return 0 if self.window is None else max(0, position - self.window + 1)
 
@@ -129,6 +138,8 @@ class FakeRunner:
     def _token(self, sequence: Sequence, position: int) -> int:
         if position < len(sequence.token_ids):
             return sequence.token_ids[position]
+        if sequence.drafts:
+            return sequence.drafts[position - len(sequence.token_ids)]
         assert self.is_asynchronous, "a token that is not known yet"
         assert position == len(sequence.token_ids), "more than one token ahead of the host"
         return self.last_token[sequence.seq_id]

@@ -78,6 +78,22 @@ class ChoiceGrammar:
             self._following[state] = found
         return found
 
+    def forced(self, state: _State, num_tokens: int) -> list[int]:
+        """What all possible texts go on with, in the longest tokens."""
+        if state.low >= state.high:
+            return []
+        text, last = self.texts[state.low], self.texts[state.high - 1]
+        text = text[: next((at for at, pair in enumerate(zip(text, last, strict=False)) if pair[0] != pair[1]), None)]
+        token_ids: list[int] = []
+        start = state.start
+        while start < len(text) and len(token_ids) < num_tokens:
+            found = list(self.vocabulary.beginnings(text, start))
+            if not found:
+                break
+            token_ids.append(found[-1])
+            start += len(self.vocabulary.piece(found[-1]))
+        return token_ids
+
     def after(self, state: _State, piece: bytes) -> _State:
         """Where a token leads that may come next."""
         start = state.start + len(piece)
@@ -125,6 +141,9 @@ class ChoiceMatcher:
         assert num_tokens < len(self._states), f"{num_tokens} tokens to take back, {len(self._states) - 1} are there"
         if num_tokens:
             del self._states[-num_tokens:]
+
+    def forced(self, num_tokens: int) -> list[int]:
+        return [] if self._has_ended else self._grammar.forced(self._states[-1], num_tokens)
 
     def fill(self, batch: MaskBatch, row: int) -> None:
         set_bits(batch.bits[row], self._following())

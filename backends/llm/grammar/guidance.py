@@ -257,6 +257,9 @@ class GuidanceMatcher:
             is_back = self._state.rollback(num_tokens)
             assert is_back, f"{num_tokens} tokens cannot be taken back: {self._state.get_error()}"
 
+    def forced(self, num_tokens: int) -> list[int]:
+        return [] if self.is_terminated else list(self._state.compute_ff_tokens()[:num_tokens])
+
     def fill(self, batch: MaskBatch, row: int) -> None:
         if self.is_terminated:
             set_bits(batch.bits[row], self._compiler.eos_token_ids)

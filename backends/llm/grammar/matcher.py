@@ -62,6 +62,9 @@ class Matcher(Protocol):
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens, of which at least this many were accepted."""
 
+    def forced(self, num_tokens: int) -> list[int]:
+        """At most so many tokens that will most likely come next, because the text can only go on as they do."""
+
     def fill(self, batch: MaskBatch, row: int) -> None:
         """Write which tokens may come next to a row of zeros, at once or by `defer`."""
 
@@ -90,6 +93,17 @@ def fill_masks(matchers: Rows[Matcher]) -> Bits:
     for row, matcher in enumerate(matchers):
         matcher.fill(batch, row)
     return batch.finish()
+
+
+def accepted_prefix(matcher: Matcher, token_ids: Rows[int]) -> list[int]:
+    """The first of the tokens, as far as they may come one after the other. The matcher stays as it is."""
+    num_accepted = 0
+    for token_id in token_ids:
+        if matcher.is_terminated or not matcher.accept(token_id):
+            break
+        num_accepted += 1
+    matcher.rollback(num_accepted)
+    return list(token_ids[:num_accepted])
 
 
 def allowed_mask(matcher: Matcher) -> Mask:

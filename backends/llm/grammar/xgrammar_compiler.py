@@ -164,6 +164,10 @@ class XgrammarMatcher:
             self._state.rollback(num_tokens)
         self._bits = None
 
+    def forced(self, num_tokens: int) -> list[int]:
+        text = "" if self._has_ended else self._state.find_jump_forward_string()
+        return self._grammar.tokenizer.encode(text, add_special_tokens=False)[:num_tokens] if text else []
+
     def fill(self, batch: MaskBatch, row: int) -> None:
         batch.bits[row] = self._mask()
 

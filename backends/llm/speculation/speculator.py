@@ -1,0 +1,156 @@
+"""Who gets drafts in the next step, and how many: as many as the texts so far were guessed well.
+
+Whatever is drafted, texts stay the same: the sampler draws the token of each position as it would without drafts, with
+the position's own noise, and a draft only saves a step if it is that token.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ..admission import is_host_bound
+from ..engine_statistics import SpeculationStatistics
+from ..grammar.matcher import accepted_prefix
+from ..plan import SampledToken, StepPlan
+from ..sequence import Sequence as Generated
+from .config import SpeculativeConfig
+from .lookup import NgramProposer, SuffixProposer
+
+if TYPE_CHECKING:
+    from ..options import EngineOptions
+    from ..runner import Runner
+
+logger = logging.getLogger(__name__)
+
+# The first number of drafts. It doubles while all of them are right.
+_FIRST_DRAFTS = 2
+# Steps without drafts after drafts of which none was right: one, then twice as many each time, up to this.
+_MOST_WAIT = 64
+# With more running sequences a step is busy enough without drafts.
+_CPU_SEQUENCES = 4
+_GPU_SEQUENCES = 32
+
+
+@dataclass(slots=True)
+class Pace:
+    """How many drafts one sequence gets. Right guesses raise it at once; wrong ones make it wait longer and longer, so
+    that a text that cannot be guessed costs a few wider steps."""
+
+    num_drafts: int
+    most: int
+    wait: int = 0
+    num_failures: int = 0
+
+    def next(self) -> int:
+        if self.wait:
+            self.wait -= 1
+            return 0
+        return self.num_drafts
+
+    def observe(self, num_drafts: int, num_accepted: int) -> None:
+        if num_accepted == num_drafts:
+            self.num_drafts = min(self.most, max(self.num_drafts, 2 * num_drafts))
+            self.num_failures = 0
+        elif num_accepted:
+            self.num_drafts = min(self.most, 1 + num_accepted)
+            self.num_failures = 0
+        else:
+            self.num_drafts = min(self.most, _FIRST_DRAFTS)
+            self.num_failures += 1
+            self.wait = min(_MOST_WAIT, 1 << self.num_failures)
+
+
+class Proposer(Protocol):
+    """A way to guess."""
+
+    def propose(self, wanted: Sequence[tuple[Generated, int]]) -> None:
+        """Set the `drafts` of sequences, up to a number for each; all of their tokens but the last are computed."""
+        ...
+
+    def end(self, sequence: Generated) -> None:
+        """A sequence has ended, with the tokens that it has."""
+        ...
+
+
+class Speculator:
+    """Called from the engine's thread: `draft` before each plan, `observe` with what came of it.
+
+    `most_sequences`: with more that run nobody gets drafts, because a step of that many rows costs what it computes.
+    """
+
+    def __init__(self, config: SpeculativeConfig, proposer: Proposer, *, most_sequences: int) -> None:
+        self._config = config
+        self._proposer = proposer
+        self._most_sequences = config.disable_by_batch_size or most_sequences
+        self._most_rows = 1 + most_sequences + config.num_speculative_tokens
+        self.statistics = SpeculationStatistics(config.num_speculative_tokens)
+
+    def draft(self, running: Sequence[Generated]) -> None:
+        """Set `drafts` of the sequences that run."""
+        is_on = len(running) <= self._most_sequences
+        wanted: list[tuple[Generated, int]] = []
+        # What a step may check in all, shared evenly.
+        most = (self._most_rows - len(running)) // max(1, len(running))
+        for sequence in running:
+            sequence.is_host_bound = is_on or is_host_bound(sequence.params)
+            if sequence.num_placeholders:
+                continue
+            sequence.drafts = []
+            if is_on and sequence.num_computed_tokens == len(sequence.token_ids) - 1 >= sequence.num_prompt_tokens:
+                num_drafts = min(most, self._pace(sequence).next())
+                if num_drafts:
+                    wanted.append((sequence, num_drafts))
+        if wanted:
+            self._propose(wanted)
+
+    def _propose(self, wanted: list[tuple[Generated, int]]) -> None:
+        guessed: list[tuple[Generated, int]] = []
+        for sequence, num_drafts in wanted:
+            if sequence.matcher is not None:
+                sequence.drafts = sequence.matcher.forced(num_drafts)
+            if not sequence.drafts:
+                guessed.append((sequence, num_drafts))
+        if guessed:
+            self._proposer.propose(guessed)
+        for sequence, _ in guessed:
+            if sequence.matcher is not None and sequence.drafts:
+                sequence.drafts = accepted_prefix(sequence.matcher, sequence.drafts)
+
+    def _pace(self, sequence: Generated) -> Pace:
+        pace: Pace | None = sequence.pace
+        if pace is None:
+            most = self._config.num_speculative_tokens
+            pace = sequence.pace = Pace(min(most, _FIRST_DRAFTS), most)
+        return pace
+
+    def observe(self, plan: StepPlan, sampled: Iterable[tuple[SampledToken, ...]]) -> None:
+        """Learn which drafts were right."""
+        chunks = [chunk for chunk in plan.chunks if chunk.num_sampled]
+        for chunk, tokens in zip(chunks, sampled, strict=True):
+            if chunk.num_sampled > 1:
+                sequence, num_drafts = chunk.sequence, chunk.num_sampled - 1
+                drafts = sequence.drafts[:num_drafts]
+                num_accepted = sum(token.token_id == draft for token, draft in zip(tokens, drafts, strict=False))
+                self._pace(sequence).observe(num_drafts, num_accepted)
+                self.statistics.observe(num_drafts, num_accepted)
+
+    def end(self, sequence: Generated) -> None:
+        self._proposer.end(sequence)
+
+
+def make_speculator(runner: Runner, options: EngineOptions) -> Speculator | None:
+    """None where nothing is speculated: no option asks for it, or the model keeps states that cannot go back."""
+    config = options.speculative_config
+    if config is None:
+        return None
+    if runner.has_states:
+        logger.warning(
+            "speculative_config is ignored: layers of this model keep a state of each sequence, and what a wrong draft "
+            "has done to it cannot be undone"
+        )
+        return None
+    proposer = NgramProposer(config) if config.method == "ngram" else SuffixProposer(config)
+    return Speculator(config, proposer, most_sequences=_GPU_SEQUENCES if runner.is_asynchronous else _CPU_SEQUENCES)

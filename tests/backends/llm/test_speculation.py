@@ -1,0 +1,365 @@
+"""Drafts change no text: whatever is guessed, each token is what its step alone would have drawn."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from modelserver_backends.llm import LLM, RequestOutput, SamplingParams
+from modelserver_backends.llm.measurements import measure
+from modelserver_backends.llm.options import EngineOptions
+from modelserver_backends.llm.sequence import Sequence as Generated
+from modelserver_backends.llm.speculation.config import SpeculativeConfig, read_speculative_config
+from modelserver_backends.llm.speculation.lookup import NgramProposer, SuffixProposer
+from modelserver_backends.llm.speculation.speculator import Pace, Speculator
+from modelserver_backends.llm.speculation.token_index import TokenIndex
+from support.fake_engine import engine, request, run
+from support.fake_runner import FakeRunner, expected_tokens
+from support.llm_integrity import check_integrity
+from support.tiny_checkpoints import write_checkpoint
+
+from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
+
+NUM_TOKENS = 24
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}, "name": {"enum": ["left", "right"]}}}
+SCHEMA |= {"required": ["ok", "name"], "additionalProperties": False}
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "ends": {"temperature": 0, "ignore_eos": False},
+    "temperature": {"temperature": 1.3},
+    "truncated": {"temperature": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    "log-probabilities": {"temperature": 1.0, "logprobs": 3, "prompt_logprobs": 1},
+    "greedy log-probabilities": {"temperature": 0, "logprobs": 2},
+    "penalties": {"repetition_penalty": 1.4, "frequency_penalty": 0.7, "presence_penalty": 0.3},
+    "greedy penalties": {"temperature": 0, "repetition_penalty": 1.5},
+    "logit bias": {"logit_bias": {5: 4.0, 9: -8.0}, "temperature": 0.8},
+    "allowed": {"allowed_token_ids": list(range(20, 60))},
+    "bad words": {"bad_words": ["e", "th"], "temperature": 0},
+    "min_tokens": {"min_tokens": 12, "stop_token_ids": list(range(3, 40)), "temperature": 0.7},
+    "stop strings": {"stop": ["a", "e "], "temperature": 1.1},
+    "mirostat": {"mirostat": 2, "mirostat_tau": 4.0},
+    "mirostat 1": {"mirostat": 1},
+    "DRY": {"dry_multiplier": 0.9, "dry_allowed_length": 1, "temperature": 0},
+    "XTC": {"xtc_probability": 0.6, "xtc_threshold": 0.02},
+    "other samplers": {"typical_p": 0.8, "dynatemp_range": 0.5, "top_n_sigma": 1.5},
+    "regex": {"structured_outputs": {"regex": "[a-d]{4}-[a-d]{4}-(yes|no) it is"}},
+    "choice": {"structured_outputs": {"choice": ["the first of them", "the first and last"]}, "temperature": 0},
+    "json": {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}, "top_p": 0.8},
+    "choices": {"n": 3},
+}
+PROMPTS = ["the cat and the dog and the cat and the", "a b c a b c a b c", "one"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llama")
+
+
+def asked() -> tuple[list[str], list[SamplingParams]]:
+    usual = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
+    cases = [SamplingParams(**{**usual, "seed": 7, **case}) for case in CASES.values()]
+    return [prompt for _ in cases for prompt in PROMPTS], [case for case in cases for _ in PROMPTS]
+
+
+def opened(directory: Path, **options: Any) -> LLM:
+    chosen = {"device": "cpu", "dtype": "float32", "max_model_len": 96, "block_size": 8, "max_num_seqs": 16}
+    return LLM(directory, **{**chosen, **options})
+
+
+@pytest.fixture(scope="module")
+def alone(directory: Path) -> list[RequestOutput]:
+    """Without speculation."""
+    with opened(directory) as llm:
+        return llm.generate(*asked())
+
+
+class Oracle:
+    """Knows what will come, from the same answers without speculation, and is wrong now and then."""
+
+    def __init__(self, answers: Sequence[RequestOutput], share_wrong: float) -> None:
+        self._texts = {
+            (tuple(answer.prompt_token_ids), params, choice.index): choice.token_ids
+            for answer, params in zip(answers, map(repr, asked()[1]), strict=True)
+            for choice in answer.outputs
+        }
+        self._draw = random.Random(3)
+        self._share_wrong = share_wrong
+
+    def propose(self, wanted: Sequence[tuple[Generated, int]]) -> None:
+        for sequence, num_drafts in wanted:
+            start = sequence.num_prompt_tokens
+            plain = {
+                (prompt, choice): text
+                for (prompt, params, choice), text in self._texts.items()
+                if text[: sequence.num_output_tokens] == sequence.output_token_ids
+            }
+            known = plain.get((tuple(sequence.token_ids[:start]), sequence.choice), [])
+            right = known[sequence.num_output_tokens :][:num_drafts] or [5]
+            sequence.drafts = [
+                self._draw.randrange(60) if self._draw.random() < self._share_wrong else token for token in right
+            ]
+
+    def end(self, sequence: Generated) -> None:
+        pass
+
+
+def facts(output: RequestOutput) -> list[tuple[Any, ...]]:
+    return [(each.text, each.token_ids, each.finish_reason, each.stop_reason) for each in output.outputs]
+
+
+def assert_same(answers: Sequence[RequestOutput], alone: Sequence[RequestOutput]) -> None:
+    names = [name for name in CASES for _ in PROMPTS]
+    for name, answer, expected in zip(names, answers, alone, strict=True):
+        assert facts(answer) == facts(expected), name
+        for choice, same in zip(answer.outputs, expected.outputs, strict=True):
+            assert (choice.logprobs is None) == (same.logprobs is None), name
+            for entry, other in zip(choice.logprobs or (), same.logprobs or (), strict=True):
+                assert entry.logprob == pytest.approx(other.logprob, abs=1e-4), name
+                assert [token for token, _ in entry.top] == [token for token, _ in other.top], name
+
+
+@pytest.mark.parametrize(
+    ("options", "share_wrong"),
+    [
+        ({}, 0.2),
+        ({"num_gpu_blocks_override": 22, "max_num_batched_tokens": 24}, 0.1),
+        ({"is_asynchronous": True}, 0.2),
+    ],
+    ids=["plain", "tiny pool", "asynchronous"],
+)
+def test_every_sampler_gives_the_same_text(
+    directory: Path, alone: list[RequestOutput], options: dict[str, Any], share_wrong: float
+) -> None:
+    is_asynchronous = options.pop("is_asynchronous", False)
+    with opened(directory, speculative_config=NGRAM, **options) as llm:
+        engine = llm.engine
+        engine.runner.is_asynchronous = is_asynchronous
+        config = engine.options.speculative_config
+        assert config is not None
+        engine._speculator = Speculator(config, Oracle(alone, share_wrong), most_sequences=64)
+        answers = llm.generate(*asked())
+        statistics = engine._speculator.statistics
+        check_integrity(engine)
+        assert engine.statistics.kv_cache_usage == 0
+        assert (engine.statistics.num_preemptions > 0) == ("num_gpu_blocks_override" in options)
+    assert_same(answers, alone)
+    assert statistics.num_accepted_tokens > 300
+    assert statistics.num_draft_tokens > statistics.num_accepted_tokens
+    assert sum(statistics.accepted_by_place) == statistics.num_accepted_tokens
+
+
+class Noise:
+    """Drafts tokens at random, so that few of them are right."""
+
+    def __init__(self) -> None:
+        self._draw = random.Random(5)
+
+    def propose(self, wanted: Sequence[tuple[Generated, int]]) -> None:
+        for sequence, num_drafts in wanted:
+            sequence.drafts = [self._draw.randrange(3) for _ in range(num_drafts)]
+
+    def end(self, sequence: Generated) -> None:
+        pass
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("num_blocks", [12, 64])
+def test_any_drafts_over_any_pool(num_blocks: int, window: int | None, is_asynchronous: bool) -> None:
+    """The runner's tokens are a hash of what its KV memory holds: a wrong slot would change them."""
+    runner = FakeRunner(num_blocks=num_blocks, vocab_size=3, is_asynchronous=is_asynchronous, window=window)
+    guessing = engine(runner, speculative_config=SpeculativeConfig(method="ngram", num_speculative_tokens=4))
+    assert guessing._speculator is not None
+    guessing._speculator = Speculator(guessing._speculator._config, Noise(), most_sequences=8)
+    asked = [request([number % 3, *([2] * number)], max_tokens=30, seed=number, logprobs=0) for number in range(6)]
+    answers = run(guessing, *asked)
+    for each in asked:
+        answer = answers[each, 0]
+        assert answer.token_ids == expected_tokens(
+            each.prompt_token_ids, 30, vocab_size=3, ignore_eos=True, window=window
+        )
+        assert sum(len(output.logprobs or ()) for output in answer.outputs) == 30
+    statistics = guessing._speculator.statistics
+    assert 0 < statistics.num_accepted_tokens < statistics.num_draft_tokens
+    assert guessing.statistics.num_generation_tokens == 6 * 30
+
+
+def test_a_cancelled_sequence_leaves_nothing() -> None:
+    guessing = engine(FakeRunner(vocab_size=3), speculative_config=SpeculativeConfig(**NGRAM))
+    gone, stays = request([1, 2] * 3, max_tokens=40), request([1, 2, 1, 2, 1], max_tokens=20)
+    guessing.add(gone)
+    guessing.add(stays)
+    for _ in range(4):
+        guessing.step()
+    guessing.abort(gone)
+    check_integrity(guessing)
+    while guessing.has_work:
+        guessing.step()
+        check_integrity(guessing)
+    assert guessing.statistics.kv_cache_usage == 0
+
+
+def test_many_sequences_get_no_drafts() -> None:
+    guessing = engine(FakeRunner(vocab_size=2), speculative_config=SpeculativeConfig(**NGRAM, disable_by_batch_size=1))
+    run(guessing, request([1, 0], max_tokens=20), request([0, 1], max_tokens=20))
+    statistics = guessing.statistics.speculation
+    assert statistics is not None
+    assert statistics.num_draft_tokens == 0
+    run(guessing, request([1] * 9, max_tokens=40))
+    assert statistics.num_draft_tokens > 0
+
+
+def test_states_that_cannot_go_back_are_not_speculated(caplog: pytest.LogCaptureFixture) -> None:
+    stateful = engine(FakeRunner(has_states=True), speculative_config=SpeculativeConfig(**NGRAM))
+    assert "cannot be undone" in caplog.text
+    assert stateful.statistics.speculation is None
+    run(stateful, request())
+
+
+def test_texts_that_repeat_themselves_take_fewer_steps(directory: Path) -> None:
+    looping = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logit_bias={7: 100.0})
+    numbers = {}
+    for config in (None, NGRAM, {"method": "suffix"}):
+        with opened(directory, speculative_config=config) as llm:
+            (answer,) = llm.generate([[9, 8]], [looping])
+            assert answer.outputs[0].token_ids == [7] * 64
+            numbers[config and config["method"]] = llm.engine.statistics.num_steps
+    assert numbers[None] == 64
+    assert numbers["ngram"] < 20
+    assert numbers["suffix"] < 32
+
+
+def test_what_a_grammar_forces_is_drafted(directory: Path) -> None:
+    """Text that can only go on in one way is guessed without a look at other texts."""
+    literal = "a text of many words that is known from the beginning"
+    for wanted in ({"regex": literal}, {"choice": [literal + " on", literal + " off"]}):
+        params = SamplingParams(temperature=0, max_tokens=90, structured_outputs=wanted)
+        with opened(directory, speculative_config=NGRAM, max_model_len=128) as llm:
+            (answer,) = llm.generate(["x"], [params])
+            assert answer.outputs[0].text.startswith(literal)
+            statistics = llm.engine.statistics
+        assert statistics.speculation is not None
+        assert statistics.speculation.num_accepted_tokens > 0
+
+
+def test_measurements(directory: Path) -> None:
+    guessing = engine(FakeRunner(vocab_size=2), speculative_config=SpeculativeConfig(**NGRAM))
+    run(guessing, request([1] * 9, max_tokens=40))
+    found = {(one.name, *(one.labels or {}).values()): one.value for one in measure(guessing.statistics)}
+    statistics = guessing.statistics.speculation
+    assert statistics is not None
+    assert found["vllm:spec_decode_num_drafts",] == statistics.num_drafts > 0
+    assert found["vllm:spec_decode_num_draft_tokens",] == statistics.num_draft_tokens
+    assert found["vllm:spec_decode_num_accepted_tokens",] == statistics.num_accepted_tokens
+    by_place = [found["vllm:spec_decode_num_accepted_tokens_per_pos", str(place)] for place in range(5)]
+    assert sum(by_place) == statistics.num_accepted_tokens
+    assert not any("spec_decode" in one.name for one in measure(engine().statistics))
+
+
+def test_an_index_finds_the_longest_and_latest_match() -> None:
+    draw = random.Random(1)
+    text: list[int] = []
+    index = TokenIndex(text, 2)
+    for _ in range(200):
+        text.append(draw.randrange(4))
+        index.update()
+        found = index.find(text, 6)
+        lengths = {}
+        for end in range(2, len(text)):
+            length = 0
+            while length < min(6, end) and text[end - 1 - length] == text[-1 - length]:
+                length += 1
+            if length >= 2:
+                lengths[end] = length
+        longest = max(lengths.values(), default=0)
+        expected = [end for end in sorted(lengths, reverse=True)[:32] if lengths[end] == longest]
+        if expected:  # only the latest places are looked at
+            assert [match.end for match in found] == expected
+        assert all(match.length == lengths[match.end] for match in found)
+
+
+def generated(token_ids: list[int], num_prompt_tokens: int, cache_salt: str = "") -> Generated:
+    return Generated(1, token_ids, num_prompt_tokens, SamplingParams(), cache_salt=cache_salt)
+
+
+def test_ngrams_are_looked_up_in_the_text() -> None:
+    proposer = NgramProposer(SpeculativeConfig(method="ngram", num_speculative_tokens=4))
+    sequence = generated([1, 2, 3, 4, 5, 6, 9, 2, 3], 7)
+    proposer.propose([(sequence, 3)])
+    assert sequence.drafts == [4, 5, 6]
+    sequence.token_ids += [8, 7]
+    proposer.propose([(sequence, 3)])
+    assert sequence.drafts == []
+    repeating = generated([5, 6, 5, 6], 1)
+    proposer.propose([(repeating, 5)])
+    assert repeating.drafts == [5, 6, 5, 6, 5]
+
+
+def test_suffixes_are_looked_up_in_past_answers() -> None:
+    config = SpeculativeConfig(method="suffix", num_speculative_tokens=8, max_cached_requests=4)
+    proposer = SuffixProposer(config)
+    for last in (40, 40, 50):
+        proposer.end(generated([1, 2, 30, 31, 32, last], 2))
+    sequence = generated([7, 30, 31], 1)
+    proposer.propose([(sequence, 8)])
+    assert sequence.drafts == [32, 40]  # twice as many as match, and no more than two tokens match
+    salted = generated([7, 30, 31], 1, cache_salt="other")
+    proposer.propose([(salted, 8)])
+    assert salted.drafts == []
+    for number in range(5):
+        proposer.end(generated([100 + number, 101, 102], 1))
+    proposer.propose([(sequence, 8)])
+    assert sequence.drafts == []  # forgotten
+
+
+def test_wrong_guesses_make_the_next_ones_rare() -> None:
+    pace = Pace(2, 8)
+    asked = 0
+    for _ in range(300):
+        num_drafts = pace.next()
+        if num_drafts:
+            asked += 1
+            pace.observe(num_drafts, 0)
+    assert asked <= 10
+    while not (num_drafts := pace.next()):
+        pass
+    pace.observe(num_drafts, num_drafts)
+    assert [pace.next(), pace.next()] == [4, 4]
+    pace.observe(4, 4)
+    assert pace.next() == 8
+    pace.observe(8, 2)
+    assert pace.next() == 3
+
+
+def test_options_have_vllms_names() -> None:
+    text = json.dumps({"method": "suffix", "suffix_decoding_max_tree_depth": 12, "disable_padded_drafter_batch": True})
+    options = EngineOptions.from_parameters({"speculative_config": text})
+    assert options.speculative_config == SpeculativeConfig(method="suffix", num_speculative_tokens=8, max_tree_depth=12)
+    ngram = read_speculative_config("c", {"model": "[ngram]", "prompt_lookup_max": 3, "num_speculative_tokens": 2})
+    assert ngram == SpeculativeConfig(
+        method="ngram", num_speculative_tokens=2, prompt_lookup_min=3, prompt_lookup_max=3
+    )
+    for nothing in (None, "", {}, "{}"):
+        assert read_speculative_config("c", nothing) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ([], "'c' must be an object"),
+        ({"num_speculative_tokens": 4}, "'c.method' must be one of ngram, suffix"),
+        ({"method": "guess"}, "'c.method' must be one of"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "'c.num_speculative_tokens' must be from 1 to 64"),
+        ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 2}, "at most prompt_lookup_max"),
+        ({"method": "ngram", "num_speculative_token": 4}, "did you mean 'c.num_speculative_tokens'"),
+        ({"method": "eagle3", "model": "x"}, "eagle3 is not supported: its heads read hidden states"),
+    ],
+)
+def test_what_is_wrong_is_named(config: Any, message: str) -> None:
+    with pytest.raises(ServerError, match=message) as refused:
+        read_speculative_config("c", config)
+    assert isinstance(refused.value, UnsupportedError if "eagle3" in message else InvalidArgumentError)
