@@ -44,7 +44,11 @@ setup(
         Extension(
             "modelserver_backends.llm._packed_linear",
             ["backends/llm/_packed_linear.c"],
-            depends=["backends/llm/_kernels_threads.h", "backends/llm/_packed_vector.h"],
+            depends=[
+                "backends/llm/_kernels_threads.h",
+                "backends/llm/_packed_blocks.h",
+                "backends/llm/_packed_vector.h",
+            ],
             define_macros=[source_digest("backends/llm")],
             # Every instruction set rounds alike: no products and sums become one operation but where the code says so.
             extra_compile_args=["-O3", "-ffp-contract=off"],

@@ -484,6 +484,8 @@ static void expand_row(const Work *shared, int64_t row)
     }
 }
 
+#include "_packed_blocks.h"
+
 /* ---- The module ---------------------------------------------------------------------------------------------------- */
 
 static int read_integers(PyObject *const *args, Py_ssize_t num_args, Py_ssize_t expected, int64_t *values)
@@ -648,6 +650,50 @@ static PyObject *expand(PyObject *module, PyObject *const *args, Py_ssize_t num_
     Py_RETURN_NONE;
 }
 
+/* fill(matrix, type, first, rows, num_rows, num_threads): rows of blocks become its outputs from `first` on. */
+static PyObject *fill(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    int64_t n[5], num_matrices;
+    (void)module;
+    if (!read_integers(args + 1, num_args - 1, 5, n))
+        return NULL;
+    const Matrix *w = read_matrices(args[0], &num_matrices);
+    if (w == NULL)
+        return NULL;
+    const BlockType *type = find_block_type(n[0]);
+    if (num_matrices != 1 || type == NULL || !can_fill(w, type) || n[1] < 0 || n[3] < 0 || n[1] > w->num_outputs - n[3]) {
+        PyErr_SetString(PyExc_ValueError, "the matrix is not one of these blocks");
+        return NULL;
+    }
+    Filling filling = {
+        .work = {.compute = fill_part, .num_threads = n[4]},
+        .weight = w,
+        .type = type,
+        .rows = (const uint8_t *)(intptr_t)n[2],
+        .first = n[1],
+        .num_rows = n[3],
+    };
+    filling.work.num_parts = n[3] == 0 ? 0 : (n[1] + n[3] - 1) / w->lanes - n[1] / w->lanes + 1;
+    Py_BEGIN_ALLOW_THREADS
+    share(&filling.work, n[3] * w->num_inputs);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* block_types(): the numbers in GGUF of the types that `fill` reads. */
+static PyObject *list_block_types(PyObject *module, PyObject *nothing)
+{
+    PyObject *found = PyList_New(0);
+    (void)module, (void)nothing;
+    for (int index = 0; found != NULL && index < NUM_BLOCK_TYPES; index++) {
+        PyObject *number = PyLong_FromLong(block_types[index].number);
+        if (number == NULL || PyList_Append(found, number) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(number);
+    }
+    return found;
+}
+
 /* use(name): this set of instructions from now on; matrices are packed for its `lanes`. */
 static PyObject *use(PyObject *module, PyObject *wanted)
 {
@@ -693,6 +739,8 @@ static PyObject *lanes(PyObject *module, PyObject *nothing)
 static PyMethodDef methods[] = {
     FAST(multiply),
     FAST(expand),
+    FAST(fill),
+    {"block_types", list_block_types, METH_NOARGS, NULL},
     {"use", use, METH_O, NULL},
     {"instructions", instructions, METH_NOARGS, NULL},
     {"lanes", lanes, METH_NOARGS, NULL},

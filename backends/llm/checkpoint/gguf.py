@@ -6,7 +6,7 @@ import fnmatch
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,8 @@ _WITHOUT_MEANING = frozenset({ROPE_FREQS, ROPE_LONG, ROPE_SHORT})
 _WITHOUT_MEANING_IN_LAYERS = frozenset({"attn_rot_embd"})
 _INPUT_SCALE = "input_scale"
 BLOCKS = "blocks"
+# Of a matrix, what is read at once where it is not read whole.
+_PIECE_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +78,20 @@ class _Source:
 
         if len(self.shape) == 1:
             return torch.from_numpy(self.file.rows(self.place.name, 0, 1))
-        rows = torch.from_numpy(self.file.rows(self.place.name, self.first_row, self.num_rows))
-        return _separated(rows, self.num_heads)
+        return self._rows(0, self.num_rows, self.num_heads)
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """The same of a matrix, some rows after the others. Those of a head are never apart."""
+        head = self.num_rows // self.num_heads if self.num_heads else 1
+        step = max(1, _PIECE_BYTES // max(1, self.place.row_bytes * head)) * head
+        for first in range(0, self.num_rows, step):
+            count = min(step, self.num_rows - first)
+            yield self._rows(first, count, count // head if self.num_heads else 0)
+
+    def _rows(self, first: int, count: int, num_heads: int) -> torch.Tensor:
+        import torch
+
+        return _separated(torch.from_numpy(self.file.rows(self.place.name, self.first_row + first, count)), num_heads)
 
     def values(self) -> torch.Tensor:
         from .gguf_blocks import unpack_rows
@@ -209,6 +223,10 @@ class GgufCheckpoint:
         if part == "weight" and f"{module}.scale" in self._sources:
             values = values * self.tensor(f"{module}.scale")
         return values
+
+    def pieces(self, name: str) -> Iterator[torch.Tensor]:
+        """The rows of `NAME.blocks`, in turn."""
+        return self._source(f"{name.removesuffix(f'.{BLOCKS}')}.weight").pieces()
 
     def shape(self, name: str) -> tuple[int, ...]:
         module, _, part = name.rpartition(".")

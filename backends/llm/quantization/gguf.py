@@ -1,23 +1,27 @@
-"""The types of GGUF: blocks stay in about as many bits as the file has, and are multiplied so.
-
-Every type is exactly described by codes, scales and minima. The vectors that the IQ types look up are made of at most
-16 different values: those become a table, so that they take 4 bits.
-"""
+"""The types of GGUF: blocks stay in about as many bits as the file has, and are multiplied so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, Self
 
 import torch
 
 from modelserver.backend import UnsupportedError
 
-from ..checkpoint import gguf_blocks as blocks
+from ..checkpoint import GgufCheckpoint
+from ..checkpoint.gguf_blocks import describe
 from ..checkpoint.gguf_types import BY_NAME, TensorType
-from ..models.linear_tensors import LinearTensors, Part
+from ..kernels import packed_kernels_for
+from ..models.linear import Linear, TokenEmbedding
+from ..models.linear_tensors import LinearTensors, Part, Split
+from ..models.packed_matrix import PackedMatrix, PackedMatrixEmbedding
 from .config_fields import checkpoints_only
+from .packing import pack
+from .quantized_linear import packed_linear
 from .quantized_weight import QuantizedWeight
 from .stored import StoredScheme
 
@@ -48,6 +52,14 @@ class Gguf(StoredScheme):
             else:
                 tensors.check_floats(part)
 
+    def linear(self, tensors: LinearTensors) -> Linear:
+        matrices = self._packed(tensors)
+        return super().linear(tensors) if matrices is None else packed_linear(matrices, tensors.bias())
+
+    def embedding(self, tensors: LinearTensors) -> TokenEmbedding:
+        matrices = self._packed(tensors) if self.is_quantized(tensors, tensors.parts[0]) else None
+        return super().embedding(tensors) if matrices is None else PackedMatrixEmbedding(matrices[0], tensors.dtype)
+
     def read(self, tensors: LinearTensors, part: Part) -> QuantizedWeight:
         kind, blocks = self._stored(tensors, part)
         weight = quantized_weight(kind, blocks)
@@ -58,9 +70,33 @@ class Gguf(StoredScheme):
         factor = tensors.stored(part, "scale").float().reshape(1, 1)
         return replace(weight, scale_factors=factor.expand(weight.num_outputs, 1).contiguous())
 
+    def _packed(self, tensors: LinearTensors) -> list[PackedMatrix] | None:
+        """Straight from the file: neighbours of one type become one matrix. None for what `read` has to describe."""
+        kernels, checkpoint = packed_kernels_for(tensors.device), tensors.checkpoint
+        is_whole = tensors.rank.size == 1 or tensors.split is Split.WHOLE
+        if kernels is None or not is_whole or not isinstance(checkpoint, GgufCheckpoint):
+            return None
+        known = kernels.block_types()
+        kinds = {part: self._kind(tensors, part) for part in tensors.parts}
+        if any(kind.number not in known or tensors.has(part, "scale") for part, kind in kinds.items()):
+            return None
+        return [
+            pack_blocks(
+                kind,
+                (piece for part in parts for piece in checkpoint.pieces(f"{part.name}.blocks")),
+                kernels,
+                shape=(sum(part.num_outputs for part in parts), tensors.parts[0].num_inputs),
+            )
+            for kind, run in itertools.groupby(tensors.parts, kinds.__getitem__)
+            if (parts := list(run))
+        ]
+
+    def _kind(self, tensors: LinearTensors, part: Part) -> TensorType:
+        return BY_NAME[self._types[tensors.checkpoint.module(part.name) or part.name]]
+
     def _stored(self, tensors: LinearTensors, part: Part) -> tuple[TensorType, torch.Tensor]:
         """Its type, and its blocks [outputs, bytes of a row]."""
-        kind = BY_NAME[self._types[tensors.checkpoint.module(part.name) or part.name]]
+        kind = self._kind(tensors, part)
         shape = (part.num_outputs, part.num_inputs // kind.block_len * kind.block_bytes)
         return kind, tensors.stored(part, "blocks", shape)
 
@@ -71,195 +107,61 @@ def quantized_weight(kind: TensorType, rows: torch.Tensor) -> QuantizedWeight:
     num_blocks = rows.shape[1] // kind.block_bytes
     step = max(1, _CHUNK_VALUES // max(1, num_blocks * kind.block_len))
     parts = (rows[first : first + step] for first in range(0, max(1, num_rows), step))
-    described = (_describe(kind, part.reshape(-1, kind.block_bytes), part.shape[0]) for part in parts)
-    return QuantizedWeight.collected(described, num_rows)
+    return QuantizedWeight.collected((_described(kind, part) for part in parts), num_rows)
 
 
-class _Described:
-    """What is known of blocks: each tensor is [blocks, n]."""
+def pack_blocks(
+    kind: TensorType, pieces: Iterable[torch.Tensor], kernels: ModuleType, *, shape: tuple[int, int]
+) -> PackedMatrix:
+    """The same in its packed form, [outputs, inputs] = `shape`, of a type of `kernels.block_types()`.
 
-    def __init__(
-        self,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        *,
-        group: int,
-        bits: int,
-        zero: int = 0,
-        mins: torch.Tensor | None = None,
-        scale_factors: torch.Tensor | None = None,
-        min_factors: torch.Tensor | None = None,
-        table: tuple[int, ...] | None = None,
-    ) -> None:
-        self._group, self._bits, self._zero, self._table = group, bits, zero, table
-        self._grid = {
-            "codes": codes,
-            "scales": scales,
-            "mins": mins,
-            "scale_factors": scale_factors,
-            "min_factors": min_factors,
-        }
-
-    def matrix(self, num_rows: int) -> QuantizedWeight:
-        grid = {name: tensor.reshape(num_rows, -1) for name, tensor in self._grid.items() if tensor is not None}
-        zeros = torch.full(grid["scales"].shape, self._zero, dtype=torch.uint8) if self._zero else None
-        table = None
-        if self._table is not None:
-            table = torch.zeros(16, dtype=torch.int8)
-            table[: len(self._table)] = torch.tensor(self._table, dtype=torch.int8)
-        return QuantizedWeight(**grid, zeros=zeros, table=table, group=self._group, bits=self._bits)
+    `pieces` are its rows in turn, uint8 [some, bytes of a row]. It has the bits that packing `quantized_weight` gives.
+    """
+    num_outputs, num_inputs = shape
+    lanes = kernels.lanes()
+    row = torch.zeros(1, num_inputs // kind.block_len * kind.block_bytes, dtype=torch.uint8)
+    # Everything but the number of outputs is that of any row.
+    one = pack(quantized_weight(kind, row), kernels)
+    assert one is not None, f"a {kind.name} has a packed form"
+    grown = {}
+    for name in ("codes", "scales", "mins", "scale_factors", "min_factors"):
+        values = getattr(one, name)
+        if values is not None:
+            grown[name] = values.new_empty(-(-num_outputs // lanes), *values.shape[1:])
+            if num_outputs % lanes:
+                grown[name][-1] = 0
+    matrix = replace(one, num_outputs=num_outputs, **grown)
+    first = 0
+    for piece in pieces:
+        assert piece.shape[1] == row.shape[1], "rows of blocks"
+        piece = piece.contiguous()
+        kernels.fill(matrix.description, kind.number, first, piece.data_ptr(), piece.shape[0], torch.get_num_threads())
+        first += piece.shape[0]
+    assert first == num_outputs, "the pieces are all rows"
+    return matrix
 
 
-def _describe(kind: TensorType, stored: torch.Tensor, num_rows: int) -> QuantizedWeight:
-    return _READERS[kind.name](stored).matrix(num_rows)
+def _described(kind: TensorType, rows: torch.Tensor) -> QuantizedWeight:
+    blocks = describe(kind, rows.reshape(-1, kind.block_bytes))
 
+    def grid(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.reshape(rows.shape[0], -1)
 
-def _half(stored: torch.Tensor, at: int) -> torch.Tensor:
-    """float16 [blocks, 1]"""
-    return stored[:, at : at + 2].contiguous().view(torch.float16)
-
-
-def _q1_0(stored: torch.Tensor) -> _Described:
-    return _Described(blocks.flags(stored[:, 2:]), _half(stored, 0), group=128, bits=1, table=(-1, 1))
-
-
-def _q4_0(stored: torch.Tensor) -> _Described:
-    return _Described(blocks.fields(stored[:, 2:], 4, 16), _half(stored, 0), group=32, bits=4, zero=8)
-
-
-def _q4_1(stored: torch.Tensor) -> _Described:
-    codes = blocks.fields(stored[:, 4:], 4, 16)
-    return _Described(codes, _half(stored, 0), group=32, bits=4, mins=-_half(stored, 2))
-
-
-def _q5_0(stored: torch.Tensor) -> _Described:
-    codes = blocks.fields(stored[:, 6:], 4, 16) | blocks.flags(stored[:, 2:6]) << 4
-    return _Described(codes, _half(stored, 0), group=32, bits=5, zero=16)
-
-
-def _q5_1(stored: torch.Tensor) -> _Described:
-    codes = blocks.fields(stored[:, 8:], 4, 16) | blocks.flags(stored[:, 4:8]) << 4
-    return _Described(codes, _half(stored, 0), group=32, bits=5, mins=-_half(stored, 2))
-
-
-def _q8_0(stored: torch.Tensor) -> _Described:
-    return _Described(blocks.signed(stored, 2, 34), _half(stored, 0), group=32, bits=8)
-
-
-def _q2_k(stored: torch.Tensor) -> _Described:
-    return _Described(
-        blocks.fields(stored[:, 16:80], 2, 32),
-        stored[:, :16] & 15,
-        group=16,
-        bits=2,
-        mins=stored[:, :16] >> 4,
-        scale_factors=_half(stored, 80),
-        min_factors=_half(stored, 82),
+    codes, scales = grid(blocks.codes), grid(blocks.scales)
+    assert codes is not None
+    assert scales is not None
+    table = None
+    if blocks.table is not None:
+        table = torch.zeros(16, dtype=torch.int8)
+        table[: len(blocks.table)] = torch.tensor(blocks.table, dtype=torch.int8)
+    return QuantizedWeight(
+        codes=codes,
+        scales=scales,
+        zeros=torch.full(scales.shape, blocks.zero, dtype=torch.uint8) if blocks.zero else None,
+        mins=grid(blocks.mins),
+        scale_factors=grid(blocks.scale_factors),
+        min_factors=grid(blocks.min_factors),
+        table=table,
+        group=blocks.group,
+        bits=blocks.bits,
     )
-
-
-def _q3_k(stored: torch.Tensor) -> _Described:
-    codes = (blocks.q3_codes(stored) + 4).to(torch.uint8)
-    scales = blocks.q3_scales(stored[:, 96:108])
-    return _Described(codes, scales, group=16, bits=3, zero=4, scale_factors=_half(stored, 108))
-
-
-def _q4_k(stored: torch.Tensor) -> _Described:
-    return _with_minima(stored, blocks.fields(stored[:, 16:], 4, 32), bits=4)
-
-
-def _q5_k(stored: torch.Tensor) -> _Described:
-    return _with_minima(stored, blocks.q5_codes(stored), bits=5)
-
-
-def _with_minima(stored: torch.Tensor, codes: torch.Tensor, *, bits: int) -> _Described:
-    scales, mins = blocks.scales_and_mins(stored[:, 4:16])
-    factors = {"scale_factors": _half(stored, 0), "min_factors": _half(stored, 2)}
-    return _Described(codes, scales, group=32, bits=bits, mins=mins, **factors)
-
-
-def _q6_k(stored: torch.Tensor) -> _Described:
-    scales = blocks.signed(stored, 192, 208)
-    return _Described(blocks.q6_codes(stored), scales, group=16, bits=6, zero=32, scale_factors=_half(stored, 208))
-
-
-def _iq4_nl(stored: torch.Tensor) -> _Described:
-    codes = blocks.fields(stored[:, 2:], 4, 16)
-    return _Described(codes, _half(stored, 0), group=32, bits=4, table=blocks.IQ4_VALUES)
-
-
-def _iq4_xs(stored: torch.Tensor) -> _Described:
-    codes, scales = blocks.fields(stored[:, 8:], 4, 16), blocks.iq4_xs_scales(stored)
-    factors = _half(stored, 0)
-    return _Described(codes, scales, group=32, bits=4, table=blocks.IQ4_VALUES, scale_factors=factors)
-
-
-def _mxfp4(stored: torch.Tensor) -> _Described:
-    """A power of two is exact in bfloat16, the smallest ones too."""
-    codes, scales = blocks.fields(stored[:, 1:], 4, 16), blocks.e8m0(stored[:, :1]).bfloat16()
-    return _Described(codes, scales, group=32, bits=4, table=blocks.FP4_VALUES)
-
-
-def _nvfp4(stored: torch.Tensor) -> _Described:
-    codes, scales = blocks.fields(stored[:, 4:], 4, 8), blocks.ue4m3(stored[:, :4]).half()
-    return _Described(codes, scales, group=16, bits=4, table=blocks.FP4_VALUES)
-
-
-def _tq1_0(stored: torch.Tensor) -> _Described:
-    return _Described(blocks.tq1_codes(stored), _half(stored, 52), group=256, bits=2, zero=1)
-
-
-def _tq2_0(stored: torch.Tensor) -> _Described:
-    return _Described(blocks.fields(stored[:, :64], 2, 32), _half(stored, 64), group=256, bits=2, zero=1)
-
-
-def _from_vectors(
-    name: str, values: tuple[int, ...], *, group: int, divided: float
-) -> Callable[[torch.Tensor], _Described]:
-    """Of an IQ type: its scales of groups are odd numbers, its values `values` times 1 / `divided`, or minus them."""
-    table = (*values, *(-value for value in values))
-    size = 1 + max(values)
-    codes_of = torch.zeros(2 * size, dtype=torch.uint8)
-    codes_of[[value + size for value in table]] = torch.arange(len(table), dtype=torch.uint8)
-
-    def describe(stored: torch.Tensor) -> _Described:
-        vectors, scales, factors = blocks.VECTORS[name](stored)
-        codes = codes_of[(vectors * divided).to(torch.int64) + size]
-        return _Described(
-            codes.flatten(1),
-            scales.to(torch.uint8),
-            group=group,
-            bits=4,
-            table=table,
-            scale_factors=(factors / divided),
-        )
-
-    return describe
-
-
-_READERS: dict[str, Callable[[torch.Tensor], _Described]] = {
-    "Q1_0": _q1_0,
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "IQ4_NL": _iq4_nl,
-    "IQ4_XS": _iq4_xs,
-    "MXFP4": _mxfp4,
-    "NVFP4": _nvfp4,
-    "TQ1_0": _tq1_0,
-    "TQ2_0": _tq2_0,
-    "IQ2_XXS": _from_vectors("IQ2_XXS", (8, 25, 43), group=32, divided=1.0),
-    "IQ2_XS": _from_vectors("IQ2_XS", (8, 25, 43), group=16, divided=1.0),
-    "IQ2_S": _from_vectors("IQ2_S", (8, 25, 43), group=16, divided=1.0),
-    "IQ3_XXS": _from_vectors("IQ3_XXS", (4, 12, 20, 28, 36, 44, 52, 62), group=32, divided=1.0),
-    "IQ3_S": _from_vectors("IQ3_S", (1, 3, 5, 7, 9, 11, 13, 15), group=32, divided=1.0),
-    "IQ1_S": _from_vectors("IQ1_S", (1, 7, 9), group=32, divided=8.0),
-    "IQ1_M": _from_vectors("IQ1_M", (1, 7, 9), group=16, divided=8.0),
-}

@@ -34,6 +34,13 @@ def quantized_linear(weight: QuantizedWeight | Sequence[QuantizedWeight], bias: 
     return SideBySide(packed) if len(packed) == len(linears) else JoinedLinear(linears)
 
 
+def packed_linear(matrices: Sequence[PackedMatrix], bias: torch.Tensor | None) -> Linear:
+    """The same of matrices that are packed."""
+    biases = [None] * len(matrices) if bias is None else bias.split([matrix.num_outputs for matrix in matrices])
+    linears = [PackedMatrixLinear(matrix, part_bias) for matrix, part_bias in zip(matrices, biases, strict=True)]
+    return linears[0] if len(linears) == 1 else SideBySide(linears)
+
+
 def quantized_embedding(weight: QuantizedWeight, dtype: torch.dtype) -> TokenEmbedding:
     """Of the network's `dtype`; only the rows that are asked for are dequantized."""
     matrix = _packed(weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ import torch
 from modelserver_backends.llm.checkpoint import GgufCheckpoint, open_checkpoint
 from modelserver_backends.llm.checkpoint.gguf_blocks import unpack_rows
 from modelserver_backends.llm.checkpoint.gguf_types import BY_NAME, TENSOR_TYPES, TensorType
-from modelserver_backends.llm.quantization.gguf import Gguf, quantized_weight
+from modelserver_backends.llm.kernels import PACKED_KERNELS
+from modelserver_backends.llm.quantization.gguf import Gguf, pack_blocks, quantized_weight
+from modelserver_backends.llm.quantization.packing import pack
 from modelserver_backends.llm.quantization.quantized_linear import QuantizedEmbedding
 from safetensors.torch import load_file, save_file
 from support.generations import generate, loaded_engine, random_prompts
@@ -88,6 +91,42 @@ def test_a_large_matrix_is_described_in_parts() -> None:
         quantized_weight(BY_NAME["Q4_K"], rows).rows(slice(9990, None)).dequantized(),
         unpack_rows(BY_NAME["Q4_K"], rows[:10]),
     )
+
+
+if PACKED_KERNELS is not None:
+    PACKED = [kind for kind in BLOCKS if kind.number in PACKED_KERNELS.block_types()]
+
+    @pytest.mark.parametrize("instructions", PACKED_KERNELS.instructions())
+    @pytest.mark.parametrize("kind", PACKED, ids=lambda kind: kind.name)
+    def test_blocks_are_packed_as_their_description(instructions: str, kind: TensorType) -> None:
+        """In pieces that do not end where the kernels' blocks of outputs do."""
+        draw = np.random.default_rng(0)
+        rows = torch.from_numpy(draw.integers(0, 256, (45, 512 // kind.block_len * kind.block_bytes), dtype=np.uint8))
+        PACKED_KERNELS.use(instructions)
+        try:
+            expected = pack(quantized_weight(kind, rows), PACKED_KERNELS)
+            found = pack_blocks(kind, rows.split([5, 21, 1, 18]), PACKED_KERNELS, shape=(45, 512))
+        finally:
+            PACKED_KERNELS.use(PACKED_KERNELS.instructions()[0])
+        assert expected is not None
+        for field in dataclasses.fields(found):
+            if field.name == "description":  # it has addresses
+                continue
+            own, its = getattr(found, field.name), getattr(expected, field.name)
+            if isinstance(own, torch.Tensor):
+                assert own.dtype is its.dtype
+                assert torch.equal(own.view(torch.uint8), its.view(torch.uint8)), field.name
+            else:
+                assert own == its, field.name
+
+    def test_only_matrices_of_a_type_are_filled() -> None:
+        kind, rows = BY_NAME["Q4_K"], torch.zeros(4, 144, dtype=torch.uint8)
+        matrix = pack(quantized_weight(kind, rows), PACKED_KERNELS)
+        assert matrix is not None
+        for wrong in ((BY_NAME["Q4_1"].number, 0, 4), (1, 0, 4), (kind.number, 1, 4), (kind.number, -1, 1)):
+            number, first, count = wrong
+            with pytest.raises(ValueError, match="not one of these blocks"):
+                PACKED_KERNELS.fill(matrix.description, number, first, rows.data_ptr(), count, 1)
 
 
 class Twins:
