@@ -207,7 +207,7 @@ def test_a_request_names_its_model_where_there_are_several(shared: httpx.Client)
         ({"prompt": 7}, "'prompt' must be a text"),
         ({"prompt": []}, "'prompt' must be an array that is not empty"),
         ({"prompt": [[1, True]]}, "'prompt[0]' must be"),
-        ({"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}}, "'prompt.multimodal_data'"),
+        ({"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}}, "'prompt.multimodal_data[0]'"),
         ({"prompt": "a", "samplers": ["top_k"]}, "'samplers' is not supported"),
         ({"prompt": "a", "lora": [{"id": 0, "scale": 1}]}, "'lora' is not supported"),
         ({"prompt": "a", "t_max_predict_ms": 5}, "'t_max_predict_ms' is not supported"),

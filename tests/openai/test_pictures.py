@@ -119,6 +119,38 @@ def test_pictures_of_ollamas_api(served: RunningServer, checkpoint: Path) -> Non
             client.generate("seeing", "hello", images=[FIRST], raw=True)
 
 
+def test_pictures_of_tgis_api(served: RunningServer, checkpoint: Path) -> None:
+    prompt = prompt_text("llava", "hello", 2)
+    markdown = prompt.replace("<image>", f"![]({data_url(FIRST)})", 1).replace("<image>", f"![]({data_url(SECOND)})")
+    body = {"inputs": markdown, "parameters": {"max_new_tokens": 8}, "add_special_tokens": False}
+    url = f"http://{served.http_url}/generate"
+    answer = httpx.post(url, json={**body, "model": "seeing"}, timeout=30)
+    text = answer.json()["generated_text"]
+    assert text
+    assert expected(checkpoint, "hello", FIRST, SECOND)[1].startswith(text)
+    blind = httpx.post(url, json={"model": "blind", "inputs": "![](https://example.com/a.png)"}, timeout=30)
+    assert blind.status_code == 200, "to a model that sees none it is a text"
+    body["parameters"]["truncate"] = 5
+    refused = httpx.post(url, json={**body, "model": "seeing"}, timeout=30)
+    assert (refused.status_code, "prompt with pictures" in refused.json()["error"]) == (422, True)
+
+
+def test_pictures_of_llamacpps_api(served: RunningServer, checkpoint: Path) -> None:
+    text = prompt_text("llava", "hello").replace("<image>", "<__media__>")
+    prompt = {"prompt_string": text, "multimodal_data": [data_url(FIRST).partition(",")[2]]}
+    body = {"model": "seeing", "prompt": prompt, "n_predict": 8, "temperature": 0, "ignore_eos": True}
+    url = f"http://{served.http_url}"
+    answer = httpx.post(f"{url}/completion", json=body, timeout=30).json()
+    assert answer["content"] == expected(checkpoint, "hello", FIRST)[1]
+    assert httpx.get(f"{url}/props?model=seeing").json()["modalities"]["vision"] is True
+    for model, changed, message in (
+        ("blind", {}, "'prompt.multimodal_data[0]': the model 'blind' takes text only"),
+        ("seeing", {"prompt_string": "hello"}, "the prompt has 0 places for them (<image> or <__media__>)"),
+    ):
+        refused = httpx.post(f"{url}/completion", json={**body, "model": model, "prompt": prompt | changed})
+        assert (refused.status_code, message in refused.json()["error"]["message"]) == (400, True), refused.text
+
+
 @pytest.mark.parametrize(
     ("model", "part", "param", "message"),
     [

@@ -49,6 +49,11 @@ class PictureFamily:
         return self.token
 
     @property
+    def in_text(self) -> str:
+        """The placeholder with the tokens that the chat template writes around it."""
+        return self.placeholder
+
+    @property
     def processor_options(self) -> dict[str, Any]:
         """Options of the image processor's call, beside those of the checkpoint."""
         return {}
@@ -149,6 +154,11 @@ class Qwen25Vl(PictureFamily):
     """Pictures of any size, in rows by height and width."""
 
     model_type = "qwen2_5_vl"
+
+    @property
+    def in_text(self) -> str:
+        start, end = (self.token_text(self._entry(f"vision_{name}_token_id")) for name in ("start", "end"))
+        return f"{start}{self.placeholder}{end}"
 
     def grid(self, processed: Mapping[str, Any], /) -> tuple[int, int, int]:
         time, height, width = (int(size) for size in processed["image_grid_thw"][0])

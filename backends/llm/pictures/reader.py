@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
     from .tower import Tower
 
+# Stands for a picture in the text of any model, as llama.cpp's clients write it.
+MARK = "<__media__>"
+
 
 class PictureReader:
     """Called from any thread. One picture is seen at a time, and equal ones once, as long as they are kept.
@@ -76,12 +79,12 @@ class PictureReader:
         return picture
 
     def expand(self, text: str, pictures: Sequence[Picture]) -> str:
-        """The text with each placeholder replaced. Raises InvalidArgumentError for more or fewer of them."""
-        parts = text.split(self.placeholder)
+        """The text with each placeholder or mark replaced. Raises InvalidArgumentError for more or fewer of them."""
+        parts = text.replace(MARK, self._family.in_text).split(self.placeholder)
         if len(parts) - 1 != len(pictures):
             raise InvalidArgumentError(
                 f"input 'image' has {len(pictures)} pictures, and the prompt has {len(parts) - 1} places for them "
-                f"({self.placeholder})"
+                f"({self.placeholder} or {MARK})"
             )
         pieces = [parts[0]]
         for picture, part in zip(pictures, parts[1:], strict=True):

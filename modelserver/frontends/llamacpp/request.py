@@ -13,18 +13,29 @@ from typing import Any
 from modelserver.frontends.llm.call import Prompt
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
+from modelserver.frontends.llm.pictures import Picture
 
 MAX_PROMPTS = 2048
 MAX_CHOICES = 128
 MAX_STOPS = 64
 MAX_PROBS = 20
+MAX_PICTURES = 128
 MAX_TOKENS = 1 << 20
 TOKEN_ID = Range(0, 2**31 - 1)
 _ANY = Range(-math.inf, math.inf)
 _INT32 = Range(-(2**31), 2**31 - 1)
 
-# A prompt as it was sent: one of both that models take, or texts and token ids that follow one another.
-MixedPrompt = Prompt | list[int | str]
+
+@dataclass(frozen=True, slots=True)
+class SeenPrompt:
+    """A text with a mark in the place of each picture."""
+
+    text: str
+    pictures: tuple[Picture, ...]
+
+
+# A prompt as it was sent: one of both that models take, texts and token ids that follow one another, or with pictures.
+MixedPrompt = Prompt | list[int | str] | SeenPrompt
 
 # llama.cpp's name of a sampler's parameter -> the model's, for those whose values mean the same.
 NUMBERS: dict[str, str] = {
@@ -221,7 +232,8 @@ def read_bias(fields: Fields) -> list[tuple[int | str, float]]:
 def read_prompts(fields: Fields, name: str) -> tuple[list[MixedPrompt], bool]:
     """The prompts, and whether they came as an array. Raises ParameterError.
 
-    A prompt is a text, token ids, an array of both, or `{"prompt_string": text}`; several are an array of those.
+    A prompt is a text, token ids, an array of both, or `{"prompt_string": text, "multimodal_data": [base64]}`; several
+    are an array of those.
     """
     expected = "a text, token ids, an array of both, or an array of those"
     fields.need(name, expected)
@@ -239,14 +251,12 @@ def read_prompts(fields: Fields, name: str) -> tuple[list[MixedPrompt], bool]:
 def _read_prompt(fields: Fields, name: str, value: Any) -> MixedPrompt:
     if isinstance(value, dict):
         prompt = Fields(value, fields.path(name))
-        if prompt.document.get("multimodal_data"):
-            raise ParameterError(
-                f"'{prompt.path('multimodal_data')}': the models here take text only, and no pictures",
-                prompt.path("multimodal_data"),
-                Fault.UNSUPPORTED_CONTENT,
-            )
         prompt.need("prompt_string", "a string")
-        return prompt.text("prompt_string") or ""
+        text = prompt.text("prompt_string") or ""
+        data = prompt.texts("multimodal_data", MAX_PICTURES) or ()
+        param = prompt.path("multimodal_data")
+        pictures = tuple(Picture(each, f"{param}[{index}]") for index, each in enumerate(data))
+        return SeenPrompt(text, pictures) if pictures else text
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value or len(value) > MAX_TOKENS:

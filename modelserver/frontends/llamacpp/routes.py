@@ -14,7 +14,7 @@ from modelserver.auth.guard import KeyUse
 from modelserver.frontends.http.framing import SSE
 from modelserver.frontends.llamacpp.answers import CompletionWriter
 from modelserver.frontends.llamacpp.errors import LlamaCppErrors, NotSupportedError
-from modelserver.frontends.llamacpp.request import MixedPrompt, read_bias, read_prompts, read_request
+from modelserver.frontends.llamacpp.request import MixedPrompt, SeenPrompt, read_bias, read_prompts, read_request
 from modelserver.frontends.llamacpp.schemas import SCHEMAS, TYPES
 from modelserver.frontends.llamacpp.tokens import Tokens
 from modelserver.frontends.llm.answering import answer, prepare, prompt_input
@@ -23,6 +23,7 @@ from modelserver.frontends.llm.edge import Call, CallEdge, LaterAnswers, Serve, 
 from modelserver.frontends.llm.embedding import embed
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.models import LanguageModel, find_model
+from modelserver.frontends.llm.pictures import IMAGE
 from modelserver.frontends.llm.prompts import template_of
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.ranking import Ranking
@@ -119,6 +120,9 @@ class LlamaCpp:
                 Fault.UNSUPPORTED_PARAMETER,
             )
         prompts, _ = read_prompts(fields, "input" if fields.has("input") else "content")
+        if seen := next((each for each in prompts if isinstance(each, SeenPrompt)), None):
+            param = seen.pictures[0].param
+            raise ParameterError(f"'{param}': no vectors are made of pictures", param, Fault.UNSUPPORTED_CONTENT)
         inputs = [prompt_input(await self._tokens.plain(model, prompt)) for prompt in prompts]
         made = await embed(self._dataplane, model, call, inputs)
         call.answer([{"index": index, "embedding": [vector.tolist()]} for index, vector in enumerate(made.vectors)])
@@ -148,6 +152,7 @@ class LlamaCpp:
         prompts = [await self._tokens.plain(model, prompt) for prompt in mixed]
         generate = GenerateCall(
             prompts=tuple(prompts),
+            pictures=tuple(each.pictures if isinstance(each, SeenPrompt) else () for each in mixed),
             sampling=sampling,
             num_choices=asked.num_choices,
             is_streamed=True,
@@ -172,7 +177,7 @@ class LlamaCpp:
             "default_generation_settings": {"n_ctx": model.max_model_len, "params": {}},
             "model_alias": model.name,
             "model_path": model.name,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": IMAGE in model.inputs, "audio": False},
             "chat_template": await template_of(self._dataplane, model),
             "build_info": f"modelserver-{self._dataplane.server_metadata().version}",
         }

@@ -25,7 +25,7 @@ TYPES: dict[str, Schema] = {
         logit_bias?: [[integer | string | number | boolean]] | {*: number | boolean}, dry_sequence_breakers?: [string],
         ignore_eos?: boolean, return_tokens?: boolean, timings_per_token?: boolean, response_fields?: [string],
         cache_prompt?: boolean, return_progress?: boolean, *: any}""",
-    "Prompt": "string | [integer | string] 1.. | {prompt_string: string, *: any}",
+    "Prompt": "string | [integer | string] 1.. | {prompt_string: string, multimodal_data?: [string], *: any}",
     "Prompts": "Prompt | [Prompt] 1..",
     "Complete": "Sampling & {prompt: Prompts}",
     "Infill": """Sampling & {prompt?: string, input_prefix?: string, input_suffix: string,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from modelserver.frontends.llamacpp.errors import NotSupportedError
-from modelserver.frontends.llamacpp.request import MAX_TOKENS, TOKEN_ID, MixedPrompt
+from modelserver.frontends.llamacpp.request import MAX_TOKENS, TOKEN_ID, MixedPrompt, SeenPrompt
 from modelserver.frontends.llm.call import Prompt
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.fields import Fields
@@ -74,6 +74,8 @@ class Tokens:
         """A prompt as models take it: texts among token ids become token ids."""
         if isinstance(prompt, str):
             return prompt
+        if isinstance(prompt, SeenPrompt):
+            return prompt.text
         ids: list[int] = []
         for place, part in enumerate(prompt):
             if isinstance(part, int):

@@ -21,6 +21,7 @@ from modelserver.frontends.llm.events import Event
 from modelserver.frontends.llm.filling import filled
 from modelserver.frontends.llm.harmony import HarmonyReader
 from modelserver.frontends.llm.models import LanguageModel
+from modelserver.frontends.llm.pictures import IMAGE, sources_of
 from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
 from modelserver.frontends.llm.reasoning import HARMONY, REASONING_FORMATS, ReasoningFormat, ReasoningReader
 from modelserver.frontends.llm.requests import Listener, Requests
@@ -87,6 +88,9 @@ async def prepare(dataplane: AnyDataPlane, model: LanguageModel, asked: Generate
             wanted["add_special_tokens"] = False
     else:
         prompts = [prompt_input(prompt) for prompt in asked.prompts]
+        for prompt, pictures in zip(prompts, asked.pictures, strict=False):
+            if pictures:
+                prompt[IMAGE] = await sources_of(model, pictures, call.picture_urls)
     return Prepared(
         asked,
         model,

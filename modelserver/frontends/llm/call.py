@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modelserver.frontends.llm.tools import Tools
+
+if TYPE_CHECKING:
+    from modelserver.frontends.llm.pictures import Picture
 
 # A text, or its token ids.
 Prompt = str | list[int]
@@ -18,6 +21,7 @@ class GenerateCall:
 
     - `conversation` is what chat templates take: `messages`, and perhaps `tools`, `documents`, `add_generation_prompt`,
       `continue_final_message` and `chat_template_kwargs`. Without one there are `prompts`.
+    - `pictures` are those of each prompt, whose text has a mark in the place of each; none: no prompt has any.
     - `sampling` has the names of vLLM's sampling parameters; `structured_outputs` in it says what the text must be.
     - `suffix` is what follows the text that is to be generated, for models that fill in the middle.
     - `num_choices` is how many continuations each prompt gets.
@@ -28,6 +32,7 @@ class GenerateCall:
     """
 
     prompts: tuple[Prompt, ...] = ()
+    pictures: tuple[tuple[Picture, ...], ...] = ()
     conversation: dict[str, Any] | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     suffix: str = ""

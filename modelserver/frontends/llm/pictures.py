@@ -12,8 +12,9 @@ from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import LanguageModel
 from modelserver.frontends.llm.picture_urls import PictureUrls
 
-# The input of models that see pictures.
+# The input of models that see pictures, and what stands for one of them in a text.
 IMAGE = "image"
+MARK = "<__media__>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +66,26 @@ def take_pictures(model: LanguageModel, conversation: Mapping[str, Any]) -> tupl
             messages.append({**message, "content": parts})
         else:
             messages.append(message)
-    if found and not {IMAGE, "messages"} <= model.inputs.keys():
-        raise ParameterError(
-            f"'{found[0].param}': the model '{model.name}' takes text only, and no pictures",
-            found[0].param,
-            Fault.UNSUPPORTED_CONTENT,
-        )
+    if found and "messages" not in model.inputs:
+        raise _sees_none(model, found[0])
     return {**conversation, "messages": messages} if found else dict(conversation), found
 
 
-async def sources_of(pictures: Sequence[Picture], urls: PictureUrls) -> tuple[str | bytes, ...]:
-    """Base64, data: URLs, or files that were fetched. Raises ParameterError for what cannot be."""
+def _sees_none(model: LanguageModel, picture: Picture) -> ParameterError:
+    return ParameterError(
+        f"'{picture.param}': the model '{model.name}' takes text only, and no pictures",
+        picture.param,
+        Fault.UNSUPPORTED_CONTENT,
+    )
+
+
+async def sources_of(model: LanguageModel, pictures: Sequence[Picture], urls: PictureUrls) -> tuple[str | bytes, ...]:
+    """Base64, data: URLs, or files that were fetched.
+
+    Raises ParameterError, which names the picture, for what cannot be, and for a model that sees none.
+    """
+    if IMAGE not in model.inputs:
+        raise _sees_none(model, pictures[0])
     elsewhere = [picture for picture in pictures if picture.is_elsewhere]
     if not elsewhere:
         return tuple(picture.source for picture in pictures)

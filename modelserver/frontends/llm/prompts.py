@@ -47,7 +47,7 @@ async def conversation_input(
         conversation = {**conversation, "messages": [_with_thinking(each) for each in conversation["messages"]]}
     conversation, pictures = take_pictures(model, conversation)
     if pictures:
-        return {"messages": conversation, IMAGE: await sources_of(pictures, urls)}
+        return {"messages": conversation, IMAGE: await sources_of(model, pictures, urls)}
     if "messages" in model.inputs or not model.generates:
         return {"messages": conversation}
     directories = dataplane.model_directories(model.name)

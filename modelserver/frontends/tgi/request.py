@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import orjson
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.llm.models import LanguageModel
+from modelserver.frontends.llm.pictures import IMAGE, MARK, Picture
 
 MAX_BEST_OF = 16
 MAX_STOPS = 64
@@ -20,6 +22,8 @@ MAX_TOP_TOKENS = 20
 _DEFAULT_MAX_TOKENS = 100
 _ANY = Range(-math.inf, math.inf)
 _ANY_INTEGER = Range(-(2**63), 2**64 - 1)
+# A picture in a prompt, as Markdown has it: a URL, or a data: URL.
+_PICTURE = re.compile(r"!\[\]\(([^)]+)\)")
 _GRAMMARS = ("json", "regex", "json_schema")
 _REFUSED = {
     "watermark": "models here do not mark their texts",
@@ -33,10 +37,12 @@ class TgiRequest:
 
     `sampling` has vLLM's names. `seed` is told in details: the client's, or one drawn here for a text that is sampled;
     None where there is nothing to tell. `num_top` alternatives of each token are told. `truncate`: how many of the last
-    tokens of the prompt are read.
+    tokens of the prompt are read. `prompt` is `inputs` with marks in the place of `pictures`.
     """
 
     inputs: str
+    prompt: str
+    pictures: tuple[Picture, ...]
     sampling: dict[str, Any]
     has_full_text: bool
     has_details: bool
@@ -64,8 +70,17 @@ def read_request(fields: Fields, model: LanguageModel, *, is_streamed: bool, has
     sampling, seed = _read_sampling(given, model, best_of)
     if not inputs:
         raise _wrong(fields, "inputs", "cannot be empty")
+    truncate = _read_truncate(given, model)
+    prompt, pictures = inputs, ()
+    if IMAGE in model.inputs and (sources := _PICTURE.findall(inputs)):
+        prompt, pictures = _PICTURE.sub(MARK, inputs), tuple(Picture(source, "inputs") for source in sources)
+        if has_prefill or truncate is not None:
+            name = "truncate" if truncate is not None else "decoder_input_details"
+            raise _wrong(given, name, "is not supported for a prompt with pictures")
     return TgiRequest(
         inputs=inputs,
+        prompt=prompt,
+        pictures=pictures,
         sampling=sampling,
         has_full_text=given.flag("return_full_text", has_full_text),
         has_details=given.flag("details") or has_prefill,
@@ -73,7 +88,7 @@ def read_request(fields: Fields, model: LanguageModel, *, is_streamed: bool, has
         num_top=num_top,
         best_of=best_of,
         seed=seed,
-        truncate=_read_truncate(given, model),
+        truncate=truncate,
         adds_special_tokens=fields.flag("add_special_tokens", True),
     )
 

@@ -97,7 +97,7 @@ class Tgi:
     async def _prompt(self, model: LanguageModel, asked: TgiRequest) -> tuple[Prompt, list[Document] | None]:
         """The prompt as the model gets it, and its tokens if they are told."""
         if asked.truncate is None and not asked.has_prefill:
-            return asked.inputs, None
+            return asked.prompt, None
         inputs = {"text_input": asked.inputs}
         ids, pieces = await token_pieces_of(
             self._dataplane, model, inputs, adds_special_tokens=asked.adds_special_tokens
@@ -155,6 +155,7 @@ def _generate_call(asked: TgiRequest, model: LanguageModel, prompt: Prompt, *, i
         sampling["n"] = asked.best_of
     return GenerateCall(
         prompts=(prompt,),
+        pictures=(asked.pictures,),
         sampling=sampling,
         num_choices=asked.best_of,
         is_streamed=is_streamed,

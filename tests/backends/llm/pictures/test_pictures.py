@@ -87,8 +87,10 @@ def expected(directory: Path, family: str) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_mixed_batch_equals_transformers(family: str, seeing: Checkpoints) -> None:
     directory = seeing(family)
+    marked = [(text.replace(FAMILIES[family].written, "<__media__>"), files) for text, files in prompts_of(family)]
     with loaded(directory) as engine:
         assert answers(engine, prompts_of(family)) == expected(directory, family)
+        assert answers(engine, marked) == expected(directory, family), "a mark is what the template writes"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
