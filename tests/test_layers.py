@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("modelserver.client", "modelserver.wire"),
     (
         "modelserver.app",
+        "modelserver.batch",
         "modelserver.bench",
         "modelserver.cli",
         "modelserver.embed",

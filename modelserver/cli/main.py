@@ -41,6 +41,7 @@ COMMANDS = {
     "doctor": ("doctor", "Check ports, limits, shared memory, devices and packages."),
     "infer": ("infer", "Send one request."),
     "chat": ("chat", "Talk to a language model."),
+    "batch": ("batch", "Answer files of rows offline: JSON lines, CSV, Parquet, Arrow; resumed after a kill."),
     "bench": ("bench", "Measure a running server: throughput and latency."),
     "tune": ("tune", "Find the instance count, batching and threads that serve a model best."),
     "convert": (

@@ -54,7 +54,7 @@ class CloudStore:
 
     def __init__(self, uri: CloudUri, options: Mapping[str, Any]) -> None:
         self.uri = uri
-        self._files = self._guard("opened", lambda: self._open(options))
+        self._files = self._guard("opened", lambda: open_filesystem(uri, options))
 
     def list(self, directory: str = "") -> Listing:
         """Everything below the repository, or below one of its directories; empty if the directory does not exist."""
@@ -95,19 +95,6 @@ class CloudStore:
                 f"{file.tag}, got {size_bytes} with tag {now.tag}; load again when the upload is complete"
             )
 
-    def _open(self, options: Mapping[str, Any]) -> Any:
-        library = _LIBRARIES.get(self.uri.protocol, "fsspec")
-        try:
-            importlib.import_module(library)
-            fsspec = importlib.import_module("fsspec")
-        except ModuleNotFoundError as error:
-            raise CloudUnavailableError(
-                f"model repository '{self.uri.text}' needs the Python package '{library}', which is not installed: "
-                "pip install 'modelserver[cloud]'"
-            ) from error
-        # Listings serve to detect changes, so fsspec must not cache them.
-        return fsspec.filesystem(self.uri.protocol, skip_instance_cache=True, use_listings_cache=False, **options)
-
     def _guard(self, what: str, action: Callable[[], Result]) -> Result:
         """Converts the errors of the object stores' libraries."""
         try:
@@ -118,6 +105,21 @@ class CloudStore:
             raise CloudUnavailableError(
                 f"model repository '{self.uri.text}' cannot be {what}: {type(error).__name__}: {error}"
             ) from error
+
+
+def open_filesystem(uri: CloudUri, options: Mapping[str, Any], what: str = "model repository") -> Any:
+    """fsspec's file system of an address of `what`. Raises CloudUnavailableError if its library is not installed."""
+    library = _LIBRARIES.get(uri.protocol, "fsspec")
+    try:
+        importlib.import_module(library)
+        fsspec = importlib.import_module("fsspec")
+    except ModuleNotFoundError as error:
+        raise CloudUnavailableError(
+            f"{what} '{uri.text}' needs the Python package '{library}', which is not installed: "
+            "pip install 'modelserver[cloud]'"
+        ) from error
+    # Listings serve to detect changes, so fsspec must not cache them.
+    return fsspec.filesystem(uri.protocol, skip_instance_cache=True, use_listings_cache=False, **options)
 
 
 def _listing(found: Mapping[str, Mapping[str, Any]], top: str) -> Listing:
@@ -138,7 +140,12 @@ def _listing(found: Mapping[str, Mapping[str, Any]], top: str) -> Listing:
 
 
 def _remote_file(details: Mapping[str, Any]) -> RemoteFile:
+    return RemoteFile(int(details.get("size") or 0), tag_of(details))
+
+
+def tag_of(details: Mapping[str, Any]) -> str:
+    """A text that changes with the file's content, by what a listing says of it."""
     tag = next((details[key] for key in _TAG_KEYS if details.get(key) is not None), "")
     if isinstance(tag, datetime):
         tag = tag.timestamp()
-    return RemoteFile(int(details.get("size") or 0), str(tag).strip('"'))
+    return str(tag).strip('"')

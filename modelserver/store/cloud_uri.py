@@ -46,39 +46,43 @@ def is_cloud_uri(text: str) -> bool:
     return text.partition("://")[0] in _SCHEMES and "://" in text
 
 
-def parse_cloud_uri(text: str) -> CloudUri:
-    """Parse an address. Raises InvalidArgumentError if it has none of the forms."""
+def parse_cloud_uri(text: str, what: str = "model repository") -> CloudUri:
+    """Parse an address of `what`. Raises InvalidArgumentError if it has none of the forms."""
+    return _checked(_parse(text), what)
+
+
+def _parse(text: str) -> CloudUri:
     scheme, _, rest = text.partition("://")
     rest = rest.rstrip("/")
     if scheme == "s3":
         return _parse_s3(text, rest)
     if scheme == "as":
         account, _, path = rest.partition("/")
-        return _checked(CloudUri(text, "as", "abfs", path, {"account_name": account}))
+        return CloudUri(text, "as", "abfs", path, {"account_name": account})
     if scheme in ("abfs", "abfss"):
         match = _ABFS.fullmatch(rest)
         if match is None:
-            return _checked(CloudUri(text, "as", "abfs", rest))
+            return CloudUri(text, "as", "abfs", rest)
         container, account, prefix = match.groups()
-        return _checked(CloudUri(text, "as", "abfs", _join(container, prefix or ""), {"account_name": account}))
+        return CloudUri(text, "as", "abfs", _join(container, prefix or ""), {"account_name": account})
     protocol = {"gs": "gcs"}.get(scheme, scheme)
-    return _checked(CloudUri(text, scheme, protocol, rest))
+    return CloudUri(text, scheme, protocol, rest)
 
 
 def _parse_s3(text: str, rest: str) -> CloudUri:
     match = _ENDPOINT.fullmatch(rest)
     if match is None:
-        return _checked(CloudUri(text, "s3", "s3", rest))
+        return CloudUri(text, "s3", "s3", rest)
     protocol, host, port, path = match.groups()
     settings = {"endpoint_url": f"{protocol or 'http'}://{host}:{port}"}
-    return _checked(CloudUri(text, "s3", "s3", path, settings))
+    return CloudUri(text, "s3", "s3", path, settings)
 
 
-def _checked(uri: CloudUri) -> CloudUri:
+def _checked(uri: CloudUri, what: str) -> CloudUri:
     if not uri.path or any(part in ("", ".", "..") for part in uri.path.split("/")):
         expected = {"s3": "s3://[[https://]host:port/]bucket[/prefix]", "as": "as://account/container[/prefix]"}
         raise InvalidArgumentError(
-            f"model repository '{uri.text}': expected {expected.get(uri.scheme, f'{uri.scheme}://bucket[/prefix]')}"
+            f"{what} '{uri.text}': expected {expected.get(uri.scheme, f'{uri.scheme}://bucket[/prefix]')}"
         )
     return uri
 
