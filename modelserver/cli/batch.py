@@ -72,8 +72,9 @@ def batch(
     force: Annotated[bool, typer.Option("--force", help="Start over, whatever the output has.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
-    """Answer files of rows offline. Run it again to go on after a kill, or beside itself to share the work.
+    """Answer files of rows offline: JSON lines, CSV, Parquet, Arrow; resumed after a kill.
 
+    Run the same command again to go on, or several times at once to share the work.
     Exit code 75: not complete, to be run again (SIGTERM, no server). Rows that failed are in OUTPUT/errors.
     """
     # Here, because the other commands need none of it and should answer at once.

@@ -19,6 +19,7 @@ EXTRAS = {extra: set(names) for extra, names in distributions().items()}
 # Files whose messages name an extra, and the distributions that each message speaks of.
 MESSAGES = {
     "modelserver/store/cloud_store.py": {"cloud": {"fsspec", *CLOUD_LIBRARIES.values()}},
+    "modelserver/batch/formats.py": {"batch": {"pyarrow"}},
     "modelserver/cache/open_store.py": {"redis": {"redis"}},
     "modelserver/cli/infer.py": {"images": {"pillow"}},
     "modelserver/store/hub.py": {"hub": {"huggingface_hub"}},
