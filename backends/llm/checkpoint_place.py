@@ -92,6 +92,7 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
         described = _read(what, path)
         place = _named_place(what, path, described)
         _check_tokenizer(what, path, described, place)
+        described = _with_draft_place(what, path, described)
         described = {name: value for name, value in described.items() if name not in ("model", "tokenizer")}
     elif context.config.default_model_filename and not path.exists():
         raise NotFoundError(f"{what}: no file {path}")
@@ -219,6 +220,17 @@ def _named_place(what: str, path: Path, described: Mapping[str, Any]) -> Path:
             "runs as, or put the checkpoint into a directory, and name that"
         )
     return snapshot
+
+
+def _with_draft_place(what: str, path: Path, described: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A draft model is found where a model of that name would be."""
+    config = described.get("speculative_config")
+    if not isinstance(config, Mapping) or config.get("method", "draft_model") != "draft_model":
+        return described
+    if config.get("model") in (None, "ngram", "[ngram]"):
+        return described
+    place = _named_place(what, path, {**described, "model": config["model"], "revision": config.get("revision")})
+    return {**described, "speculative_config": {**config, "model": str(place)}}
 
 
 def _hub_cache(described: Mapping[str, Any]) -> Path:

@@ -58,6 +58,7 @@ class Engine:
         runner: Runner,
         tokenizer: Tokenizer | None,
         pictures: PictureReader | None = None,
+        drafter: Runner | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.options = options
@@ -96,7 +97,7 @@ class Engine:
         self._inflight: tuple[StepPlan, Launched] | None = None
         self._num_sequences = 0
         self._seeds = random.Random(options.seed)  # noqa: S311 - noise of sampling, no secret
-        self._speculator = make_speculator(runner, options)
+        self._speculator = make_speculator(runner, options, drafter, clock_ns)
         self.statistics = EngineStatistics(max_model_len=self.max_model_len)
         if self._speculator is not None:
             self.statistics.speculation = self._speculator.statistics
@@ -109,6 +110,7 @@ class Engine:
         """
         from .runner import load_runner
         from .sampler import Sampler
+        from .speculation.draft_model import load_drafter
         from .text.tokenizer import Tokenizer
 
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
@@ -118,7 +120,14 @@ class Engine:
             from .pictures.reader import PictureReader
 
             pictures = PictureReader(runner.tower, tokenizer, options)
-        return cls(options=options, runner=runner, tokenizer=tokenizer, pictures=pictures)
+        drafter = None
+        if not runner.has_states:
+            try:
+                drafter = load_drafter(checkpoint, options, tokenizer, is_gpu=runner.is_asynchronous)
+            except BaseException:
+                runner.close()
+                raise
+        return cls(options=options, runner=runner, tokenizer=tokenizer, pictures=pictures, drafter=drafter)
 
     @property
     def cache_config(self) -> dict[str, object]:
@@ -238,6 +247,8 @@ class Engine:
         self.reset()
         if self._grammars is not None:
             self._grammars.close()
+        if self._speculator is not None:
+            self._speculator.close()
         self.runner.close()
 
     def step(self) -> list[SequenceOutput]:

@@ -13,13 +13,12 @@ from ..json_fields import decoded, integer, number, string, unknown, wrong
 
 logger = logging.getLogger(__name__)
 
-METHODS = ("ngram", "suffix")
+METHODS = ("ngram", "suffix", "draft_model")
 # vLLM's other methods, and why they are refused.
 _REFUSED = dict.fromkeys(
     ("eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash", "dspark", "ngram_gpu", "custom_class"),
     "its heads read hidden states of the network's layers, which this engine does not hand out",
 ) | {
-    "draft_model": "an engine has one network",
     "ngram_gpu": "ngram does the same",
     "custom_class": "no code of others is run",
 }
@@ -37,6 +36,9 @@ _WITHOUT_MEANING = frozenset(
         "use_local_argmax_reduction",
     }
 )
+# With more running sequences a step is busy enough without drafts.
+_CPU_SEQUENCES = 4
+_GPU_SEQUENCES = 32
 _MOST_TOKENS = 64
 _MOST_DEPTH = 1024
 
@@ -61,6 +63,10 @@ class SpeculativeConfig:
     min_token_prob: float = 0.1
     model: str | None = None
     disable_by_batch_size: int | None = None
+
+    def most_sequences(self, *, is_gpu: bool) -> int:
+        """How many sequences may run while there are drafts."""
+        return self.disable_by_batch_size or (_GPU_SEQUENCES if is_gpu else _CPU_SEQUENCES)
 
 
 def read_speculative_config(name: str, value: Any) -> SpeculativeConfig | None:

@@ -30,6 +30,9 @@ class NgramProposer:
     def end(self, sequence: Generated) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 class SuffixProposer:
     """What mostly followed the longest end of a text in it and in past answers of this engine.
@@ -66,6 +69,9 @@ class SuffixProposer:
         self._newer.token_ids += sequence.token_ids[max(0, sequence.num_prompt_tokens - _LEAST_SUFFIX) :]
         self._newer.token_ids.append(_GAP)
         self._newer.update()
+
+    def close(self) -> None:
+        pass
 
 
 def _own_index(sequence: Generated, width: int) -> TokenIndex:

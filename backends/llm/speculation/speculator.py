@@ -7,7 +7,8 @@ the position's own noise, and a draft only saves a step if it is that token.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +18,7 @@ from ..grammar.matcher import accepted_prefix
 from ..plan import SampledToken, StepPlan
 from ..sequence import Sequence as Generated
 from .config import SpeculativeConfig
+from .draft_model import DraftModel
 from .lookup import NgramProposer, SuffixProposer
 
 if TYPE_CHECKING:
@@ -29,9 +31,16 @@ logger = logging.getLogger(__name__)
 _FIRST_DRAFTS = 2
 # Steps without drafts after drafts of which none was right: one, then twice as many each time, up to this.
 _MOST_WAIT = 64
-# With more running sequences a step is busy enough without drafts.
-_CPU_SEQUENCES = 4
-_GPU_SEQUENCES = 32
+# One step in this number has no drafts, to be compared with.
+_PLAIN_EVERY = 64
+# Of a running mean, the least weight of a new value.
+_NEW_SHARE = 0.1
+# Steps with drafts before they are judged, and a step's time in plain steps that counts at most.
+_LEAST_STEPS = 8
+_MOST_TIMES = 8.0
+# Steps without drafts where drafts do not pay.
+_FIRST_REST = 64
+_MOST_REST = 2048
 
 
 @dataclass(slots=True)
@@ -63,6 +72,60 @@ class Pace:
             self.wait = min(_MOST_WAIT, 1 << self.num_failures)
 
 
+@dataclass(slots=True)
+class _Speed:
+    """Running means of steps: seconds, and tokens that a sequence got."""
+
+    seconds: float = 0.0
+    tokens: float = 0.0
+    num_steps: int = 0
+
+    def observe(self, seconds: float, tokens: float) -> None:
+        self.num_steps += 1
+        share = max(_NEW_SHARE, 1 / self.num_steps)
+        self.seconds += share * (seconds - self.seconds)
+        self.tokens += share * (tokens - self.tokens)
+
+
+class Gain:
+    """Whether drafts pay on this machine: steps with drafts are compared with steps of as many sequences without.
+
+    Where they give tokens more slowly, there are no drafts for a number of steps, which doubles each time.
+    """
+
+    def __init__(self) -> None:
+        self._plain: dict[int, _Speed] = {}
+        self._drafted: dict[int, _Speed] = {}
+        self._num_steps = 0
+        self._rest = 0
+        self._next_rest = _FIRST_REST
+
+    def is_expected(self) -> bool:
+        """Now and then not, so that there is something to compare with."""
+        self._num_steps += 1
+        if self._rest:
+            self._rest -= 1
+            return False
+        return self._num_steps % _PLAIN_EVERY != 0
+
+    def observe(self, num_sequences: int, seconds: float, tokens: float, *, has_drafts: bool) -> None:
+        """A step of sequences that all decode, with the mean of the tokens that they got."""
+        plain = self._plain.setdefault(num_sequences, _Speed())
+        if not has_drafts:
+            plain.observe(seconds, tokens)
+            return
+        drafted = self._drafted.setdefault(num_sequences, _Speed())
+        # What a draft model does once for a prompt says nothing of steps.
+        drafted.observe(min(seconds, _MOST_TIMES * plain.seconds) if plain.num_steps else seconds, tokens)
+        if drafted.num_steps < _LEAST_STEPS or not plain.num_steps:
+            return
+        if drafted.seconds > plain.seconds * drafted.tokens:
+            del self._drafted[num_sequences]
+            self._rest, self._next_rest = self._next_rest, min(_MOST_REST, 2 * self._next_rest)
+        elif drafted.num_steps >= 4 * _LEAST_STEPS:
+            self._next_rest = _FIRST_REST
+
+
 class Proposer(Protocol):
     """A way to guess."""
 
@@ -74,6 +137,8 @@ class Proposer(Protocol):
         """A sequence has ended, with the tokens that it has."""
         ...
 
+    def close(self) -> None: ...
+
 
 class Speculator:
     """Called from the engine's thread: `draft` before each plan, `observe` with what came of it.
@@ -81,16 +146,28 @@ class Speculator:
     `most_sequences`: with more that run nobody gets drafts, because a step of that many rows costs what it computes.
     """
 
-    def __init__(self, config: SpeculativeConfig, proposer: Proposer, *, most_sequences: int) -> None:
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        proposer: Proposer,
+        *,
+        most_sequences: int,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._config = config
         self._proposer = proposer
-        self._most_sequences = config.disable_by_batch_size or most_sequences
+        self._most_sequences = most_sequences
         self._most_rows = 1 + most_sequences + config.num_speculative_tokens
+        self._clock_ns = clock_ns
+        self._gain = Gain()
+        self._began_ns = 0
         self.statistics = SpeculationStatistics(config.num_speculative_tokens)
 
     def draft(self, running: Sequence[Generated]) -> None:
         """Set `drafts` of the sequences that run."""
+        self._began_ns = self._clock_ns()
         is_on = len(running) <= self._most_sequences
+        is_worth = is_on and self._gain.is_expected()
         wanted: list[tuple[Generated, int]] = []
         # What a step may check in all, shared evenly.
         most = (self._most_rows - len(running)) // max(1, len(running))
@@ -99,7 +176,7 @@ class Speculator:
             if sequence.num_placeholders:
                 continue
             sequence.drafts = []
-            if is_on and sequence.num_computed_tokens == len(sequence.token_ids) - 1 >= sequence.num_prompt_tokens:
+            if is_worth and sequence.num_computed_tokens == len(sequence.token_ids) - 1 >= sequence.num_prompt_tokens:
                 num_drafts = min(most, self._pace(sequence).next())
                 if num_drafts:
                     wanted.append((sequence, num_drafts))
@@ -129,7 +206,18 @@ class Speculator:
     def observe(self, plan: StepPlan, sampled: Iterable[tuple[SampledToken, ...]]) -> None:
         """Learn which drafts were right."""
         chunks = [chunk for chunk in plan.chunks if chunk.num_sampled]
-        for chunk, tokens in zip(chunks, sampled, strict=True):
+        results = list(sampled)
+        if 0 < len(plan.chunks) <= self._most_sequences and all(
+            chunk.num_tokens == chunk.num_sampled for chunk in plan.chunks
+        ):
+            num_tokens = sum(map(len, results))
+            self._gain.observe(
+                len(chunks),
+                (self._clock_ns() - self._began_ns) / 1e9,
+                num_tokens / len(chunks),
+                has_drafts=plan.num_tokens > len(chunks),
+            )
+        for chunk, tokens in zip(chunks, results, strict=True):
             if chunk.num_sampled > 1:
                 sequence, num_drafts = chunk.sequence, chunk.num_sampled - 1
                 drafts = sequence.drafts[:num_drafts]
@@ -140,9 +228,17 @@ class Speculator:
     def end(self, sequence: Generated) -> None:
         self._proposer.end(sequence)
 
+    def close(self) -> None:
+        self._proposer.close()
 
-def make_speculator(runner: Runner, options: EngineOptions) -> Speculator | None:
-    """None where nothing is speculated: no option asks for it, or the model keeps states that cannot go back."""
+
+def make_speculator(
+    runner: Runner, options: EngineOptions, drafter: Runner | None, clock_ns: Callable[[], int]
+) -> Speculator | None:
+    """None where nothing is speculated: no option asks for it, or the model keeps states that cannot go back.
+
+    `drafter` runs the draft model, if that is asked for.
+    """
     config = options.speculative_config
     if config is None:
         return None
@@ -152,5 +248,10 @@ def make_speculator(runner: Runner, options: EngineOptions) -> Speculator | None
             "has done to it cannot be undone"
         )
         return None
-    proposer = NgramProposer(config) if config.method == "ngram" else SuffixProposer(config)
-    return Speculator(config, proposer, most_sequences=_GPU_SEQUENCES if runner.is_asynchronous else _CPU_SEQUENCES)
+    proposer: Proposer
+    if drafter is not None:
+        proposer = DraftModel(drafter, vocab_size=runner.vocab_size, most_tokens=options.max_num_batched_tokens)
+    else:
+        proposer = NgramProposer(config) if config.method == "ngram" else SuffixProposer(config)
+    most_sequences = config.most_sequences(is_gpu=runner.is_asynchronous)
+    return Speculator(config, proposer, most_sequences=most_sequences, clock_ns=clock_ns)

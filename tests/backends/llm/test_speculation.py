@@ -14,8 +14,9 @@ from modelserver_backends.llm.measurements import measure
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.sequence import Sequence as Generated
 from modelserver_backends.llm.speculation.config import SpeculativeConfig, read_speculative_config
+from modelserver_backends.llm.speculation.draft_model import DraftModel
 from modelserver_backends.llm.speculation.lookup import NgramProposer, SuffixProposer
-from modelserver_backends.llm.speculation.speculator import Pace, Speculator
+from modelserver_backends.llm.speculation.speculator import Gain, Pace, Speculator
 from modelserver_backends.llm.speculation.token_index import TokenIndex
 from support.fake_engine import engine, request, run
 from support.fake_runner import FakeRunner, expected_tokens
@@ -66,9 +67,17 @@ def asked() -> tuple[list[str], list[SamplingParams]]:
     return [prompt for _ in cases for prompt in PROMPTS], [case for case in cases for _ in PROMPTS]
 
 
+def still() -> int:
+    """A clock by which nothing takes time, so that drafts always pay."""
+    return 0
+
+
 def opened(directory: Path, **options: Any) -> LLM:
     chosen = {"device": "cpu", "dtype": "float32", "max_model_len": 96, "block_size": 8, "max_num_seqs": 16}
-    return LLM(directory, **{**chosen, **options})
+    llm = LLM(directory, **{**chosen, **options})
+    if llm.engine._speculator is not None:
+        llm.engine._speculator._clock_ns = still
+    return llm
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +116,9 @@ class Oracle:
     def end(self, sequence: Generated) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 def facts(output: RequestOutput) -> list[tuple[Any, ...]]:
     return [(each.text, each.token_ids, each.finish_reason, each.stop_reason) for each in output.outputs]
@@ -141,7 +153,7 @@ def test_every_sampler_gives_the_same_text(
         engine.runner.is_asynchronous = is_asynchronous
         config = engine.options.speculative_config
         assert config is not None
-        engine._speculator = Speculator(config, Oracle(alone, share_wrong), most_sequences=64)
+        engine._speculator = Speculator(config, Oracle(alone, share_wrong), most_sequences=64, clock_ns=still)
         answers = llm.generate(*asked())
         statistics = engine._speculator.statistics
         check_integrity(engine)
@@ -151,6 +163,62 @@ def test_every_sampler_gives_the_same_text(
     assert statistics.num_accepted_tokens > 300
     assert statistics.num_draft_tokens > statistics.num_accepted_tokens
     assert sum(statistics.accepted_by_place) == statistics.num_accepted_tokens
+
+
+@pytest.mark.parametrize("is_good", [True, False], ids=["good", "bad"])
+def test_a_draft_model_changes_no_text(
+    directory: Path, alone: list[RequestOutput], is_good: bool, tmp_path: Path
+) -> None:
+    """The best one is the model itself; a bad one has other weights, and a pool of few blocks for its prompts."""
+    draft = (
+        directory if is_good else write_checkpoint(tmp_path, "llama", seed=9, values={"max_position_embeddings": 40})
+    )
+    config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3, "disable_by_batch_size": 16}
+    with opened(directory, speculative_config=config, max_num_batched_tokens=32) as llm:
+        prompts, params = asked()
+        prompts, params = prompts[::3], params[::3]
+        answers = llm.generate(prompts, params)
+        statistics = llm.engine.statistics.speculation
+        assert statistics is not None
+        share = statistics.num_accepted_tokens / statistics.num_draft_tokens
+        assert llm.engine._speculator is not None
+        drafter = llm.engine._speculator._proposer
+        assert isinstance(drafter, DraftModel)
+        assert drafter._kv.pool.usage == 0
+        check_integrity(drafter._kv, [])
+    assert [facts(answer) for answer in answers] == [facts(answer) for answer in alone[::3]]
+    assert share > 0.4 if is_good else share < 0.4
+
+
+def test_a_draft_model_must_write_the_same_tokens(directory: Path, tmp_path: Path) -> None:
+    other = write_checkpoint(tmp_path, "llama")
+    path = other / "tokenizer.json"
+    document = json.loads(path.read_text())
+    vocabulary = document["model"]["vocab"]
+    first, second = sorted(vocabulary, key=lambda token: vocabulary[token])[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(document))
+    with pytest.raises(UnsupportedError, match="its tokenizer differs"):
+        opened(directory, speculative_config={"model": str(other)})
+    with pytest.raises(InvalidArgumentError, match="no directory and no GGUF file"):
+        opened(directory, speculative_config={"model": str(tmp_path / "nowhere")})
+
+
+def test_drafts_that_do_not_pay_are_left_out() -> None:
+    gain = Gain()
+    for _ in range(4):
+        gain.observe(1, 1.0, 1.0, has_drafts=False)
+    for _ in range(40):  # 1.5 tokens in 1.3 steps
+        assert gain.is_expected()
+        gain.observe(1, 1.3, 1.5, has_drafts=True)
+    drafted = 0
+    for _ in range(2000):
+        if gain.is_expected():
+            drafted += 1
+            gain.observe(1, 1.3, 1.0, has_drafts=True)
+        else:
+            gain.observe(1, 1.0, 1.0, has_drafts=False)
+    assert 8 < drafted < 100
 
 
 class Noise:
@@ -166,6 +234,9 @@ class Noise:
     def end(self, sequence: Generated) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("num_blocks", [12, 64])
@@ -174,7 +245,7 @@ def test_any_drafts_over_any_pool(num_blocks: int, window: int | None, is_asynch
     runner = FakeRunner(num_blocks=num_blocks, vocab_size=3, is_asynchronous=is_asynchronous, window=window)
     guessing = engine(runner, speculative_config=SpeculativeConfig(method="ngram", num_speculative_tokens=4))
     assert guessing._speculator is not None
-    guessing._speculator = Speculator(guessing._speculator._config, Noise(), most_sequences=8)
+    guessing._speculator = Speculator(guessing._speculator._config, Noise(), most_sequences=8, clock_ns=still)
     asked = [request([number % 3, *([2] * number)], max_tokens=30, seed=number, logprobs=0) for number in range(6)]
     answers = run(guessing, *asked)
     for each in asked:
@@ -189,7 +260,7 @@ def test_any_drafts_over_any_pool(num_blocks: int, window: int | None, is_asynch
 
 
 def test_a_cancelled_sequence_leaves_nothing() -> None:
-    guessing = engine(FakeRunner(vocab_size=3), speculative_config=SpeculativeConfig(**NGRAM))
+    guessing = engine(FakeRunner(vocab_size=3), clock=still, speculative_config=SpeculativeConfig(**NGRAM))
     gone, stays = request([1, 2] * 3, max_tokens=40), request([1, 2, 1, 2, 1], max_tokens=20)
     guessing.add(gone)
     guessing.add(stays)
@@ -204,7 +275,9 @@ def test_a_cancelled_sequence_leaves_nothing() -> None:
 
 
 def test_many_sequences_get_no_drafts() -> None:
-    guessing = engine(FakeRunner(vocab_size=2), speculative_config=SpeculativeConfig(**NGRAM, disable_by_batch_size=1))
+    guessing = engine(
+        FakeRunner(vocab_size=2), clock=still, speculative_config=SpeculativeConfig(**NGRAM, disable_by_batch_size=1)
+    )
     run(guessing, request([1, 0], max_tokens=20), request([0, 1], max_tokens=20))
     statistics = guessing.statistics.speculation
     assert statistics is not None
@@ -247,7 +320,7 @@ def test_what_a_grammar_forces_is_drafted(directory: Path) -> None:
 
 
 def test_measurements(directory: Path) -> None:
-    guessing = engine(FakeRunner(vocab_size=2), speculative_config=SpeculativeConfig(**NGRAM))
+    guessing = engine(FakeRunner(vocab_size=2), clock=still, speculative_config=SpeculativeConfig(**NGRAM))
     run(guessing, request([1] * 9, max_tokens=40))
     found = {(one.name, *(one.labels or {}).values()): one.value for one in measure(guessing.statistics)}
     statistics = guessing.statistics.speculation
