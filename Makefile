@@ -48,9 +48,10 @@ quick: $(VENV)/.dev
 nightly: $(VENV)/.dev
 	$(TESTS) $(ARGS)
 
-# The wheel and the parts in C, built as a user's machine builds them, which is minutes of compiling.
+# The wheel and the parts in C, built as a user's machine builds them, for other processors, and with sanitizers: minutes
+# of compiling.
 packages: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow tests/packaging tests/core/test_accelerator.py $(ARGS)
+	$(BIN)/python -m pytest -m slow tests/packaging tests/core/test_accelerator.py tests/backends/llm/test_vectors.py $(ARGS)
 
 # The language models' kernels in Triton's interpreter. Its wheel for Linux is large, and nothing else needs it: it lies
 # in a directory of its own, where torch does not find it when a server starts.

@@ -5,15 +5,25 @@
  * before an address is computed from them. Only the stable ABI is used: one build serves Python 3.11 and all later ones.
  */
 
+#ifndef WITHOUT_PYTHON /* tests in C include this file as it is, without the module */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#endif
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "_kernels_threads.h"
+
+/* Tests in C define these otherwise: for instructions that are emulated, and to compile in seconds. */
+#ifndef TARGET_OF
+#define TARGET_OF(instructions) __attribute__((target(instructions)))
+#endif
+#ifndef INLINED
+#define INLINED static inline __attribute__((always_inline))
+#endif
 
 /* Tokens whose softmax is taken at once, tokens whose codes are decoded at once, and heads that share the keys and values
  * read for them.
@@ -108,7 +118,7 @@ static inline void set_element(void *values, int64_t at, float value, int is_hal
 #undef NAME
 
 #ifdef __x86_64__
-#define TARGET __attribute__((target("avx2,fma")))
+#define TARGET TARGET_OF("avx2,fma")
 #define WIDTH 8
 #define NAME(name) name##_8
 #include "_kernels_vector.h"
@@ -116,7 +126,7 @@ static inline void set_element(void *values, int64_t at, float value, int is_hal
 #undef WIDTH
 #undef NAME
 
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
+#define TARGET TARGET_OF("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
 #define WIDTH 16
 #define NAME(name) name##_16
 #include "_kernels_vector.h"
@@ -247,6 +257,7 @@ static void attend_part(const Work *shared, int64_t part)
                    layer->output + output_row * head_bytes);
 }
 
+#ifndef WITHOUT_PYTHON
 /* ---- Arguments ----------------------------------------------------------------------------------------------------- */
 
 static int read_integers(PyObject *const *args, Py_ssize_t num_args, Py_ssize_t expected, int64_t *values)
@@ -595,3 +606,4 @@ PyMODINIT_FUNC PyInit__kernels(void)
 #endif
     return module;
 }
+#endif

@@ -4,7 +4,7 @@
  * are those of GNU C, so nothing here names an instruction.
  */
 
-#define INLINE static inline __attribute__((always_inline)) TARGET
+#define INLINE INLINED TARGET
 #define vec NAME(vec)
 #define ivec NAME(ivec)
 

@@ -9,9 +9,11 @@
  * threads, so a row's results are the same bits whatever is multiplied with it.
  */
 
+#ifndef WITHOUT_PYTHON /* tests in C include this file as it is, without the module */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#endif
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -21,8 +23,26 @@
 #include <cpuid.h>
 #include <immintrin.h>
 #endif
+#ifdef __aarch64__
+#include <arm_neon.h>
+#endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #include "_kernels_threads.h"
+
+/* Tests in C define these three otherwise: for instructions that are emulated, and to compile in seconds. */
+#ifndef TARGET_OF
+#define TARGET_OF(instructions) __attribute__((target(instructions)))
+#endif
+#ifndef INLINED
+#define INLINED static inline __attribute__((always_inline))
+#endif
+/* Compilers would add up in another order, and keep all parts in memory until then. */
+#ifndef IN_THIS_ORDER
+#define IN_THIS_ORDER(vector) __asm__("" : "+v"(vector))
+#endif
 
 /* Inputs whose sums are added up before they are added to those of earlier ones; rows and outputs of a part that are
  * computed together. */
@@ -83,6 +103,8 @@ static inline float half_to_float(uint16_t half)
 #define AVXVNNI 2
 #define AVX512 3
 #define AVX512VNNI 4
+#define DOTPROD 5
+#define I8MM 6
 
 #define ISA GENERIC
 #define TARGET
@@ -100,6 +122,38 @@ static inline float half_to_float(uint16_t half)
 #undef MOST_BLOCKS
 #undef NAME
 
+#if defined(__aarch64__) && defined(__linux__)
+#define HAS_DOTPROD
+#define LANES 4
+#define CODE_ROWS 8
+#define FLOAT_ROWS 6
+#define MOST_BLOCKS 2
+
+#define ISA DOTPROD
+#ifdef __clang__
+#define TARGET TARGET_OF("dotprod")
+#else
+#define TARGET TARGET_OF("arch=armv8.2-a+dotprod")
+#endif
+#define NAME(name) name##_dotprod
+#include "_packed_vector.h"
+#undef ISA
+#undef TARGET
+#undef NAME
+
+#define ISA I8MM
+#ifdef __clang__
+#define TARGET TARGET_OF("dotprod,i8mm")
+#else
+#define TARGET TARGET_OF("arch=armv8.2-a+dotprod+i8mm")
+#endif
+#define NAME(name) name##_i8mm
+#include "_packed_vector.h"
+#undef ISA
+#undef TARGET
+#undef NAME
+#endif
+
 #ifdef __x86_64__
 #define LANES 8
 #define CODE_ROWS 4
@@ -107,7 +161,7 @@ static inline float half_to_float(uint16_t half)
 #define MOST_BLOCKS 2
 
 #define ISA AVX2
-#define TARGET __attribute__((target("avx2,fma,f16c")))
+#define TARGET TARGET_OF("avx2,fma,f16c")
 #define NAME(name) name##_avx2
 #include "_packed_vector.h"
 #undef ISA
@@ -117,7 +171,7 @@ static inline float half_to_float(uint16_t half)
 #if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
 #define HAS_AVXVNNI
 #define ISA AVXVNNI
-#define TARGET __attribute__((target("avx2,fma,f16c,avxvnni")))
+#define TARGET TARGET_OF("avx2,fma,f16c,avxvnni")
 #define NAME(name) name##_avxvnni
 #include "_packed_vector.h"
 #undef ISA
@@ -131,7 +185,7 @@ static inline float half_to_float(uint16_t half)
 #define CODE_ROWS 8
 
 #define ISA AVX512
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#define TARGET TARGET_OF("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #define NAME(name) name##_avx512
 #include "_packed_vector.h"
 #undef ISA
@@ -139,7 +193,7 @@ static inline float half_to_float(uint16_t half)
 #undef NAME
 
 #define ISA AVX512VNNI
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")))
+#define TARGET TARGET_OF("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 #define NAME(name) name##_avx512vnni
 #include "_packed_vector.h"
 #undef ISA
@@ -158,7 +212,7 @@ typedef struct {
 #define KERNELS(name, isa, lanes, float_rows, most_blocks) \
     {#name, isa, lanes, float_rows, most_blocks, multiply_codes_##name, multiply_floats_##name, quantize_##name}
 
-/* The fastest first; `chosen` is the first of them that this processor has. */
+/* The fastest first: the module takes the first of them that this processor has. */
 static const Kernels all_kernels[] = {
 #ifdef __x86_64__
     KERNELS(avx512vnni, AVX512VNNI, 16, 6, 2),
@@ -168,10 +222,13 @@ static const Kernels all_kernels[] = {
     KERNELS(avx512, AVX512, 16, 6, 2),
     KERNELS(avx2, AVX2, 8, 6, 2),
 #endif
+#ifdef HAS_DOTPROD
+    KERNELS(i8mm, I8MM, 4, 6, 2),
+    KERNELS(dotprod, DOTPROD, 4, 6, 2),
+#endif
     KERNELS(generic, GENERIC, 4, 4, 1),
 };
 #define NUM_KERNELS ((int)(sizeof all_kernels / sizeof all_kernels[0]))
-static const Kernels *chosen;
 
 static int can_run(const Kernels *kernels)
 {
@@ -195,6 +252,10 @@ static int can_run(const Kernels *kernels)
     default:
         return has_avx512 && __builtin_cpu_supports("avx512vnni");
     }
+#elif defined(HAS_DOTPROD)
+    /* Bits of Linux's <asm/hwcap.h>, where old ones lack names: ASIMDDP, and I8MM in the second word. */
+    const int has_dotprod = (getauxval(AT_HWCAP) & 1ul << 20) != 0;
+    return has_dotprod && (kernels->isa == DOTPROD || (getauxval(AT_HWCAP2) & 1ul << 13) != 0);
 #else
     return 0;
 #endif
@@ -488,6 +549,9 @@ static void expand_row(const Work *shared, int64_t row)
 
 /* ---- The module ---------------------------------------------------------------------------------------------------- */
 
+#ifndef WITHOUT_PYTHON
+static const Kernels *chosen;
+
 static int read_integers(PyObject *const *args, Py_ssize_t num_args, Py_ssize_t expected, int64_t *values)
 {
     if (num_args != expected) {
@@ -767,3 +831,4 @@ PyMODINIT_FUNC PyInit__packed_linear(void)
 #endif
     return module;
 }
+#endif

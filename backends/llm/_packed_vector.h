@@ -5,7 +5,7 @@
  * results are the same whatever rows are multiplied with it.
  */
 
-#define INLINE static inline __attribute__((always_inline)) TARGET
+#define INLINE INLINED TARGET
 #define fvec NAME(fvec)
 #define ivec NAME(ivec)
 #define bytes NAME(bytes)
@@ -13,8 +13,6 @@
 #define UNROLL _Pragma("GCC unroll 16")
 /* Reads ahead, across the pages that processors do not follow by themselves. Beyond the end of memory that does nothing. */
 #define READ_AHEAD(at, num_bytes) __builtin_prefetch((const void *)((uintptr_t)(at) + (num_bytes)))
-/* Compilers would add up what follows in another order, and keep all of it in memory until then. */
-#define IN_THIS_ORDER(vector) __asm__("" : "+v"(vector))
 
 typedef float fvec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
@@ -100,11 +98,29 @@ INLINE fvec NAME(as_floats)(ivec bits)
 #define WIDEN_TO_HALVES(values) ((halves)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(values))))
 #else
 #define IS_VNNI 0
-#define FMA(a, b, c) ((a) * (b) + (c))
+#if defined(__aarch64__)
+#define FMA(a, b, c) ((fvec)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
+#define FROM_HALVES(h) ((fvec)vcvt_f32_f16((float16x4_t)(h)))
+#else
+#define FMA(a, b, c) NAME(fma)(a, b, c)
 #define FROM_HALVES(h) NAME(from_halves)(h)
+#endif
 #define WIDEN_BYTES(values) NAME(widen_bytes)(values)
 #define WIDEN_SIGNED(values) ((NAME(widen_bytes)((const uint8_t *)(values)) ^ 128) - 128)
 #define WIDEN_TO_HALVES(values) __builtin_convertvector(NAME(widen_bytes)(values), halves)
+
+#ifndef __aarch64__
+/* Rounds once, as the others do, where the compiler may use the instruction for it. */
+INLINE fvec NAME(fma)(fvec a, fvec b, fvec c)
+{
+#ifdef __FP_FAST_FMAF
+    for (int lane = 0; lane < LANES; lane++)
+        c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
 
 INLINE fvec NAME(from_halves)(halves h)
 {
@@ -113,6 +129,7 @@ INLINE fvec NAME(from_halves)(halves h)
         values[lane] = half_to_float(h[lane]);
     return values;
 }
+#endif
 
 INLINE ivec NAME(widen_bytes)(const uint8_t *values)
 {
@@ -139,6 +156,8 @@ INLINE bytes NAME(look_up)(bytes table, bytes codes)
     for (int at = 0; at < 4 * LANES; at++)
         codes[at] = table[codes[at]];
     return codes;
+#elif ISA == DOTPROD || ISA == I8MM
+    return (bytes)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)codes);
 #else
     return (bytes)SHUFFLE_BYTES(BYTES(table), BYTES(codes));
 #endif
@@ -162,6 +181,9 @@ INLINE ivec NAME(dot)(ivec sums, bytes codes, int32_t row, int is_small)
     UNROLL for (int at = 0; at < 4; at++)
         sums += ((ivec)((words << (24 - 8 * at))) >> shift) * (int32_t)(int8_t)(row >> (8 * at));
     return sums;
+#elif ISA == DOTPROD || ISA == I8MM
+    (void)is_small;
+    return (ivec)vdotq_s32((int32x4_t)sums, (int8x16_t)codes, (int8x16_t)NAME(all_integers)(row));
 #else
     const bytes x = (bytes)NAME(all_integers)(row);
 #if IS_VNNI
@@ -180,8 +202,9 @@ INLINE ivec NAME(dot)(ivec sums, bytes codes, int32_t row, int is_small)
 
 INLINE ivec NAME(widen)(ivec sums)
 {
-#if ISA != GENERIC && !IS_VNNI
-    sums = (ivec)MADD(BYTES(sums), ONES);
+#ifdef MADD
+    if (!IS_VNNI)
+        sums = (ivec)MADD(BYTES(sums), ONES);
 #endif
     return sums;
 }
@@ -373,18 +396,60 @@ INLINE void NAME(add_offsets)(const NAME(Tile) *t, int64_t unit, fvec least[][2]
     }
 }
 
+/* Groups of four inputs in a step of codes. */
+INLINE int NAME(groups_of_step)(const int form)
+{
+    return form == CODES5 ? 8 : form == CODES6 ? 4 : 2;
+}
+
+#if ISA == I8MM
+/* `multiply_unit` for an even number of rows and one block: an instruction multiplies eight inputs of two rows by those of
+ * two outputs. */
+INLINE void NAME(multiply_row_pairs)(const NAME(Tile) *t, const uint8_t *codes, const int8_t *row, int64_t at, bytes table,
+                                     ivec sums[][2], const int num_rows, const int form, const int unit)
+{
+    const int each = NAME(groups_of_step)(form);
+    int32x4_t low[4], high[4]; /* of outputs 0 and 1, and of 2 and 3: the first row's two sums, then the second's */
+    UNROLL for (int pair = 0; pair < num_rows / 2; pair++)
+        low[pair] = high[pair] = vdupq_n_s32(0);
+    UNROLL for (int group = 0; group < unit / 4; group += 2) {
+        const uint8_t *step = codes + group / each * each * LANES * FORM_BITS(form) / 2;
+        const int32x4_t first = (int32x4_t)NAME(codes_of)(step, group % each, table, form);
+        const int32x4_t second = (int32x4_t)NAME(codes_of)(step, group % each + 1, table, form);
+        const int8x16_t outputs01 = (int8x16_t)vzip1q_s32(first, second), outputs23 = (int8x16_t)vzip2q_s32(first, second);
+        UNROLL for (int pair = 0; pair < num_rows / 2; pair++) {
+            const int8_t *x = row + 2 * pair * t->row_bytes + 4 * group;
+            const int8x16_t rows = vcombine_s8(vld1_s8(x), vld1_s8(x + t->row_bytes));
+            low[pair] = vmmlaq_s32(low[pair], rows, outputs01);
+            high[pair] = vmmlaq_s32(high[pair], rows, outputs23);
+        }
+    }
+    UNROLL for (int m = 0; m < num_rows; m++) {
+        const int64x2_t l = (int64x2_t)low[m / 2], h = (int64x2_t)high[m / 2];
+        const ivec start = NAME(all_integers)(t->starts[m * t->row_units + at]);
+        sums[m][0] = start + (ivec)(m % 2 ? vzip2q_s64(l, h) : vzip1q_s64(l, h));
+    }
+}
+#endif
+
 /* The products of one unit of `unit` inputs, for each row and block, as integers. */
 INLINE void NAME(multiply_unit)(const NAME(Tile) *t, const uint8_t *codes, const int8_t *row, int64_t at, bytes table,
                                 ivec sums[][2], const int num_rows, const int num_blocks, const int form,
                                 const int unit)
 {
     const int is_small = form != CODES8 && form != TABLE4, num_bits = FORM_BITS(form), num_groups = unit / 4;
-    /* Groups of four inputs in a step, and those whose products are added in 16 bits. */
-    const int each = form == CODES5 ? 8 : form == CODES6 ? 4 : 2, span = form == CODES6 ? 2 : form == CODES5 ? 4 : 8;
+    /* `span`: groups of four inputs whose products are added in 16 bits. */
+    const int each = NAME(groups_of_step)(form), span = form == CODES6 ? 2 : form == CODES5 ? 4 : 8;
     ivec parts[8][2];
     UNROLL for (int b = 0; b < num_blocks; b++)
         UNROLL for (int at_byte = 0; at_byte < unit * LANES * num_bits / 8; at_byte += 64)
             READ_AHEAD(codes + b * t->block_bytes + at_byte, 4096);
+#if ISA == I8MM
+    if (num_rows > 1) {
+        NAME(multiply_row_pairs)(t, codes, row, at, table, sums, num_rows, form, unit);
+        return;
+    }
+#endif
     UNROLL for (int m = 0; m < num_rows; m++)
         UNROLL for (int b = 0; b < num_blocks; b++) {
             sums[m][b] = NAME(all_integers)(t->starts[m * t->row_units + at]);
@@ -704,7 +769,6 @@ static TARGET void NAME(multiply_floats)(const Matrix *w, const float *x, int64_
 #undef halves
 #undef UNROLL
 #undef READ_AHEAD
-#undef IN_THIS_ORDER
 #undef BYTES
 #undef IS_VNNI
 #undef MADDUBS

@@ -69,6 +69,11 @@ def find_tool(name: str) -> str | None:
     if name == "kserve-crds":
         directory = os.environ.get(_KSERVE_VARIABLE, "")
         return directory if directory and Path(directory).is_dir() else None
+    if name == "simde":  # headers
+        return next((each for each in ("/usr/include", "/usr/local/include") if Path(each, "simde/x86").is_dir()), None)
+    if name == "avx2":  # with what belongs to x86-64-v3
+        flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").is_file() else []
+        return "/proc/cpuinfo" if {"avx2", "fma", "f16c"} <= set(flags) else None
     if name == "grpc-go":
         return GO_LIBRARIES if Path(GO_LIBRARIES, "src/google.golang.org/grpc").is_dir() else None
     if name == "netty-tcnative":
