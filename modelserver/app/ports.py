@@ -65,10 +65,11 @@ class OwnPort:
 class Frontends:
     """The frontends to serve, over `dataplane`; None for one that a flag turns off.
 
-    `http_apis` are those of `http`, and `own` are ports by their names.
+    `http_apis` are those of `http`, and `own` are ports by their names. A program without models has no `dataplane`,
+    and no front processes.
     """
 
-    dataplane: DataPlane
+    dataplane: DataPlane | None
     http: HttpHandler | None
     grpc: GrpcHandler | None
     http_apis: tuple[Api, ...] = ()
@@ -204,6 +205,7 @@ def _servers(_options: ServerOptions, frontends: Frontends, plans: Mapping[str, 
 
 def _processes(options: ServerOptions, frontends: Frontends, plans: Mapping[str, FrontPort]) -> dict[str, Wire]:
     """The ports, served by processes of their own."""
+    assert frontends.dataplane is not None, "front processes stand before models"
     processes = WireProcesses(
         options.wire_processes,
         tuple(plans.values()),

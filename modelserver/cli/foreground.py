@@ -32,7 +32,7 @@ def run(options: ServerOptions, apis: Mapping[str, ApiFactory] | None = None) ->
         logger.warning("%s", sentence)
     logger.info("numbers in JSON are read and written by %s", accelerator.description())
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             status, is_abandoned = runner.run(_serve(options, apis or {}, logs))
             if is_abandoned:
                 logs.close()
@@ -54,7 +54,8 @@ async def _serve(options: ServerOptions, apis: Mapping[str, ApiFactory], logs: L
     return status, server.is_abandoned
 
 
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """uvloop's loop, where it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -27,6 +27,7 @@ COMMANDS = {
     "ls": ("store", "List the models of the store."),
     "stop": ("store", "Unload a model of a running server; its next request loads it again."),
     "serve": ("serve", "Serve model repositories over HTTP and gRPC."),
+    "route": ("route", "Put one address in front of several identical servers."),
     "check": ("check", "Validate every model of a repository without serving it."),
     "list": ("models", "List the models of a running server, or of a repository."),
     "show": ("models", "Show a model: its inputs and outputs, its completed config, and its statistics."),

@@ -144,11 +144,12 @@ def _print_help() -> None:
             group = option.flag.group
             print_line("")
             print_line(f"{group}:")
-        for line in _help_lines(option):
+        for line in help_lines(option):
             print_line(line)
 
 
-def _help_lines(option: Option) -> Sequence[str]:
+def help_lines(option: Option) -> Sequence[str]:
+    """The lines about an option in the help of its command."""
     kind = {bool: "true|false", int: "INTEGER", float: "NUMBER"}.get(option.kind, "TEXT")
     value = option.flag.metavar or "|".join(option.flag.choices) or kind
     aliases = "".join(f", --{alias.replace('_', '-')}" for alias in option.flag.aliases)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Collection, Sequence
 from random import Random
 
@@ -15,6 +16,11 @@ from modelserver.endpoints.endpoint import Endpoint, hash64
 LOAD_BOUND = 1.25
 
 Hashes = NDArray[np.uint64]
+
+
+def load_bound(total_load: int, num_endpoints: int) -> float:
+    """The load up to which an endpoint may be preferred to others."""
+    return LOAD_BOUND * total_load / max(num_endpoints, 1) + 1
 
 
 class Policy(enum.Enum):
@@ -48,13 +54,14 @@ class Candidates:
             return one if one.load < other.load else other
         return one if one.latency_s <= other.latency_s else other
 
-    def by_key(self, key: bytes, *, total_load: int, excluded: Collection[Endpoint] = ()) -> Endpoint:
+    def by_key(self, key: bytes, *, total_load: int | None, excluded: Collection[Endpoint] = ()) -> Endpoint:
         """The endpoint that a rendezvous hash prefers for `key`, among those whose load is near the mean.
 
+        `total_load` is that of all; None prefers it whatever its load is.
         Every process prefers the same one, and an endpoint that comes or goes moves only its own keys.
         """
         scores = _mixed(self._seeds ^ np.uint64(hash64(key)))
-        bound = LOAD_BOUND * total_load / len(self.endpoints) + 1
+        bound = math.inf if total_load is None else load_bound(total_load, len(self.endpoints))
         preferred: Endpoint | None = None
         for _ in self.endpoints:
             best = int(scores.argmax())

@@ -6,12 +6,12 @@ Pure decisions over an injected clock and random source; on one thread. Sources 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from modelserver.core.clock import Clock, SystemClock
-from modelserver.endpoints.choice import Candidates, Policy
+from modelserver.endpoints.choice import Candidates, Policy, load_bound
 from modelserver.endpoints.endpoint import Endpoint, EndpointState, Member, Outcome
 from modelserver.endpoints.retry_budget import RetryBudget
 from modelserver.errors import UnavailableError
@@ -102,11 +102,24 @@ class EndpointSet:
 
     # Choice
 
-    def choose(self, *, key: bytes | None = None, excluded: Collection[Endpoint] = ()) -> Endpoint:
+    def candidates(self, excluded: Collection[Endpoint] = ()) -> Sequence[Endpoint]:
+        """The endpoints that may get a request now."""
+        now_ns = self.clock.now_ns()
+        found = self._candidates if now_ns < self._candidates_until_ns else self._refresh(now_ns)
+        return [each for each in found.endpoints if each not in excluded] if excluded else found.endpoints
+
+    @property
+    def load_bound(self) -> float:
+        """The load beyond which an endpoint is passed over although a key prefers it."""
+        return load_bound(self.outstanding, len(self._candidates.endpoints))
+
+    def choose(
+        self, *, key: bytes | None = None, excluded: Collection[Endpoint] = (), is_bounded: bool = True
+    ) -> Endpoint:
         """The endpoint for a request, which does not count as outstanding before `begin`.
 
-        With a `key`, requests of equal keys go to one endpoint as long as its load allows. `excluded` are those that
-        were tried already. Raises UnavailableError, with the reason of each endpoint, if none is left.
+        With a `key`, requests of equal keys go to one endpoint, if `is_bounded` as long as its load allows. `excluded`
+        are those that were tried already. Raises UnavailableError, with the reason of each endpoint, if none is left.
         """
         now_ns = self.clock.now_ns()
         candidates = self._candidates
@@ -119,7 +132,7 @@ class EndpointSet:
         if not candidates.endpoints:
             raise self._none_left(now_ns)
         if key is not None:
-            return candidates.by_key(key, total_load=self.outstanding)
+            return candidates.by_key(key, total_load=self.outstanding if is_bounded else None)
         if self.policy is Policy.ROUND_ROBIN:
             self._turn += 1
             return candidates.endpoints[self._turn % len(candidates.endpoints)]

@@ -88,15 +88,20 @@ def _vertex_ai_values(environment: Mapping[str, str]) -> Values:
     return values
 
 
-def parse_arguments(arguments: Sequence[str]) -> Values:
-    """Options given as `--name=value`, `--name value` or, if boolean, `--name`; bare words are model repositories."""
-    known = _names(option_table())
+def parse_arguments(
+    arguments: Sequence[str], table: Sequence[Option] | None = None, *, bare: str = "model_repository"
+) -> Values:
+    """Options of the table, the server's by default, given as `--name=value`, `--name value` or, if boolean, `--name`.
+
+    Bare words are values of the option `bare`.
+    """
+    known = _names(option_table() if table is None else table)
     values: Values = {}
     rest = list(reversed(arguments))
     while rest:
         word = rest.pop()
         if not word.startswith("-"):
-            _put(values, known["model_repository"], word)
+            _put(values, known[bare], word)
             continue
         name, equals, text = word.partition("=")
         option = known.get(name.removeprefix("--").replace("-", "_")) if name.startswith("--") else None
@@ -109,10 +114,10 @@ def parse_arguments(arguments: Sequence[str]) -> Values:
     return values
 
 
-def parse_environment(environment: Mapping[str, str]) -> Values:
+def parse_environment(environment: Mapping[str, str], table: Sequence[Option] | None = None) -> Values:
     """Options from `MODELSERVER_*`; `unknown_variables` names the others of that prefix."""
     values: Values = {}
-    for option in option_table():
+    for option in option_table() if table is None else table:
         text = environment.get(option.variable)
         if text is None or (option.kind is int and _SERVICE_LINK.match(text)):
             continue
@@ -140,7 +145,7 @@ def _nearest_variable(name: str) -> str:
     return f"; did you mean '{PREFIX}{nearest.upper()}'?" if nearest else ""
 
 
-def read_file(path: Path) -> Values:
+def read_file(path: Path, table: Sequence[Option] | None = None) -> Values:
     """Options from a YAML mapping of flag names (with or without the dashes) to values or lists of values."""
     try:
         content: Any = parse_yaml(path.read_text(), f"--config: '{path}'")
@@ -152,7 +157,7 @@ def read_file(path: Path) -> Values:
         return {}
     if not isinstance(content, dict):
         raise InvalidArgumentError(f"--config: '{path}' must be a mapping from flag names to values")
-    known = _names(option_table())
+    known = _names(option_table() if table is None else table)
     values: Values = {}
     for key, value in content.items():
         option = known.get(str(key).removeprefix("--").replace("-", "_"))

@@ -20,10 +20,13 @@ _OLD_IN_EFFECT = (
 @cache
 def option_table() -> tuple[Option, ...]:
     """The table in the order of the fields."""
-    hints = typing.get_type_hints(ServerOptions)
-    return tuple(
-        _describe(entry.name, hints[entry.name], entry.default, entry.metadata) for entry in fields(ServerOptions)
-    )
+    return describe_options(ServerOptions)
+
+
+def describe_options(kind: type) -> tuple[Option, ...]:
+    """The options that are the fields of a dataclass with a flag each."""
+    hints = typing.get_type_hints(kind)
+    return tuple(_describe(each.name, hints[each.name], each.default, each.metadata) for each in fields(kind))
 
 
 def ineffective(options: ServerOptions) -> list[Option]:

@@ -87,7 +87,8 @@ class Method:
     """An entry of the method table: a unary handler (called, answers by callback) or a streaming one (awaited).
 
     `group`, `scope` and `key` are the requirements, as for HTTP routes. `check_head` refuses calls by their heads; the
-    handler checks again later, as keys may change meanwhile.
+    handler checks again later, as keys may change meanwhile. `relay`, in place of a handler, makes the stream itself:
+    it is called with the wire's connection, the stream's id and its route, and gets frames as they arrive.
     """
 
     unary: Callable[[UnaryCall], None] | None = None
@@ -96,6 +97,7 @@ class Method:
     scope: Scope | None = None
     key: KeyUse = KeyUse.NEEDED
     check_head: CheckHead | None = None
+    relay: Callable[..., Any] | None = None
     needs: Needs = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -62,7 +62,7 @@ class RouteMemo:
 class ResponseWriter(Protocol):
     """The body of an answer that is sent piece by piece (SSE), with back-pressure.
 
-    Each method raises ConnectionError when the peer has left, except `close`.
+    Each method raises ConnectionError when the peer has left, except `close` and `abort`.
     """
 
     def send(self, data: Buffer) -> bool:
@@ -76,6 +76,9 @@ class ResponseWriter(Protocol):
 
     async def close(self) -> None:
         """End the body."""
+
+    def abort(self) -> None:
+        """Break the answer off, in a way that tells the peer that it is not complete."""
 
 
 class HttpExchange(abc.ABC):
@@ -105,7 +108,7 @@ class HttpExchange(abc.ABC):
 
     @abc.abstractmethod
     def start(self, status: int, headers: list[tuple[str, str]]) -> ResponseWriter:
-        """Begin an answer whose body follows piece by piece."""
+        """Begin an answer whose body follows piece by piece; a content-length among the headers must be right."""
 
 
 class HttpHandler(Protocol):

@@ -133,3 +133,7 @@ class _LoggedWriter:
     async def close(self) -> None:
         await self._writer.close()
         self._entry.write(str(self._status), self._num_bytes)
+
+    def abort(self) -> None:
+        self._writer.abort()
+        self._entry.write("broken", self._num_bytes)

@@ -224,8 +224,10 @@ class Http1Connection(RequestReader, Answering, PieceSink):
 
     def begin_pieces(self, request: RequestHead, status: int, headers: list[tuple[str, str]]) -> PieceWriter:
         """Send the head of the answer to the request whose turn it is."""
-        is_chunked = not request.is_http_1_0
-        self._is_last = not request.keeps_alive or not is_chunked or (self._is_draining and self._has_no_more())
+        has_length = any(name.lower() == "content-length" for name, _ in headers)
+        is_chunked = not request.is_http_1_0 and not has_length
+        ends_itself = is_chunked or has_length
+        self._is_last = not request.keeps_alive or not ends_itself or (self._is_draining and self._has_no_more())
         framing = b"Transfer-Encoding: chunked\r\n" if is_chunked else b""
         end = CLOSE if self._is_last else NO_LENGTH
         self._transport.set_write_buffer_limits(high=self._context.limits.pieces_buffer_bytes)

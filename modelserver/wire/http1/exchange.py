@@ -87,3 +87,6 @@ class LostWriter:
 
     async def close(self) -> None:
         """There is nothing to end."""
+
+    def abort(self) -> None:
+        """There is nothing to break off."""

@@ -31,6 +31,9 @@ class PieceSink(Protocol):
     def end_pieces(self) -> None:
         """The answer is complete."""
 
+    def abort(self) -> None:
+        """Close now: the answer will not be complete."""
+
 
 class PieceWriter:
     """Made when the head was sent. A client that has left ends it by `lost`.
@@ -84,6 +87,12 @@ class PieceWriter:
         if self._is_chunked and not self._is_silent:
             connection.send_piece((_LAST_CHUNK,))
         connection.end_pieces()
+
+    def abort(self) -> None:
+        """Break the answer off: its missing end tells the client."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
 
     def keep_open(self, now_s: float, interval_s: float) -> None:
         """Send a comment when a stream of events has been silent for `interval_s`: proxies close silent ones."""

@@ -261,6 +261,13 @@ class RestExchange(HttpExchange, Http2Stream):
             self.connection.queue(self, (), b"")
             self.connection.schedule_flush()
 
+    def abort(self) -> None:
+        """Break the answer off."""
+        if self.is_open:
+            self.phase = ANSWERED
+            self.on_disconnect = None
+            self.connection.reset(self, ErrorCode.INTERNAL_ERROR)
+
     def _check_open(self) -> None:
         if not self.is_open:
             raise ConnectionResetError("the client has left")

@@ -55,6 +55,8 @@ def _find_method(context: WireContext, head: RequestHead, peer: str) -> Route | 
         return Refusal(trailers_only(Status.UNIMPLEMENTED, f"Method not found! There is no '{path:.200}'"))
     if head.timeout_ns == 0:
         return Refusal(trailers_only(Status.DEADLINE_EXCEEDED, DEADLINE_TEXT))
+    if method.relay is not None:
+        return Route(head, method.relay, _unhandled)
     admitted, check_head = EVERYBODY, method.check_head
     if check_head is not None:
         try:
@@ -68,6 +70,10 @@ def _find_method(context: WireContext, head: RequestHead, peer: str) -> Route | 
         return Route(head, kind, method.unary, encoding, admitted, check_head)
     assert method.stream is not None, "a method is unary or a stream"
     return Route(head, GrpcStream, method.stream, encoding, admitted, check_head)
+
+
+def _unhandled(_stream: object) -> None:
+    """A relayed stream has no handler."""
 
 
 def _refusal(status: int, text: str, errors: ErrorWriter = PLAIN_ERRORS, code: str | None = None) -> Refusal:

@@ -130,11 +130,11 @@ class _Exchange(HttpExchange):
         self._exchanges.link.send(Started(self._number, status, headers))
         return _Writer(self, self._exchanges.link, self._number)
 
-    def finish(self) -> None:
-        """The last piece of the body was written, or the reader has left."""
+    def finish(self, status: int = Status.OK) -> None:
+        """The last piece of the body was written, or the reader has left; another status breaks the answer off."""
         self.window.close()
         self._exchanges.end(self._number)
-        self._exchanges.link.send(Ended(self._number, 0, ""))
+        self._exchanges.link.send(Ended(self._number, status, ""))
 
     def cancel(self) -> None:
         on_disconnect, self.on_disconnect = self.on_disconnect, None
@@ -179,6 +179,11 @@ class _Writer:
         """End the body."""
         if not self._exchange.window.is_closed:
             self._exchange.finish()
+
+    def abort(self) -> None:
+        """Break the answer off."""
+        if not self._exchange.window.is_closed:
+            self._exchange.finish(Status.INTERNAL)
 
 
 class _Call(UnaryCall):

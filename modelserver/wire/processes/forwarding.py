@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import GrpcHandler, Method, RpcError, StreamCall, UnaryCall
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
+from modelserver.protocol.grpc_status import Status
 from modelserver.protocol.kserve import INFER_PATH
 from modelserver.protocol.response import HttpResponse
 from modelserver.wire.processes.link import Link, Window
@@ -139,6 +140,7 @@ class _HttpCall:
         self._number = number
         self._exchange = exchange
         self._pieces: asyncio.Queue[Content | None] = asyncio.Queue()  # bounded by the window
+        self._is_broken_off = False
 
     def receive(self, message: Responded | Started | Piece | Ended) -> None:
         if isinstance(message, Responded):
@@ -152,6 +154,7 @@ class _HttpCall:
             self._pieces.put_nowait(message.content)
         else:
             self._calls.end(self._number)
+            self._is_broken_off = message.status != Status.OK
             self._pieces.put_nowait(None)
 
     async def _pump(self, writer: ResponseWriter) -> None:
@@ -159,7 +162,10 @@ class _HttpCall:
             while (content := await self._pieces.get()) is not None:
                 await writer.write(self._calls.bytes_of(content))
                 self._calls.link.send(Credit(self._number, 1))
-            await writer.close()
+            if self._is_broken_off:
+                writer.abort()
+            else:
+                await writer.close()
         except ConnectionError:
             self._calls.cancel(self._number)
 

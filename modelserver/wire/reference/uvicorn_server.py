@@ -305,6 +305,12 @@ class _Exchange(HttpExchange):
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         self.respond(None)
 
+    def abort(self) -> None:
+        """End without the end of the body."""
+        if not self._done.done():
+            self._connection.abort()
+            self.respond(None)
+
     async def _send_head(self) -> None:
         head, self._answer_head = self._answer_head, None
         if head is not None:
