@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def route(context: typer.Context) -> None:
-    """Choose one of several identical servers for each request. --help lists the flags."""
+    """Put one address in front of several identical servers. --help lists the flags."""
     words = list(context.args)
     if "--help" in words or "-h" in words:
         _print_help()

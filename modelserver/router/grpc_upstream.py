@@ -482,6 +482,13 @@ class GrpcPool:
         for upstream in list(self._upstreams):
             upstream.close()
 
+    async def stop(self) -> None:
+        """Close as `close`, and open no connection any more."""
+        self.close()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+
     async def _connect(self) -> None:
         upstream = GrpcUpstream(self, self._context)
         reason = ""

@@ -67,6 +67,8 @@ class Passage(RouteMemo):
         client = peer.rpartition(":")[0].strip("[]")
         if client:
             lines.append(f"x-forwarded-for: {via + ', ' if via else ''}{client}")
+        if "host" not in headers:  # of a client that speaks HTTP/1.0
+            lines.append("host: localhost")
         lines.append(f"{HOPS}: {self.num_hops + 1}")
         text = "\r\n".join([f"{head.method} {target} HTTP/1.1", *lines, ""])
         self.start = text.encode("latin-1", "replace")

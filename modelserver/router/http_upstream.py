@@ -143,6 +143,7 @@ class HttpUpstream(asyncio.BufferedProtocol):
         "_asking",
         "_chunks",
         "_head",
+        "_is_paused",
         "_is_whole",
         "_left",
         "_pool",
@@ -165,6 +166,7 @@ class HttpUpstream(asyncio.BufferedProtocol):
         self._rest = b""
         # Whether the whole request was handed to the transport.
         self._is_whole = True
+        self._is_paused = False
         self.idle_since_s = 0.0
         self.is_full = False
         self.is_lost = False
@@ -198,10 +200,12 @@ class HttpUpstream(asyncio.BufferedProtocol):
 
     def pause(self) -> None:
         """Receive nothing until `resume`."""
+        self._is_paused = True
         self._transport.pause_reading()
 
     def resume(self) -> None:
-        if not self.is_lost:
+        if self._is_paused and not self.is_lost:
+            self._is_paused = False
             self._transport.resume_reading()
 
     def close(self) -> None:
@@ -318,6 +322,7 @@ class HttpUpstream(asyncio.BufferedProtocol):
         if head.is_last or not self._is_whole:
             self._transport.abort()
         else:
+            self.resume()  # its last reader was slow
             self._pool.give_back(self)
 
     def _judge(self) -> None:
@@ -394,6 +399,14 @@ class HttpPool:
         """Close idle connections; the others close when their answers are complete."""
         while self._idle:
             self._idle.pop().close()
+
+    async def stop(self) -> None:
+        """Close idle connections, and open none any more."""
+        self.close()
+        connecting = list(self._connecting)
+        for task in connecting:
+            task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
 
     async def _connect(self, asking: Asking) -> None:
         upstream = HttpUpstream(self)

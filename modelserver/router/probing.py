@@ -71,13 +71,14 @@ async def probe(replicas: Replicas, endpoint: Endpoint) -> EndpointState:
     pool = replicas.replica(endpoint).http
     question = _Question(_READY % endpoint.address.rpartition("://")[2].encode("latin-1", "replace"))
     upstream = pool.take()
-    if upstream is None:
-        pool.connect(question)
-    else:
+    connecting = pool.connect(question) if upstream is None else None
+    if upstream is not None:
         question.connected(upstream)
     try:
         status = await question.status
     finally:
+        if connecting is not None:
+            connecting.cancel()
         if question.upstream is not None:
             question.upstream.abandon()
     return EndpointState.READY if status < 400 else EndpointState.STARTING
@@ -137,7 +138,7 @@ async def open_lines(replicas: Replicas, url: str) -> AsyncIterator[bytes]:
     head = f"GET {target} HTTP/1.1\r\nhost: {parts.netloc}\r\naccept: application/x-ndjson\r\n\r\n"
     asking = _Lines(head.encode("latin-1", "replace"))
     pool = replicas.pool(f"{parts.scheme}://{parts.netloc}", default_port=443 if parts.scheme == "https" else 80)
-    pool.connect(asking)
+    connecting = pool.connect(asking)
     try:
         while True:
             line = await asking.lines.get()
@@ -145,5 +146,6 @@ async def open_lines(replicas: Replicas, url: str) -> AsyncIterator[bytes]:
                 raise UnavailableError(f"cannot read {url}: {line.message}")
             yield line
     finally:
+        connecting.cancel()
         if asking.upstream is not None:
             asking.upstream.abandon()

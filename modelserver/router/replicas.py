@@ -124,7 +124,8 @@ class Replicas:
         for waiting in list(self._waiting):
             self._give_up(waiting)
         for replica in self._replicas.values():
-            replica.close()
+            await replica.http.stop()
+            await replica.grpc.stop()
         await asyncio.sleep(0)  # those closed learn of it
         self._poller.close()
 
