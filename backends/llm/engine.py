@@ -199,7 +199,7 @@ class Engine:
                 cache_salt=request.cache_salt,
                 seed=self._seeds.getrandbits(63) if params.seed is None else (params.seed + choice) & MAX_SEED,
                 max_num_tokens=max_num_tokens(request, self.max_model_len),
-                is_host_bound=is_host_bound(params) or self._speculator is not None,
+                is_host_bound=is_host_bound(params),
                 source=sequences[0] if sequences else None,
                 matcher=grammar.matcher() if grammar is not None else None,
                 pictures=request.pictures,

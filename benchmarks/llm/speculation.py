@@ -13,7 +13,9 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,15 @@ _VOCAB = 8192
 _SHAPE = _llama(384, 1024, 6, (6, 2, 64), _VOCAB)
 _NUM_TOKENS = 128
 _TINY_CHAT = Path(__file__).parents[2] / "model_repository" / "tiny_chat" / "1"
-_CONFIGS: dict[str, Mapping[str, Any]] = {"ngram": {"method": "ngram"}, "suffix": {"method": "suffix"}}
+# A draft model is a quarter as wide, has a third of the layers, and guesses one token of eight wrongly.
+_DRAFT_SHAPE = _llama(96, 256, 2, (2, 1, 48), _VOCAB)
+_DRAFT_SHARE_WRONG = 1 / 8
+_CONFIGS: dict[str, Mapping[str, Any]] = {
+    "ngram": {"method": "ngram"},
+    "suffix": {"method": "suffix", "suffix_decoding_max_cached_requests": 0},
+    "suffix, answer known": {"method": "suffix"},
+    "draft_model": {"method": "draft_model", "model": "that of the benchmark"},
+}
 _PERSON = {
     "type": "object",
     "properties": {
@@ -48,13 +58,11 @@ _PERSON = {
 _SCHEMA = {"type": "array", "items": _PERSON, "minItems": 4, "maxItems": 4}
 
 
-def write_known_text(directory: Path) -> list[int]:
-    """A checkpoint whose greedy text goes through all tokens in one order, which is returned."""
-    write_checkpoint(directory, _SHAPE)
+def write_known_text(directory: Path, shape: Mapping[str, Any], order: list[int]) -> Path:
+    """A checkpoint whose greedy text goes through the tokens of `order`."""
+    write_checkpoint(directory, shape)
     path = directory / "model.safetensors"
     tensors = load_file(path)
-    order = list(range(10, _VOCAB))
-    random.Random(0).shuffle(order)
     embeddings = tensors["model.embed_tokens.weight"]
     head = torch.zeros_like(embeddings)
     head[order[1:]] = embeddings[order[:-1]] * (20.0 / embeddings.norm(dim=1)[order[:-1], None])
@@ -63,7 +71,7 @@ def write_known_text(directory: Path) -> list[int]:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensor *= 1e-3
     save_file(tensors, path, metadata={"format": "pt"})
-    return order
+    return directory
 
 
 def prompts_of(order: list[int]) -> dict[str, tuple[list[int], float]]:
@@ -83,7 +91,8 @@ def prompts_of(order: list[int]) -> dict[str, tuple[list[int], float]]:
     }
 
 
-def opened(directory: Path, config: Mapping[str, Any] | None, *, has_text: bool = False) -> Engine:
+def opened(directory: Path, config: Mapping[str, Any] | None, draft: Path | None = None) -> Engine:
+    """With text where the checkpoint is a whole one."""
     options = EngineOptions(
         device="cpu",
         dtype="float32",
@@ -92,47 +101,62 @@ def opened(directory: Path, config: Mapping[str, Any] | None, *, has_text: bool 
         enable_prefix_caching=False,
         speculative_config=read_speculative_config("speculative_config", config),
     )
-    with open_checkpoint(directory) as checkpoint:
-        if has_text or (config is not None and "model" in config):
+    with ExitStack() as opened:
+        checkpoint = opened.enter_context(open_checkpoint(directory))
+        if (directory / "tokenizer.json").exists():
             return Engine.from_checkpoint(checkpoint, options)
-        return Engine(options=options, runner=load_runner(checkpoint, options, Sampler()), tokenizer=None)
+        drafter = None
+        if draft is not None:
+            own = replace(options, speculative_config=None)
+            drafter = load_runner(opened.enter_context(open_checkpoint(draft)), own, Sampler())
+        runner = load_runner(checkpoint, options, Sampler())
+        return Engine(options=options, runner=runner, tokenizer=None, drafter=drafter)
 
 
-def answer(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[list[int], float, int]:
-    """Tokens of one stream, CPU seconds from the first of them, and steps."""
-    request = GenerationRequest(prompt_token_ids=prompt, params=params)
-    engine.add(request)
-    tokens: list[int] = []
-    began, num_steps = 0.0, 0
-    while engine.has_work:
-        for output in engine.step():
-            began = began or time.process_time()
-            tokens += output.token_ids
-        num_steps += 1
-    return tokens, time.process_time() - began, num_steps
+@dataclass
+class Course:
+    """One stream: its tokens, the CPU seconds of its steps after the first tokens, and how many these were."""
+
+    engine: Engine
+    tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    num_steps: int = 0
+
+    def step(self) -> None:
+        is_first = not self.tokens
+        began = time.process_time()
+        outputs = self.engine.step()
+        if not is_first:
+            self.seconds += time.process_time() - began
+            self.num_steps += 1
+        for output in outputs:
+            self.tokens += output.token_ids
 
 
-def compare(name: str, method: str, engines: Mapping[bool, Engine], ask: Callable[[Engine], Any], rounds: int) -> None:
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(rounds + 1):
-        found = {}
-        for is_guessing, engine in engines.items():
-            tokens, taken, num_steps = ask(engine)
-            found[is_guessing] = tokens, num_steps
-            if number:
-                seconds[is_guessing].append(taken)
-        assert found[False][0] == found[True][0], f"{name}: {method} has changed the text"
-    plain, guessing = (statistics.median(seconds[is_guessing]) for is_guessing in (False, True))
-    tokens, steps = found[True]
-    cells = [
-        name,
-        method,
-        f"{plain / len(tokens) * 1e3:.2f}",
-        f"{guessing / len(tokens) * 1e3:.2f}",
-        f"{plain / guessing:.2f}x",
-        f"{len(tokens) / steps:.1f}",
-    ]
-    print("| " + " | ".join(cells) + " |", flush=True)
+def race(engines: Mapping[bool, Engine], prompt: list[int], params: SamplingParams) -> dict[bool, Course]:
+    """The same request to engines with and without guesses, step by step in turns: both meet the same disturbances."""
+    courses = {is_guessing: Course(engine) for is_guessing, engine in engines.items()}
+    for course in courses.values():
+        course.engine.add(GenerationRequest(prompt_token_ids=prompt, params=params))
+    while any(course.engine.has_work for course in courses.values()):
+        for course in courses.values():
+            if course.engine.has_work:
+                course.step()
+    return courses
+
+
+def compare(
+    name: str, method: str, engines: Mapping[bool, Engine], prompt: list[int], params: SamplingParams, rounds: int
+) -> None:
+    races = [race(engines, prompt, params) for _ in range(rounds)]
+    for found in races:
+        assert found[False].tokens == found[True].tokens, f"{name}: {method} has changed the text"
+    last = races[-1][True]
+    num_tokens = len(last.tokens) - 1
+    plain, guessing = (statistics.median(found[way].seconds / num_tokens for found in races) for way in (False, True))
+    ratio = statistics.median(found[False].seconds / found[True].seconds for found in races)
+    steps = f"{num_tokens / last.num_steps:.1f}"
+    print(f"| {name} | {method} | {plain * 1e3:.2f} | {guessing * 1e3:.2f} | {ratio:.2f}x | {steps} |", flush=True)
 
 
 def main() -> None:
@@ -144,36 +168,34 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     print("| text | method | CPU ms a token without | with | faster | tokens a step |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as place:
-        order = write_known_text(Path(place))
+        order = list(range(10, _VOCAB))
+        draw = random.Random(0)
+        draw.shuffle(order)
+        directory = write_known_text(Path(place) / "model", _SHAPE, order)
+        nearly = [draw.choice(order) if draw.random() < _DRAFT_SHARE_WRONG else token for token in order]
+        draft = write_known_text(Path(place) / "draft", _DRAFT_SHAPE, nearly)
         for method, config in _CONFIGS.items():
             if arguments.method not in (None, method):
                 continue
-            engines = {False: opened(Path(place), None), True: opened(Path(place), config)}
+            engines = {
+                False: opened(directory, None),
+                True: opened(directory, config, draft if "model" in config else None),
+            }
             for name, (prompt, temperature) in prompts_of(order).items():
                 params = SamplingParams(temperature=temperature, seed=1, max_tokens=_NUM_TOKENS, ignore_eos=True)
-
-                def ask(engine: Engine, prompt: list[int] = prompt, params: SamplingParams = params) -> Any:
-                    return answer(engine, prompt, params)
-
-                compare(name, method, engines, ask, arguments.rounds)
+                compare(name, method, engines, prompt, params, arguments.rounds)
             for engine in engines.values():
                 engine.close()
     wanted = {"json": _SCHEMA, "disable_any_whitespace": True}
     params = SamplingParams(temperature=0.0, max_tokens=400, structured_outputs=wanted)
     engines = {
-        False: opened(_TINY_CHAT, None, has_text=True),
-        True: opened(_TINY_CHAT, _CONFIGS["ngram"], has_text=True),
+        False: opened(_TINY_CHAT, None),
+        True: opened(_TINY_CHAT, _CONFIGS["ngram"]),
     }
     tokenizer = engines[False].tokenizer
     assert tokenizer is not None, "tiny_chat has text"
     prompt = tokenizer.encode(f"People as JSON: {json.dumps(_SCHEMA)}")
-    compare(
-        "json by a schema (tiny_chat)",
-        "ngram",
-        engines,
-        lambda engine: answer(engine, prompt, params),
-        arguments.rounds,
-    )
+    compare("json by a schema (tiny_chat)", "ngram", engines, prompt, params, arguments.rounds)
     for engine in engines.values():
         engine.close()
 

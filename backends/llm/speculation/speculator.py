@@ -161,27 +161,45 @@ class Speculator:
         self._clock_ns = clock_ns
         self._gain = Gain()
         self._began_ns = 0
+        self._is_on = True
         self.statistics = SpeculationStatistics(config.num_speculative_tokens)
 
     def draft(self, running: Sequence[Generated]) -> None:
         """Set `drafts` of the sequences that run."""
         self._began_ns = self._clock_ns()
-        is_on = len(running) <= self._most_sequences
-        is_worth = is_on and self._gain.is_expected()
+        if len(running) > self._most_sequences:
+            if self._is_on:
+                self._pause(running)
+            return
+        self._is_on = True
+        is_expected = self._gain.is_expected()
         wanted: list[tuple[Generated, int]] = []
         # What a step may check in all, shared evenly.
         most = (self._most_rows - len(running)) // max(1, len(running))
         for sequence in running:
-            sequence.is_host_bound = is_on or is_host_bound(sequence.params)
+            sequence.is_host_bound = True  # its next drafts depend on its last token
             if sequence.num_placeholders:
                 continue
             sequence.drafts = []
-            if is_worth and sequence.num_computed_tokens == len(sequence.token_ids) - 1 >= sequence.num_prompt_tokens:
+            if (
+                is_expected
+                and sequence.num_computed_tokens == len(sequence.token_ids) - 1 >= sequence.num_prompt_tokens
+            ):
                 num_drafts = min(most, self._pace(sequence).next())
                 if num_drafts:
                     wanted.append((sequence, num_drafts))
         if wanted:
             self._propose(wanted)
+
+    def _pause(self, running: Sequence[Generated]) -> None:
+        """From now on sequences are computed as if nothing were speculated, once their drafts have been checked."""
+        self._is_on = False
+        for sequence in running:
+            if sequence.num_placeholders > 1:  # how many tokens it gets is not known yet
+                self._is_on = True
+                continue
+            sequence.is_host_bound = is_host_bound(sequence.params)
+            sequence.drafts = []
 
     def _propose(self, wanted: list[tuple[Generated, int]]) -> None:
         guessed: list[tuple[Generated, int]] = []

@@ -238,25 +238,30 @@ class Noise:
         pass
 
 
+@pytest.mark.parametrize("most_sequences", [3, 8])  # of 3, drafts begin when the others have ended
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("num_blocks", [12, 64])
-def test_any_drafts_over_any_pool(num_blocks: int, window: int | None, is_asynchronous: bool) -> None:
+def test_any_drafts_over_any_pool(
+    num_blocks: int, window: int | None, most_sequences: int, is_asynchronous: bool
+) -> None:
     """The runner's tokens are a hash of what its KV memory holds: a wrong slot would change them."""
     runner = FakeRunner(num_blocks=num_blocks, vocab_size=3, is_asynchronous=is_asynchronous, window=window)
-    guessing = engine(runner, speculative_config=SpeculativeConfig(method="ngram", num_speculative_tokens=4))
-    assert guessing._speculator is not None
-    guessing._speculator = Speculator(guessing._speculator._config, Noise(), most_sequences=8, clock_ns=still)
-    asked = [request([number % 3, *([2] * number)], max_tokens=30, seed=number, logprobs=0) for number in range(6)]
+    config = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
+    guessing = engine(runner, speculative_config=config)
+    guessing._speculator = speculator = Speculator(config, Noise(), most_sequences=most_sequences, clock_ns=still)
+    lengths = [10 + 5 * number for number in range(6)]
+    asked = [
+        request([number % 3, *([2] * number)], max_tokens=length, seed=number, logprobs=0)
+        for number, length in enumerate(lengths)
+    ]
     answers = run(guessing, *asked)
-    for each in asked:
+    for each, length in zip(asked, lengths, strict=True):
         answer = answers[each, 0]
-        assert answer.token_ids == expected_tokens(
-            each.prompt_token_ids, 30, vocab_size=3, ignore_eos=True, window=window
-        )
-        assert sum(len(output.logprobs or ()) for output in answer.outputs) == 30
-    statistics = guessing._speculator.statistics
-    assert 0 < statistics.num_accepted_tokens < statistics.num_draft_tokens
-    assert guessing.statistics.num_generation_tokens == 6 * 30
+        expected = expected_tokens(each.prompt_token_ids, length, vocab_size=3, ignore_eos=True, window=window)
+        assert answer.token_ids == expected
+        assert sum(len(output.logprobs or ()) for output in answer.outputs) == length
+    assert 0 < speculator.statistics.num_accepted_tokens < speculator.statistics.num_draft_tokens
+    assert guessing.statistics.num_generation_tokens == sum(lengths)
 
 
 def test_a_cancelled_sequence_leaves_nothing() -> None:
