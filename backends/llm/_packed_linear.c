@@ -5,8 +5,16 @@
  *
  * Outputs lie in blocks of LANES, which the chosen set of instructions decides: byte by byte for the inputs in turn,
  * so that a 32-bit lane of a vector belongs to one output. Integer forms multiply rows in 8 bits, with a step and a sum
- * for each 32 inputs; the others multiply floats. The order of summation along the inputs does not depend on rows or
- * threads, so a row's results are the same bits whatever is multiplied with it.
+ * for each 32 inputs; the others multiply floats.
+ *
+ * There is own code for AVX2 (with FMA and F16C), AVX-VNNI, AVX-512 (F, BW, DQ, VL), AVX-512 VNNI, and on Linux for NEON
+ * with dotprod and with i8mm. The generic code serves all other processors.
+ *
+ * All of them, and any number of rows and threads, sum in one order, so a row's result has the same bits whatever is
+ * multiplied with it. The integers of a unit of inputs are summed exactly. Units (or single inputs, of floats) are then
+ * added from the first to the last of a segment, each with a fused multiply-add, and the segments from the first to the
+ * last. Offsets are summed apart, and subtracted at the end of a segment. Only the generic code on x86-64 without FMA
+ * rounds twice where the others round once.
  */
 
 #ifndef WITHOUT_PYTHON /* tests in C include this file as it is, without the module */
@@ -44,8 +52,7 @@
 #define IN_THIS_ORDER(vector) __asm__("" : "+v"(vector))
 #endif
 
-/* Inputs whose sums are added up before they are added to those of earlier ones; rows and outputs of a part that are
- * computed together. */
+/* Inputs of a segment, for codes and for floats; rows, and sums for each row, that one part computes at a time. */
 #define SEGMENT 2048
 #define FLOAT_SEGMENT 256
 #define MOST_ROWS 64
@@ -106,6 +113,7 @@ static inline float half_to_float(uint16_t half)
 #define DOTPROD 5
 #define I8MM 6
 
+/* Any processor. */
 #define ISA GENERIC
 #define TARGET
 #define LANES 4
@@ -124,6 +132,7 @@ static inline float half_to_float(uint16_t half)
 
 #if defined(__aarch64__) && defined(__linux__)
 #define HAS_DOTPROD
+/* NEON, of which some processors multiply codes of 8 bits by fours, and some of these by matrices of 2 x 8. */
 #define LANES 4
 #define CODE_ROWS 8
 #define FLOAT_ROWS 6
@@ -155,6 +164,7 @@ static inline float half_to_float(uint16_t half)
 #endif
 
 #ifdef __x86_64__
+/* AVX2 adds two products of codes in 16 bits; VNNI adds four in 32 bits. */
 #define LANES 8
 #define CODE_ROWS 4
 #define FLOAT_ROWS 6

@@ -1,8 +1,8 @@
 /* Products of packed matrices for one set of instructions: _packed_linear.c includes this once for each.
  *
- * It defines ISA, TARGET (the attribute that allows its instructions), LANES (outputs in a block) and NAME, which tells
- * the functions apart. A 32-bit lane of a vector belongs to one output, so nothing is ever summed across lanes: a row's
- * results are the same whatever rows are multiplied with it.
+ * It defines ISA, TARGET (the attribute that allows its instructions), LANES (outputs in a block), NAME, which tells the
+ * functions apart, and how many rows and blocks are multiplied at once. A 32-bit lane of a vector belongs to one output,
+ * so nothing is ever summed across lanes. What differs is only how the integers of a unit are summed, which is exact.
  */
 
 #define INLINE INLINED TARGET
@@ -163,7 +163,7 @@ INLINE bytes NAME(look_up)(bytes table, bytes codes)
 #endif
 }
 
-/* What `dot` wants of signed codes. Tables of values above have it for VNNI already. */
+/* Signed codes as `dot` takes them. VNNI multiplies unsigned ones: 128 is added to each, as `load_table` has done. */
 INLINE bytes NAME(signed_codes)(bytes codes, int is_looked_up)
 {
     return IS_VNNI && !is_looked_up ? codes ^ 0x80 : codes;
@@ -344,7 +344,7 @@ INLINE void NAME(read_kinds)(const Matrix *w, int64_t block, int64_t first, int6
     }
 }
 
-/* The kinds that most weights have, and then whatever others there are. */
+/* Compiled once for each set of kinds that is common, and once for all others. */
 static TARGET void NAME(read_groups)(const Matrix *w, int64_t block, int64_t first, int64_t num_units, float *scales,
                                      float *offsets)
 {
@@ -495,7 +495,7 @@ INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int nu
                 products[m][b] = FMA(__builtin_convertvector(sums[m][b], fvec) * scale, step, products[m][b]);
             }
         }
-        /* Beside the products for few rows; for more, registers are short. */
+        /* With few rows there are registers for the offsets, too; with more they have a loop of their own. */
         if (num_rows < 4 && t->offsets != NULL)
             NAME(add_offsets)(t, at, least, num_rows, num_blocks);
     }
@@ -581,11 +581,12 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
         NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES8, 16);
 }
 
-/* 32 of a row in steps of 1 / 127 of the largest; what is beyond is as it was, by a step that is no number. */
+/* Quantizes 32 values of a row in steps of 1 / 127 of the largest. If one is infinite or NaN, the step is NaN, and so are
+ * the products. */
 static TARGET void NAME(quantize)(const Matrix *w, const float *row, int8_t *codes, float *step, float *sums, int32_t *starts)
 {
     const int unit = (int)w->unit, is_small = w->form != CODES8 && w->form != TABLE4;
-    /* How much higher the codes are than what they mean, and VNNI's more than that. */
+    /* How much higher the codes are than what they mean; VNNI's signed ones are another 128 higher. */
     const int32_t zero = w->zeros.kind == CONSTANT ? (int32_t)(intptr_t)w->zeros.data : 0;
     const int32_t above = zero + (IS_VNNI && !is_small ? 128 : 0);
     const float round = 12582912.0f; /* 1.5 * 2^23: the sum's last bit is 1 */
@@ -621,7 +622,7 @@ static TARGET void NAME(quantize)(const Matrix *w, const float *row, int8_t *cod
 
 /* ---- Weights in 8 and 16 bits of a float by rows of floats --------------------------------------------------------- */
 
-/* Of two inputs of a block, the first or the second. bfloat16: both are in one lane, the second in its upper half. */
+/* The first or the second of two inputs of a block. In bfloat16 one lane has both, the second in its upper half. */
 INLINE fvec NAME(widen_floats)(const uint8_t *weights, const int is_second, const int form)
 {
     if (form == F32)

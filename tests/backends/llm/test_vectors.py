@@ -29,6 +29,13 @@ EMULATED = ("-march=x86-64-v3", "-DEMULATED", "-flax-vector-conversions", "-incl
 # Arguments, tables and shapes; the test before has the kernels do their sums.
 CHOSEN = (
     "refused or plan or outside or experts or not_whole or factors or embedding or half_precision or rows_are or share"
+    " or blocks_are_packed or are_filled"
+)
+TESTS = (
+    "test_kernels.py",
+    "attention/test_cpu_attention.py",
+    "quantization/test_packed_kernels.py",
+    "quantization/test_gguf.py",
 )
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 
@@ -82,10 +89,9 @@ def test_sanitizers_find_nothing_in_the_modules(tmp_path: Path) -> None:
         command = [tool("gcc"), *QUICK, *flags, *SANITIZED, "-shared", "-fPIC", include, SOURCES / f"{name}.c"]
         run([*command, "-o", tmp_path / f"{name}.abi3.so"])
     libraries = [run([tool("gcc"), f"-print-file-name=lib{name}.so"]).strip() for name in ("asan", "ubsan")]
-    tests = ("test_kernels.py", "attention/test_cpu_attention.py", "quantization/test_packed_kernels.py")
     printed = run(
         [sys.executable, "-m", "pytest", "-q", "-p", "replaced", "-p", "no:cacheprovider", "-k", CHOSEN]
-        + [f"{Path(__file__).parent}/{test}" for test in tests],
+        + [f"{Path(__file__).parent}/{test}" for test in TESTS],
         KERNELS_DIRECTORY=str(tmp_path),
         PYTHONPATH=str(HARNESS),
         LD_PRELOAD=":".join(libraries),
