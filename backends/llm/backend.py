@@ -5,6 +5,7 @@ torch is imported when a model is loaded, not before.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -62,7 +63,7 @@ class LlmBackend(Backend):
     def complete_config(cls, context: BackendContext) -> ModelConfig:
         place = find_checkpoint(context)
         config = context.config
-        if traits := _traits(place):
+        if traits := _traits(place) | _adapter_traits(place):
             config = replace(config, parameters={**traits, **config.parameters})
         return complete_config(
             config,
@@ -167,6 +168,15 @@ def _load_text_model(checkpoint: Checkpoint, place: CheckpointPlace, options: En
         return Encoder.from_checkpoint(checkpoint, options)
     is_of_tokens = place.purpose is Purpose.CLASSIFY_TOKENS
     return load_classifier(checkpoint, options, labels=place.labels, is_of_tokens=is_of_tokens)
+
+
+def _adapter_traits(place: CheckpointPlace) -> dict[str, str]:
+    """Which adapters requests may name, as parameters of a config, which frontends read."""
+    options = place.options
+    if place.purpose is not Purpose.GENERATE or not options.serves_adapters:
+        return {}
+    modules = dict(options.lora_modules)
+    return {"enable_lora": "true", **({"lora_modules": json.dumps(modules)} if modules else {})}
 
 
 def _traits(place: CheckpointPlace) -> dict[str, str]:

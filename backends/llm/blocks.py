@@ -137,12 +137,14 @@ class BlockPool:
 DIGEST_SIZE = 32
 
 
-def root_hash(cache_salt: str = "", adapter: str = "") -> bytes:
-    """The hash before the first block of a chain. Both strings count separately: ("a", "b") is not ("ab", "")."""
+def root_hash(cache_salt: str = "", adapter: bytes = b"") -> bytes:
+    """The hash before the first block of a chain; `adapter` is a digest. Both count separately: ("a", b"b") is not
+    ("ab", b"").
+    """
     salt = cache_salt.encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(len(salt).to_bytes(8, "little"), digest_size=DIGEST_SIZE, person=b"llm block root")
     digest.update(salt)
-    digest.update(adapter.encode("utf-8", "surrogatepass"))
+    digest.update(adapter)
     return digest.digest()
 
 

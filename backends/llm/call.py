@@ -15,12 +15,12 @@ from modelserver.backend import (
     InferRequest,
     InferResponse,
     InvalidArgumentError,
-    UnsupportedError,
     parse_long_json,
 )
 
 from .contract import COMPANIONS, OUTPUTS, RETURNS, Operation
 from .json_fields import integer, quote, string
+from .lora.uses import ADAPTER_PARAMETERS, AdapterUse, read_uses
 from .sampling_params import CONVERTERS, SamplingParams
 from .structured_outputs import ALIASES
 
@@ -39,6 +39,8 @@ _MAX_JSON_DEPTH = 100
 _MAX_JSON_VALUES = 1 << 19
 # Operations whose texts may be cut.
 _CUTTING = (Operation.EMBED, Operation.TOKEN_EMBED, Operation.CLASSIFY)
+# Operations other than `generate` that adapters have an effect on.
+_ADAPTED = (Operation.EMBED, Operation.LOAD_ADAPTER)
 _CHAT_FIELDS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
 )
@@ -84,6 +86,7 @@ class Call:
     pair: str | None = None  # the text that is scored beside `text`
     pair_truncation: int | None = None
     is_raw: bool = False  # scores are the network's own numbers
+    adapters: tuple[AdapterUse, ...] = ()
 
     def longest(self, max_model_len: int) -> int | None:
         """How many tokens of the text are read; None: it may not be cut. InvalidArgumentError for what is none."""
@@ -105,7 +108,8 @@ def read_call(
     Raises InvalidArgumentError, which names the input or parameter, for what is wrong whatever the model.
     """
     operation = _operation(request, usual)
-    text, chat, token_ids = _prompt(request, operation)
+    loads_adapter = operation is Operation.LOAD_ADAPTER
+    text, chat, token_ids = (None, None, None) if loads_adapter else _prompt(request, operation)
     is_streamed = _flag(request, "stream") or False
     wants = {output for name, output in RETURNS.items() if _flag(request, name)}
     wants |= OUTPUTS.keys() & set(request.outputs or ())
@@ -116,12 +120,15 @@ def read_call(
             "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
         )
     has_input = not is_streamed and text is not None if excludes_input is None else not excludes_input
+    adapters: tuple[AdapterUse, ...] = ()
     if operation is not Operation.GENERATE:
         if is_streamed:
             raise InvalidArgumentError(f"input 'stream' cannot be true with the operation '{operation.value}'")
         params, priority, cache_salt, has_logprobs = SamplingParams(), 0, "", False
+        if operation in _ADAPTED:
+            adapters = read_uses(dict(request.parameters), request.adapters)
     else:
-        params, priority, cache_salt, has_logprobs = _sampling(request, wants, defaults)
+        params, priority, cache_salt, has_logprobs, adapters = _sampling(request, wants, defaults)
     truncation = _number(request, "truncate_prompt_tokens")
     if truncation is not None and operation not in _CUTTING:
         raise InvalidArgumentError(
@@ -153,6 +160,7 @@ def read_call(
         pair,
         pair_truncation,
         _flag(request, "raw_scores") or False,
+        adapters,
     )
 
 
@@ -240,9 +248,9 @@ def _chat_flag(document: Mapping[str, Any], key: str, *, default: bool) -> bool:
 
 def _sampling(
     request: InferRequest, wants: set[str], defaults: Mapping[str, Any]
-) -> tuple[SamplingParams, int, str, bool]:
+) -> tuple[SamplingParams, int, str, bool, tuple[AdapterUse, ...]]:
     """Sampling parameters, priority, cache salt, and whether the parameters ask for log-probabilities, which are
-    computed only where an output wants them."""
+    computed only where an output wants them; and adapters."""
     values = {name: value for name, value in request.parameters.items() if _is_parameter(name)}
     values = {name: value for name, value in values.items() if value != "" or name not in (_STOP_WORDS, _BAD_WORDS)}
     if _STOP_WORDS in values:
@@ -250,8 +258,7 @@ def _sampling(
     if "sampling_parameters" in request.inputs:
         values |= _object(request, "sampling_parameters")
     values = _with_defaults(values, defaults)
-    if values.pop("lora_name", None) is not None:
-        raise UnsupportedError("LoRA feature is not enabled. Remove the parameter 'lora_name'.")
+    adapters = read_uses(values, request.adapters)
     priority = integer("priority", values.pop("priority", request.priority))
     if abs(priority) > _MAX_INT32:
         raise InvalidArgumentError(f"parameter 'priority' must be an integer of 32 bits, got {priority}")
@@ -264,7 +271,7 @@ def _sampling(
     prompt_logprobs = (params.prompt_logprobs or 0) if "prompt_logprobs" in wants else None
     if (logprobs, prompt_logprobs) != (params.logprobs, params.prompt_logprobs):
         params = replace(params, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
-    return params, priority, cache_salt, has_logprobs
+    return params, priority, cache_salt, has_logprobs, adapters
 
 
 def _with_defaults(values: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,7 +282,7 @@ def _with_defaults(values: dict[str, Any], defaults: Mapping[str, Any]) -> dict[
 
 def _is_parameter(name: str) -> bool:
     """Whether a request parameter is the model's. Others may be anybody's, but not those that were nearly right."""
-    if name in _KNOWN_PARAMETERS or name in ("cache_salt", "lora_name"):
+    if name in _KNOWN_PARAMETERS or name in ("cache_salt", *ADAPTER_PARAMETERS):
         return True
     near = difflib.get_close_matches(name[:100], _KNOWN_PARAMETERS, n=1, cutoff=0.85)
     if near:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from .checkpoint import Checkpoint, find_gguf, is_gguf, open_checkpoint
 from .contract import LABELS, Purpose
 from .embedding.layout import read_layout
 from .embedding.recognition import is_encoder, labels_of, purpose_of, usual_len
+from .lora.places import find_adapters
 from .options import EngineOptions
 from .text.ollama_template import OllamaTemplate
 
@@ -115,12 +116,40 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
         raise ConfigError(f"{what}: {error.message}") from None
     from_tokens = options.classifier_from_token
     purpose = purpose_of(entries, checkpoint, is_from_tokens=from_tokens is not None)
+    options = _with_adapters(what, context, options, modelfile, path.parent, purpose)
     labels: tuple[str, ...] = ()
     if purpose is Purpose.EMBED:
         read_layout(checkpoint, default="mean").prompt(options.default_prompt_name)
     elif purpose is not Purpose.GENERATE:
         labels = tuple(labels_of(entries, checkpoint, from_tokens))
     return CheckpointPlace(checkpoint, options, purpose, labels, modelfile, template)
+
+
+def _with_adapters(
+    what: str,
+    context: BackendContext,
+    options: EngineOptions,
+    modelfile: Modelfile | None,
+    directory: Path,
+    purpose: Purpose,
+) -> EngineOptions:
+    """The options with all adapters of the model's files. Those of a Modelfile are of all its requests."""
+    if purpose is not Purpose.GENERATE and options.serves_adapters:
+        raise ConfigError(f"{what}: adapters are of models that generate: remove enable_lora and lora_modules")
+    if options.enable_lora is False or purpose is not Purpose.GENERATE:
+        return options
+    listed = dict(options.lora_modules)
+    usual = {f"adapter-{number}": text for number, text in enumerate(modelfile.adapters if modelfile else ())}
+    if usual:
+        listed |= {name: str(directory / Path(text).expanduser()) for name, text in usual.items()}
+    places = find_adapters(what, context.version_directory, listed, is_confined=context.is_uploaded)
+    if context.model_name in places:
+        raise ConfigError(f"{what}: an adapter must not be called as its model is: rename {places[context.model_name]}")
+    modules = tuple((name, str(place)) for name, place in places.items())
+    for name in options.usual_adapters:
+        if name not in places:
+            raise ConfigError(f"{what}: usual_adapters: there is no adapter '{name:.100}'; there are {sorted(places)}")
+    return replace(options, lora_modules=modules, usual_adapters=tuple(usual) or options.usual_adapters)
 
 
 def longest_of(checkpoint: Checkpoint) -> int | None:
@@ -150,12 +179,11 @@ def _read_modelfile(what: str, path: Path) -> Modelfile:
         modelfile = read_modelfile(path)
     except InvalidArgumentError as error:
         raise ConfigError(f"{what}: {error.message}") from None
-    for instruction, values in (("ADAPTER", modelfile.adapters), ("DRAFT", modelfile.drafts)):
-        if values:
-            raise UnsupportedError(
-                f"{what}: {path}: {instruction} {values[0]:.200} is not supported: remove the line, and serve weights "
-                "that need no other file"
-            )
+    if modelfile.drafts:
+        raise UnsupportedError(
+            f"{what}: {path}: DRAFT {modelfile.drafts[0]:.200} is not supported: remove the line, and serve weights "
+            "that need no other file"
+        )
     if len(modelfile.sources) > 1:
         raise UnsupportedError(
             f"{what}: {path} has several FROM lines: pictures and other parts beside a language model are not supported"

@@ -146,6 +146,7 @@ class Operation(enum.Enum):
     EMBED = "embed"
     TOKEN_EMBED = "token_embed"  # noqa: S105  # not a password
     CLASSIFY = "classify"
+    LOAD_ADAPTER = "load_adapter"
 
 
 def complete_config(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ from .engine_statistics import EngineStatistics
 from .generation import GenerationRequest, SequenceOutput
 from .grammar_queue import GrammarQueue
 from .kv_cache import KvManager
+from .lora.slots import AdapterSlots
+from .lora.uses import AdapterUse, refuse_adapters
 from .options import EngineOptions
 from .plan import SampledToken, StepPlan, StepResult
 from .sampling_params import MAX_SEED
@@ -32,6 +34,8 @@ from .speculation.speculator import make_speculator
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint
     from .grammar import Grammar
+    from .lora.adapter import Adapter
+    from .lora.registry import Adapters
     from .pictures.reader import PictureReader
     from .runner import Launched, Runner
     from .text.text_stream import TextStream
@@ -59,6 +63,7 @@ class Engine:
         tokenizer: Tokenizer | None,
         pictures: PictureReader | None = None,
         drafter: Runner | None = None,
+        adapters: Adapters | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.options = options
@@ -74,12 +79,15 @@ class Engine:
             chunk_len=options.chunk_len,
             has_states=runner.has_states,
         )
+        self.adapters = adapters
+        self.adapter_slots = None if adapters is None else AdapterSlots(options.num_lora_slots)
         self._scheduler = Scheduler(
             self._kv,
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             is_by_priority=options.scheduling_policy == "priority",
             is_chunked=options.enable_chunked_prefill,
+            adapters=self.adapter_slots,
         )
         # A sequence has to fit into the pool alone, so that it can be finished whatever the others do.
         self.max_model_len = self._kv.most_tokens(runner.max_model_len)
@@ -108,6 +116,7 @@ class Engine:
 
         Raises ServerErrors that name the file.
         """
+        from .lora.registry import Adapters
         from .runner import load_runner
         from .sampler import Sampler
         from .speculation.draft_model import load_drafter
@@ -127,7 +136,14 @@ class Engine:
             except BaseException:
                 runner.close()
                 raise
-        return cls(options=options, runner=runner, tokenizer=tokenizer, pictures=pictures, drafter=drafter)
+        return cls(
+            options=options,
+            runner=runner,
+            tokenizer=tokenizer,
+            pictures=pictures,
+            drafter=drafter,
+            adapters=Adapters.of(runner.target, options),
+        )
 
     @property
     def cache_config(self) -> dict[str, object]:
@@ -170,6 +186,7 @@ class Engine:
             max_logprobs=self.options.max_logprobs,
             has_text=self.tokenizer is not None,
         )
+        request.adapter = self.find_adapter(request.adapters)
         request.arrival_ns = request.arrival_ns or self._clock_ns()
         grammar = None
         if request.params.structured_outputs is not None:
@@ -178,6 +195,16 @@ class Engine:
             if grammar is None:
                 return
         self._begin(request, grammar)
+
+    def find_adapter(self, uses: Collection[AdapterUse]) -> Adapter | None:
+        """What the adapters that a request asks for add together; read from their files if need be.
+
+        Raises ServerErrors that name the adapter.
+        """
+        if self.adapters is None:
+            refuse_adapters(uses)
+            return None
+        return self.adapters.find(uses)
 
     def _begin(self, request: GenerationRequest, grammar: Grammar | None) -> None:
         """Let the sequences of a request wait for their turn."""
@@ -202,6 +229,7 @@ class Engine:
                 is_host_bound=is_host_bound(params),
                 source=sequences[0] if sequences else None,
                 matcher=grammar.matcher() if grammar is not None else None,
+                adapter=request.adapter,
                 pictures=request.pictures,
             )
             self._num_sequences += 1
@@ -357,6 +385,8 @@ class Engine:
         sequence.finish_reason = reason
         delivery = self._deliveries.pop(sequence.seq_id)
         delivery.observe_end(self.statistics, now_ns, reason)
+        if sequence.adapter is not None:
+            self.statistics.observe_adapter(sequence.adapter.name, sequence.num_output_tokens)
         choices = self._by_request[delivery.request]
         choices.running.remove(sequence)
         choices.longest = max(choices.longest, sequence.num_output_tokens)

@@ -89,6 +89,8 @@ class EngineStatistics:
     num_generation_tokens: int = 0
     num_steps: int = 0
     by_finish_reason: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+    # Of adapters, by name: the sequences that ended, and the tokens that they generated.
+    by_adapter: dict[str, tuple[int, int]] = field(default_factory=dict)
     time_to_first_token_s: Histogram = field(default_factory=lambda: Histogram(TTFT_BOUNDARIES_S))
     inter_token_latency_s: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDARIES_S))
     time_per_output_token_s: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDARIES_S))
@@ -110,6 +112,11 @@ class EngineStatistics:
         self.request_generation_tokens = Histogram(lengths)
         self.request_params_max_tokens = Histogram(lengths)
         self.request_longest_generation = Histogram(lengths)
+
+    def observe_adapter(self, name: str, num_tokens: int) -> None:
+        """Count the end of a sequence with an adapter."""
+        num_ended, total = self.by_adapter.get(name, (0, 0))
+        self.by_adapter[name] = num_ended + 1, total + num_tokens
 
     def observe_tokens(self, since_ns: Mapping[int, int], now_ns: int) -> None:
         """Count tokens at `now_ns`: the number of sequences (values) by the time of their previous token (keys)."""

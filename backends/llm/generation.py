@@ -12,6 +12,8 @@ from .sampling_params import SamplingParams
 from .sequence import FinishReason
 
 if TYPE_CHECKING:
+    from .lora.adapter import Adapter
+    from .lora.uses import AdapterUse
     from .pictures.prompt import PromptPictures
 
 
@@ -21,7 +23,8 @@ class GenerationRequest:
 
     `priority`: lower goes first, where the engine schedules by priority. `cache_salt` separates prefixes that must not
     be shared. `arrival_ns` by the engine's clock; 0 is now. Not `is_streamed`: one output per choice, when it has
-    ended. `pictures` are those in the prompt.
+    ended. `pictures` are those in the prompt. `adapters` are those that it asks for, and `adapter` what the engine has
+    made of them.
     """
 
     prompt_token_ids: list[int]
@@ -33,6 +36,8 @@ class GenerationRequest:
     prompt_text: str | None = None
     is_streamed: bool = True
     pictures: PromptPictures | None = None
+    adapters: tuple[AdapterUse, ...] = ()
+    adapter: Adapter | None = None
 
 
 @dataclass(slots=True, eq=False)

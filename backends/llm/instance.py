@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ from .text.tokenizer import LengthCheck, any_length, both_checks
 
 if TYPE_CHECKING:
     from .engine import Engine
+    from .lora.adapter import Adapter
     from .text.tokenizer import Tokenizer
 
 # Of a step's tokens, those of texts to embed while something is generated, which waits for them: one in this number.
@@ -68,6 +70,7 @@ class _Embedding:
     sender: Sender
     token_ids: list[int]
     call: Call
+    adapter: Adapter | None
 
 
 class LlmInstance(StepInstance):
@@ -134,7 +137,10 @@ class LlmInstance(StepInstance):
 
     def measure(self) -> list[Measurement]:
         num_unread = len(self._long_texts) + len(self._embeddings)
-        return measure(self.engine.statistics, num_unread=num_unread, cache=self.engine.cache_config)
+        engine = self.engine
+        return measure(
+            engine.statistics, num_unread=num_unread, cache=engine.cache_config, adapters=engine.adapter_slots
+        )
 
     def close(self) -> None:
         self._long_texts.close()
@@ -155,6 +161,8 @@ class LlmInstance(StepInstance):
                 return ReadRequest(call, *self._prompt(call, both_checks(check_left, check)))
             case Operation.EMBED:
                 return ReadRequest(call, self._embedded_token_ids(call, check_left))
+            case Operation.LOAD_ADAPTER:
+                return ReadRequest(call)
             case Operation.TOKENIZE:
                 return ReadRequest(call, response=self._tokenized(call, check_left, request.outputs))
             case Operation.DETOKENIZE:
@@ -169,7 +177,12 @@ class LlmInstance(StepInstance):
         if read.response is not None:
             sender.finish(read.response)
         elif read.call.operation is Operation.EMBED:
-            self._embeddings[request] = _Embedding(request, sender, read.token_ids, read.call)
+            adapter = self.engine.find_adapter(read.call.adapters)
+            self._embeddings[request] = _Embedding(request, sender, read.token_ids, read.call, adapter)
+        elif read.call.operation is Operation.LOAD_ADAPTER:
+            adapter = self.engine.find_adapter(read.call.adapters)
+            found = {} if adapter is None else {"name": adapter.name, "rank": adapter.rank}
+            sender.finish(InferResponse([texts("text_output", [json.dumps(found)])]))
         else:
             self._generate(request, sender, read)
 
@@ -187,6 +200,7 @@ class LlmInstance(StepInstance):
             arrival_ns=request.arrival_ns,
             is_streamed=call.is_streamed,
             pictures=read.pictures,
+            adapters=call.adapters,
         )
         self.engine.add(asked)
         num_choices = call.params.n
@@ -306,17 +320,20 @@ class LlmInstance(StepInstance):
         return token_ids
 
     def _embed(self) -> None:
-        """The requests that came first, and fit into a step; one goes in any case."""
+        """The requests with the adapter of the first that came first, and fit into a step; one goes in any case."""
         chosen: list[_Embedding] = []
         num_tokens, most = 0, self.engine.options.max_num_batched_tokens
         if self.engine.has_work:
             most //= _SHARE_OF_EMBEDDING
+        adapter = next(iter(self._embeddings.values())).adapter
         for embedding in self._embeddings.values():
+            if embedding.adapter is not adapter:
+                continue
             num_tokens += len(embedding.token_ids)
             if chosen and num_tokens > most:
                 break
             chosen.append(embedding)
-        vectors = self.engine.runner.embed([embedding.token_ids for embedding in chosen])
+        vectors = self.engine.runner.embed([embedding.token_ids for embedding in chosen], adapter)
         for embedding, vector in zip(chosen, vectors, strict=True):
             del self._embeddings[embedding.request]
             embedding.sender.finish(

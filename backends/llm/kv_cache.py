@@ -176,6 +176,8 @@ class KvManager:
         sequence.num_registered_blocks = 0
 
     def _extend_hashes(self, sequence: Sequence, num_tokens: int) -> None:
-        root = root_hash(sequence.cache_salt) if sequence.cache_salt else self._root
+        root, adapter = self._root, sequence.adapter
+        if sequence.cache_salt or adapter is not None:
+            root = root_hash(sequence.cache_salt, b"" if adapter is None else adapter.digest)
         key = None if sequence.pictures is None else sequence.pictures.block_key
         extend_hashes(sequence.block_hashes, sequence.token_ids, num_tokens, self.block_size, root, key)

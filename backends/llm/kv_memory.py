@@ -17,6 +17,7 @@ from .blocks import held_blocks
 from .options import EngineOptions
 
 if TYPE_CHECKING:
+    from .lora.layers import AdaptedLayers
     from .models.recurrent_states import RecurrentStates
 
 __all__ = ["DeviceMemory", "Reservation", "available_bytes", "device_memory"]
@@ -133,4 +134,20 @@ def reserve_states(states: RecurrentStates, options: EngineOptions, *, device: t
         reservation.release()
         raise
     reservation.settle()
+    return reservation
+
+
+def reserve_adapters(adapted: AdaptedLayers, options: EngineOptions, *, device: torch.device, what: str) -> Reservation:
+    """Room for the adapters of `max_loras` slots, and of what is embedded. UnavailableError, if there is too little."""
+    rank = options.lora_rank
+    num_bytes = adapted.slot_bytes(rank) * (options.num_lora_slots + 1)
+    reservation = device_memory(device).reserve(
+        num_bytes,
+        available=available_bytes(device, options.gpu_memory_utilization),
+        least=num_bytes,
+        what=what,
+        purpose=f" for max_loras {options.num_lora_slots} adapters of rank {rank}",
+        advice="lower max_loras or max_lora_rank, or unload a model",
+    )
+    logger.info("%s: %d adapters of rank %d may take %.1f MiB", what, options.num_lora_slots, rank, num_bytes / _MIB)
     return reservation

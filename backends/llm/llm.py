@@ -14,6 +14,7 @@ from .checkpoint import open_checkpoint
 from .engine import Engine
 from .generation import GenerationRequest, SequenceOutput
 from .json_fields import quote
+from .lora.uses import AdapterUse
 from .options import EngineOptions
 from .plan import TokenLogprobs
 from .sampling_params import SamplingParams
@@ -21,7 +22,7 @@ from .sampling_params import SamplingParams
 if TYPE_CHECKING:
     from .text.tokenizer import Tokenizer
 
-# Text, token ids, or a mapping with "prompt" or "prompt_token_ids" (and "cache_salt"), as vLLM has it.
+# Text, token ids, or a mapping with "prompt" or "prompt_token_ids" (and "cache_salt"), as vLLM has it, and "lora_name".
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 
@@ -31,9 +32,12 @@ def make_request(
 ) -> GenerationRequest:
     """Raises InvalidArgumentError for a prompt of another type, and for text without a tokenizer."""
     cache_salt = ""
+    adapters: tuple[AdapterUse, ...] = ()
     given: Any = prompt
     if isinstance(prompt, Mapping):
         cache_salt = str(prompt.get("cache_salt") or "")
+        if (name := prompt.get("lora_name")) is not None:
+            adapters = (AdapterUse(str(name)),)
         given = prompt.get("prompt", prompt.get("prompt_token_ids"))
         if given is None:
             raise InvalidArgumentError("a prompt that is a mapping must have 'prompt' or 'prompt_token_ids'")
@@ -41,10 +45,10 @@ def make_request(
         if tokenizer is None:
             raise InvalidArgumentError("a prompt of text needs a tokenizer, and this model has none; give token ids")
         token_ids = tokenizer.encode(given, add_special_tokens=add_special_tokens)
-        return GenerationRequest(token_ids, params, cache_salt=cache_salt, prompt_text=given)
+        return GenerationRequest(token_ids, params, cache_salt=cache_salt, prompt_text=given, adapters=adapters)
     if not isinstance(given, Sequence) or not all(isinstance(token, int) for token in given):
         raise InvalidArgumentError(f"a prompt must be text or a list of token ids, got {quote(given)}")
-    return GenerationRequest(list(given), params, cache_salt=cache_salt)
+    return GenerationRequest(list(given), params, cache_salt=cache_salt, adapters=adapters)
 
 
 def is_conversation(messages: Sequence[Any]) -> bool:

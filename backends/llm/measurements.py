@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 from modelserver.backend import Measurement
 
 from .engine_statistics import EngineStatistics, Histogram, SpeculationStatistics
+from .lora.slots import AdapterSlots
 
 _NUMBERS: tuple[tuple[str, str, str, Callable[[EngineStatistics], float]], ...] = (
     ("num_requests_running", "gauge", "Sequences that are computed step by step", lambda s: s.num_running),
@@ -48,11 +50,16 @@ _TIME_PER_OUTPUT_TOKEN = "time_per_output_token_seconds"  # noqa: S105  # no pas
 
 
 def measure(
-    statistics: EngineStatistics, *, num_unread: int = 0, cache: Mapping[str, object] | None = None
+    statistics: EngineStatistics,
+    *,
+    num_unread: int = 0,
+    cache: Mapping[str, object] | None = None,
+    adapters: AdapterSlots | None = None,
 ) -> list[Measurement]:
     """All of them, as they are now; may be called while a step runs.
 
     `num_unread` requests were taken on, and wait for the engine; `cache` describes the KV cache where there is one.
+    `adapters` are the slots of a model with adapters.
     """
     found = [Measurement(f"vllm:{name}", kind, text, float(read(statistics))) for name, kind, text, read in _NUMBERS]
     text = "Requests that wait: in the model's queue, to become tokens, for their turn, or again for blocks"
@@ -63,6 +70,8 @@ def measure(
         found.append(Measurement("vllm:cache_config_info", "gauge", "The KV cache; the value is always 1", 1.0, labels))
     if statistics.speculation is not None:
         found += _speculation(statistics.speculation)
+    if adapters is not None:
+        found += _of_adapters(statistics, adapters)
     found += [
         Measurement(
             "vllm:request_success",
@@ -94,6 +103,24 @@ def _speculation(statistics: SpeculationStatistics) -> list[Measurement]:
         )
         for place, count in enumerate(statistics.accepted_by_place)
     ]
+
+
+def _of_adapters(statistics: EngineStatistics, slots: AdapterSlots) -> list[Measurement]:
+    """Which adapters sequences run with, as routers between servers read it; and the work that each has had."""
+    labels = {
+        "max_lora": str(slots.num_slots),
+        "running_lora_adapters": ",".join(sorted(slots.running.copy())),
+        "waiting_lora_adapters": ",".join(sorted(slots.waiting.copy())),
+    }
+    text = "Adapters that sequences run with, and wait for; the value is the time"
+    found = [Measurement("vllm:lora_requests_info", "gauge", text, time.time(), labels)]
+    for name, (num_requests, num_tokens) in sorted(statistics.by_adapter.copy().items()):
+        label = {"lora_name": name}
+        found += [
+            Measurement("llm_adapter_requests", "counter", "Sequences that ended, by adapter", num_requests, label),
+            Measurement("llm_adapter_generation_tokens", "counter", "Tokens generated, by adapter", num_tokens, label),
+        ]
+    return found
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Measurement:

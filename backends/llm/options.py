@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from .embedding.layout import POOLINGS, pooling_of
-from .json_fields import boolean, integer, number, string, unknown, wrong
+from .json_fields import boolean, integer, number, string, strings, unknown, wrong
 from .speculation.config import SpeculativeConfig, read_speculative_config
 
 logger = logging.getLogger(__name__)
 
 # In a prompt.
 _USUAL_PICTURES = 16
+_USUAL_LORA_RANK, _USUAL_LORAS = 16, 8
 
 # In what keys and values are kept: as the network computes them, or as codes of 8 bits with a scale for each head of a
 # token. vLLM has several names for these.
@@ -35,6 +36,9 @@ class EngineOptions:
     `disable_any_whitespace`: structured JSON has no blanks between its elements, unless a request says otherwise.
     `limit_mm_per_prompt` pictures may be in a prompt, of `max_image_pixels` each before they are resized; embeddings of
     pictures are kept up to `mm_processor_cache_gb` (GiB).
+    `lora_modules` are adapters: names, and where each lies. `enable_lora` None: if there are any. `max_loras` of them
+    run at once, of ranks up to `max_lora_rank`, and `max_cpu_loras` are kept in host memory. `usual_adapters` are the
+    names of those that requests get which name none.
     `structured_outputs_backend`: "guidance" or "xgrammar" compiles structured outputs; None: the installed one.
 
     Raises InvalidArgumentError, which names the option, when one is out of its range.
@@ -71,6 +75,12 @@ class EngineOptions:
     limit_mm_per_prompt: int = _USUAL_PICTURES
     max_image_pixels: int = 1 << 26
     mm_processor_cache_gb: float = 1.0
+    enable_lora: bool | None = None
+    lora_modules: tuple[tuple[str, str], ...] = ()
+    usual_adapters: tuple[str, ...] = ()
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
+    max_cpu_loras: int | None = None
 
     def __post_init__(self) -> None:
         for name, (is_right, expected) in _RANGES.items():
@@ -85,6 +95,25 @@ class EngineOptions:
             )
         if self.max_model_len is not None:
             self.check_unchunked(self.max_model_len)
+
+    @property
+    def serves_adapters(self) -> bool:
+        return bool(self.lora_modules) if self.enable_lora is None else self.enable_lora
+
+    @property
+    def lora_rank(self) -> int:
+        """The greatest that an adapter may have."""
+        return self.max_lora_rank or _USUAL_LORA_RANK
+
+    @property
+    def num_lora_slots(self) -> int:
+        """How many adapters run at once."""
+        return self.max_loras or _USUAL_LORAS
+
+    @property
+    def num_kept_loras(self) -> int:
+        """How many adapters are kept in host memory."""
+        return self.max_cpu_loras or max(self.num_lora_slots, 2 * _USUAL_LORAS)
 
     @property
     def chunk_len(self) -> int | None:
@@ -149,6 +178,30 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def lora_places(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+    """Adapters as vLLM has them: an object {name: path}, or a list of "name=path" or {"name": ..., "path": ...}."""
+    expected = 'an object of paths by names, or a list of {"name": ..., "path": ...}'
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = value.split()
+    entries = list(value.items()) if isinstance(value, dict) else value
+    if not isinstance(entries, list):
+        raise wrong(name, expected, value)
+    found: dict[str, str] = {}
+    for entry in entries:
+        pair = entry
+        if isinstance(entry, dict):
+            pair = entry.get("name"), entry.get("path")
+        elif isinstance(entry, str):
+            pair = tuple(entry.split("=", 1))
+        if len(pair) != 2 or not all(isinstance(part, str) and part for part in pair) or pair[0] in found:
+            raise wrong(name, f"{expected}, each name once", entry)
+        found[pair[0]] = pair[1]
+    return tuple(found.items())
+
+
 CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "block_size": integer,
     "max_model_len": integer,
@@ -181,6 +234,12 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "limit_mm_per_prompt": picture_limit,
     "max_image_pixels": integer,
     "mm_processor_cache_gb": number,
+    "enable_lora": boolean,
+    "lora_modules": lora_places,
+    "usual_adapters": strings,
+    "max_loras": integer,
+    "max_lora_rank": integer,
+    "max_cpu_loras": integer,
 }
 # Options of which "auto" means None.
 AUTOMATIC = frozenset(
@@ -189,6 +248,10 @@ AUTOMATIC = frozenset(
         "classifier_from_token",
         "default_prompt_name",
         "kv_cache_memory_bytes",
+        "enable_lora",
+        "max_cpu_loras",
+        "max_lora_rank",
+        "max_loras",
         "max_model_len",
         "normalize",
         "num_gpu_blocks_override",
@@ -229,11 +292,8 @@ WITHOUT_MEANING = frozenset(
         "kv_sharing_fast_prefill",
         "long_prefill_token_threshold",
         "max_context_len_to_capture",
-        "max_cpu_loras",
         "max_log_len",
         "max_long_partial_prefills",
-        "max_lora_rank",
-        "max_loras",
         "max_num_partial_prefills",
         "max_parallel_loading_workers",
         "max_seq_len_to_capture",
@@ -266,13 +326,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "convert": ("auto", "none"),
     "data_parallel_size": (1,),
     "disable_sliding_window": (False,),
-    "enable_lora": (False, "false", "False"),
     "enable_prompt_embeds": (False,),
     "hf_overrides": ({},),
     "io_processor_plugin": (),
     "kv_transfer_config": (),
     "load_format": ("auto", "safetensors", "gguf"),
     "logits_processors": ([],),
+    "lora_dtype": ("auto",),
     "logprobs_mode": ("raw_logprobs",),
     "override_generation_config": ({},),
     "override_pooler_config": ({},),
@@ -304,6 +364,9 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "limit_mm_per_prompt": (lambda value: value >= 0, "at least 0"),
     "max_image_pixels": (lambda value: value >= 1, "at least 1"),
     "mm_processor_cache_gb": (lambda value: value >= 0, "at least 0"),
+    "max_loras": (lambda value: 1 <= value <= 1024, "from 1 to 1024"),
+    "max_lora_rank": (lambda value: 1 <= value <= 4096, "from 1 to 4096"),
+    "max_cpu_loras": (lambda value: value >= 1, "at least 1"),
     "pooling": (lambda value: pooling_of(value) is not None, f"one of {', '.join(POOLINGS)}"),
     "structured_outputs_backend": (lambda value: value in ("guidance", "xgrammar"), "auto, guidance or xgrammar"),
 }

@@ -22,7 +22,10 @@ from .captured_decode import CapturedDecode, CudaCapture, Ending
 from .checkpoint import Checkpoint
 from .compute_thread import ComputeThread, choose_num_threads
 from .embedding.head import EmbeddingHead, load_head
-from .kv_memory import reserve_kv_memory, reserve_states
+from .kv_memory import reserve_adapters, reserve_kv_memory, reserve_states
+from .lora.layers import AdaptedLayers
+from .lora.registry import with_lora_rank
+from .lora.step import EMBEDDING_SLOT, StepAdapters
 from .models.load import LoadedNetwork, load_network
 from .options import EngineOptions
 from .pictures.step import StepPictures, take_pictures
@@ -33,6 +36,7 @@ from .step_inputs import StepInputs
 from .tensor_parallel import Followers, Pool, rank_options
 
 if TYPE_CHECKING:
+    from .lora.adapter import Adapter
     from .quantization.scheme import Scheme
     from .sampler import Sampler
 
@@ -98,6 +102,8 @@ class Runner:
         self._captured = captured
         self._followers = followers
         self._states = loaded.states
+        self.adapters = loaded.adapted
+        self.target = loaded.target
         self._thread = ComputeThread(self._device, num_threads)
         self._close = close
         # The step before: its sampled tokens, on the device, and the row of each sequence in them.
@@ -108,11 +114,17 @@ class Runner:
         """Start a step; the one before may still run, and its tokens need not have been read."""
         self._thread.settle()
         with torch.inference_mode():
-            step = StepInputs(plan.chunks, self.block_size)
+            step = StepInputs(plan.chunks, self.block_size, has_adapters=self.adapters is not None)
+            adapters = None
+            if self.adapters is not None and step.adapter_slots:
+                for sequence in step.sequences:
+                    if sequence.adapter is not None:
+                        self._place(self.adapters, sequence.adapter_slot, sequence.adapter)
+                adapters = self.adapters.step(step.adapter_slots, step.adapter_bounds)
             if self._followers is not None:
                 self._followers.step(step)
             pictures = None if self.tower is None else take_pictures(step, self._device)
-            is_plain = pictures is None and step.rope_positions.ndim == 1 and not step.scored
+            is_plain = pictures is None and adapters is None and step.rope_positions.ndim == 1 and not step.scored
             unread = self._unread(step)
             ran = None
             if self._captured is not None and is_plain and self._captured.can_run(step):
@@ -121,7 +133,7 @@ class Runner:
                 prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
                 sampled: Sampled | None = self._sample_captured(step, *ran)
             else:
-                hidden, chosen = self._compute(step, unread, pictures)
+                hidden, chosen = self._compute(step, unread, pictures, adapters)
                 prompt_logprobs = self._prompt_logprobs(step, hidden)
                 sampled = self._sample(step, chosen, self._network.logits)
             ends = accumulate(chunk[3] for chunk in step.sampled)
@@ -130,19 +142,24 @@ class Runner:
             read = _reader(sampled)
         return Launched(lambda: StepResult(_by_chunk(step, read()), prompt_logprobs))
 
-    def embed(self, token_id_lists: Sequence[Sequence[int]]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+    def embed(
+        self, token_id_lists: Sequence[Sequence[int]], adapter: Adapter | None = None
+    ) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
         """One vector [size] per list, pooled as the checkpoint says: its last hidden state, if that says nothing.
 
-        Computed in one pass, unless layers keep states; nothing is cached. Not normalised to unit length.
+        Computed in one pass, unless layers keep states; nothing is cached. Not normalised to unit length. `adapter` is
+        that of all lists.
         """
         self._thread.settle()
         with torch.inference_mode():
+            if self.adapters is not None and adapter is not None:
+                self._place(self.adapters, EMBEDDING_SLOT, adapter)
             if self._followers is not None:
-                self._followers.embed(token_id_lists)
+                self._followers.embed(token_id_lists, has_adapter=adapter is not None)
             # Each by itself: side by side they would be padded to the longest.
             vectors = [
                 self.head(hidden[None], torch.tensor([len(hidden)], device=self._device))
-                for hidden in self._fresh(token_id_lists)
+                for hidden in self._fresh(token_id_lists, adapter)
             ]
             return list(torch.cat(vectors).cpu().numpy())
 
@@ -160,10 +177,20 @@ class Runner:
         if self._close is not None:
             self._close()
 
-    def _fresh(self, token_id_lists: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    def _place(self, adapters: AdaptedLayers, slot: int, adapter: Adapter) -> None:
+        """On all ranks."""
+        if adapters.place(slot, adapter) and self._followers is not None:
+            self._followers.place(slot, adapter)
+
+    def _fresh(self, token_id_lists: Sequence[Sequence[int]], adapter: Adapter | None) -> list[torch.Tensor]:
         """Hidden states [tokens, hidden_size] of each list; layers that keep states have them of one at a time."""
+        adapters = None
+        if self.adapters is not None and adapter is not None:
+            adapters = self.adapters.step([EMBEDDING_SLOT], [0, sum(map(len, token_id_lists))])
         if self._states is None:
-            return list(compute_fresh(self._network, self._fresh_attention, token_id_lists, self._device))
+            return list(
+                compute_fresh(self._network, self._fresh_attention, token_id_lists, self._device, adapters=adapters)
+            )
         found: list[torch.Tensor] = []
         for token_ids in token_id_lists:
             groups = self._states.group_alone(len(token_ids))
@@ -171,7 +198,7 @@ class Runner:
         return found
 
     def _compute(
-        self, step: StepInputs, unread: IntArray, pictures: StepPictures | None
+        self, step: StepInputs, unread: IntArray, pictures: StepPictures | None, adapters: StepAdapters | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states of all rows, and of those that are sampled, in the order of the plan."""
         sampled_rows = _NO_ROWS if step.sampled_rows is None else step.sampled_rows
@@ -192,6 +219,7 @@ class Runner:
             inputs=inputs,
             state_groups=() if self._states is None else self._states.group(step.sequence_slots, step.batch),
             pictures=pictures,
+            adapters=adapters,
         )
         hidden = self._network(input_ids, context)
         return hidden, hidden if step.sampled_rows is None else hidden[rows]
@@ -326,6 +354,7 @@ def load_runner(
 
     Raises ServerErrors that name the file or the option.
     """
+    options = with_lora_rank(options)
     followers = Followers(checkpoint.place, options) if options.tensor_parallel_size > 1 else None
     try:
         runner = _load(checkpoint, options, sampler, followers, scheme)
@@ -359,6 +388,8 @@ def _load(
             held.callback(reserve_states(loaded.states, options, device=loaded.device, what=what).release)
             if options.enable_prefix_caching:
                 logger.info("layers of %s keep a state of each sequence, so no prefixes are cached", what)
+        if loaded.adapted is not None:
+            held.callback(reserve_adapters(loaded.adapted, options, device=loaded.device, what=what).release)
         memory = reserve_kv_memory(
             loaded.kv_layout,
             options,

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from .kv_cache import KvManager
+from .lora.slots import AdapterSlots
 from .plan import Chunk, SampledToken, StepPlan
 from .sequence import Sequence, SequenceStatus
 from .waiting_queue import WaitingQueue
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 # Of the pool, how much an admission leaves to those that run, so that it is not preempted at their next block.
 WATERMARK = 0.01
+# Sequences that wait for an adapter's slot: how many a plan passes over at most, and how many others are admitted
+# meanwhile before nothing overtakes them any more.
+_MOST_PASSED, _MOST_OVERTAKING = 64, 256
 
 # The tokens that one chunk gave.
 Sampled = tuple[SampledToken, ...]
@@ -37,6 +41,8 @@ class Scheduler:
     With `is_by_priority` a lower `priority` goes first and is preempted last; equal ones, and all without it, go in the
     order of `arrival`. A sequence that `can_fit` is finished some day whatever the others do: when none runs, the
     first that waits is admitted, and the first that runs takes the blocks of all others before it has to wait.
+
+    `adapters` bounds how many adapters the sequences that run have between them.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         is_by_priority: bool = False,
         is_chunked: bool = True,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         assert max_num_seqs > 0, "at least one sequence runs"
         assert max_num_batched_tokens >= max_num_seqs, "every running sequence needs a token of the budget"
@@ -55,6 +62,9 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._is_by_priority = is_by_priority
         self._is_chunked = is_chunked
+        self._adapters = adapters
+        # How many have been admitted since one that waits for an adapter's slot was first passed over.
+        self._num_overtaking = 0
         self._num_reserved = int(WATERMARK * kv.pool.num_usable)
         self._waiting = WaitingQueue(self._key)
         # Ordered by `_key`: the last is the next to be preempted.
@@ -81,7 +91,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         assert self.can_fit(sequence.max_num_tokens), f"sequence {sequence.seq_id} can never have all of its tokens"
-        self._waiting.push(sequence)
+        self._await(sequence)
 
     def plan(self) -> StepPlan:
         """Decide the next step, and count its tokens as computed. Blocks of all chunks are allocated."""
@@ -176,12 +186,43 @@ class Scheduler:
         self._leave(victim)
         victim.status = SequenceStatus.WAITING
         victim.num_preemptions += 1
-        self._waiting.push(victim)
+        self._await(victim)
+
+    def _await(self, sequence: Sequence) -> None:
+        self._waiting.push(sequence)
+        if self._adapters is not None and sequence.adapter is not None:
+            self._adapters.await_turn(sequence.adapter)
 
     def _plan_waiting(self, chunks: list[Chunk], admitted: list[Sequence], budget: int) -> None:
-        """Admit in order while budget and blocks last; no sequence overtakes the first that does not fit."""
+        """Admit in order while budget and blocks last; no sequence overtakes the first that does not fit.
+
+        Those whose adapter has no slot now are passed over, until too many have overtaken them.
+        """
+        if self._adapters is None:
+            self._admit_waiting(chunks, admitted, budget)
+            return
+        passed: list[Sequence] = []
+        self._admit_waiting(chunks, admitted, budget, passed)
+        for sequence in passed:
+            self._waiting.push(sequence)
+        self._num_overtaking = self._num_overtaking + len(admitted) if passed else 0
+
+    def _lacks_slot(self, sequence: Sequence) -> bool:
+        adapters, adapter = self._adapters, sequence.adapter
+        return adapters is not None and adapter is not None and not adapters.can_acquire(adapter)
+
+    def _admit_waiting(
+        self, chunks: list[Chunk], admitted: list[Sequence], budget: int, passed: list[Sequence] | None = None
+    ) -> None:
+        """`passed` gets the sequences that are passed over; they are out of the queue then."""
         while budget and len(self._running) < self._max_num_seqs:
             sequence = self._waiting.first()
+            if sequence is not None and passed is not None and self._lacks_slot(sequence):
+                if len(passed) == _MOST_PASSED or self._num_overtaking > _MOST_OVERTAKING:
+                    return
+                self._waiting.pop()
+                passed.append(sequence)
+                continue
             # After a preemption in mid-air its last token is on its way to the host.
             if sequence is None or sequence.num_placeholders:
                 return
@@ -208,6 +249,9 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.RUNNING
         sequence.slot = heappop(self._free_slots)
+        if self._adapters is not None and sequence.adapter is not None:
+            self._adapters.end_waiting(sequence.adapter)
+            sequence.adapter_slot = self._adapters.acquire(sequence.adapter)
         if not sequence.num_preemptions:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         running = self._running
@@ -256,10 +300,15 @@ class Scheduler:
         elif sequence.status is SequenceStatus.WAITING:
             sequence.status = SequenceStatus.FINISHED
             self._waiting.discard()
+            if self._adapters is not None and sequence.adapter is not None:
+                self._adapters.end_waiting(sequence.adapter)
 
     def _leave(self, sequence: Sequence) -> None:
         self._kv.free(sequence)
         heappush(self._free_slots, sequence.slot)
+        if self._adapters is not None and sequence.adapter is not None:
+            self._adapters.release(sequence.adapter_slot)
+            sequence.adapter_slot = -1
 
     def _key(self, sequence: Sequence) -> tuple[int, int]:
         return (sequence.priority if self._is_by_priority else 0, sequence.arrival)

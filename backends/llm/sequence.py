@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from .lora.adapter import Adapter
     from .pictures.prompt import PromptPictures
 
 
@@ -72,6 +73,9 @@ class Sequence:
     # The stop string or token id that ended it; None for end-of-sequence or length.
     stop_reason: str | int | None = None
     matcher: Any = None
+    # What adapters add for it, and the slot of the device where they are while it runs; -1 without.
+    adapter: Adapter | None = None
+    adapter_slot: int = -1
     # What of its prompt is picture.
     pictures: PromptPictures | None = None
     # The sampler's state of it: token counts, banned words (`sampler_state`).

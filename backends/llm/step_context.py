@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .attention.chunked import ChunkedSdpa
     from .attention.paged import PagedAttention, Rotation
     from .attention.sdpa import SdpaAttention
+    from .lora.step import StepAdapters
     from .models.recurrent_states import StateGroup
     from .pictures.step import StepPictures
 
@@ -25,9 +26,9 @@ class StepContext:
     height and width. `inputs` is what `attention` has prepared of the step. `state_groups` says which rows belong to
     which slot of recurrent states; it is empty where no layer keeps any. `pictures` are rows that come from embeddings
     in place of token ids; None without any. `rotations` has the step's cosines and sines for each kind of rotation; the
-    decoder sets it.
+    decoder sets it. `adapters` says which rows belong to which adapter; None where no row has any.
 
-    A feature that depends on rows adds a field here, such as adapters and their rows.
+    A feature that depends on rows adds a field here.
     """
 
     positions: torch.Tensor
@@ -36,6 +37,7 @@ class StepContext:
     state_groups: tuple[StateGroup, ...] = ()
     rotations: tuple[Rotation, ...] = ()
     pictures: StepPictures | None = None
+    adapters: StepAdapters | None = None
 
 
 def compute_fresh(
@@ -45,6 +47,7 @@ def compute_fresh(
     device: torch.device,
     *,
     state_groups: tuple[StateGroup, ...] = (),
+    adapters: StepAdapters | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The hidden states [tokens, hidden_size] of each list, none of them empty: texts to embed.
 
@@ -60,6 +63,7 @@ def compute_fresh(
         attention=attention,
         inputs=attention.prepare_fresh(lengths),
         state_groups=state_groups,
+        adapters=adapters,
     )
     hidden: torch.Tensor = network(torch.from_numpy(input_ids).to(device), step)
     parts: tuple[torch.Tensor, ...] = torch.split(hidden, lengths)

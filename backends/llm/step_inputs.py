@@ -18,9 +18,13 @@ class StepInputs:
     device only, with their seq_id. `rope_positions` [tokens] or [3, tokens] are the positions that rotations turn by.
     `scored`: chunks whose prompt's log-probabilities are asked for, and where their
     rows begin. `drafts`: by seq_id, those that the rows of a chunk end with.
+    With adapters, rows of one adapter lie side by side; `adapter_slots` are those of the runs, which end at
+    `adapter_bounds`; none if no row has an adapter.
     """
 
     __slots__ = (
+        "adapter_bounds",
+        "adapter_slots",
         "batch",
         "block_size",
         "drafts",
@@ -34,9 +38,10 @@ class StepInputs:
         "unread",
     )
 
-    def __init__(self, chunks: Sequence[Chunk], block_size: int) -> None:
+    def __init__(self, chunks: Sequence[Chunk], block_size: int, *, has_adapters: bool = False) -> None:
         # One loop without calls per sequence: this is what the host does for every token of every step.
-        ordered = sorted(chunks, key=_order)
+        ordered = sorted(chunks, key=_order_by_adapter if has_adapters else _order)
+        self.adapter_slots, self.adapter_bounds = _runs(ordered) if has_adapters else ([], [])
         num_decodes = sum(chunk[2] == 1 for chunk in chunks)
         num_rows = num_decodes
         input_ids: list[int] = []
@@ -104,3 +109,27 @@ class StepInputs:
 
 def _order(chunk: Chunk) -> tuple[bool, int]:
     return chunk.num_tokens > 1, -chunk.start
+
+
+def _order_by_adapter(chunk: Chunk) -> tuple[bool, int, int]:
+    """Rows with adapters lie between those without: the decodes' rows behind them, those of longer chunks before."""
+    slot = chunk.sequence.adapter_slot
+    return chunk.num_tokens > 1, -slot if chunk.num_tokens > 1 else slot, -chunk.start
+
+
+def _runs(ordered: Sequence[Chunk]) -> tuple[list[int], list[int]]:
+    """The slot of each run of rows, -1 without an adapter, and where the runs begin and the last one ends.
+
+    None if no row has an adapter.
+    """
+    slots: list[int] = []
+    bounds: list[int] = [0]
+    for chunk in ordered:
+        slot = chunk[0].adapter_slot
+        end = bounds[-1] + chunk[2]
+        if slots and slots[-1] == slot:
+            bounds[-1] = end
+        else:
+            slots.append(slot)
+            bounds.append(end)
+    return ([], []) if slots == [-1] else (slots, bounds)

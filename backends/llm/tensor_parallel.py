@@ -33,6 +33,8 @@ from .attention.kv_blocks import KvBlocks
 from .attention.paged import AttentionBatch
 from .checkpoint import open_checkpoint
 from .compute_thread import share_of_threads
+from .lora.adapter import Adapter
+from .lora.step import EMBEDDING_SLOT
 from .models.linear_tensors import Rank
 from .models.load import LoadedNetwork, load_network
 from .options import EngineOptions
@@ -72,11 +74,22 @@ class Step:
     input_ids: Any
     positions: Any
     batch: AttentionBatch
+    adapter_slots: tuple[int, ...] = ()
+    adapter_bounds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
     token_id_lists: tuple[tuple[int, ...], ...]
+    has_adapter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """An adapter, whole, of which each rank keeps its share."""
+
+    slot: int
+    adapter: Adapter
 
 
 class Follower:
@@ -170,10 +183,14 @@ class Followers:
 
     def step(self, step: StepInputs) -> None:
         """The same step, which rank 0 computes next."""
-        self._tell(Step(step.input_ids, step.positions, step.batch))
+        slots, bounds = tuple(step.adapter_slots), tuple(step.adapter_bounds)
+        self._tell(Step(step.input_ids, step.positions, step.batch, slots, bounds))
 
-    def embed(self, token_id_lists: Sequence[Sequence[int]]) -> None:
-        self._tell(Embedding(tuple(map(tuple, token_id_lists))))
+    def embed(self, token_id_lists: Sequence[Sequence[int]], *, has_adapter: bool = False) -> None:
+        self._tell(Embedding(tuple(map(tuple, token_id_lists)), has_adapter))
+
+    def place(self, slot: int, adapter: Adapter) -> None:
+        self._tell(Placing(slot, adapter))
 
     def close(self) -> None:
         for rank in self._ranks:
@@ -191,7 +208,7 @@ class Followers:
                     raise rank.death() from None
             raise
 
-    def _tell(self, message: Pool | Step | Embedding) -> None:
+    def _tell(self, message: Pool | Step | Embedding | Placing) -> None:
         packed = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         for rank in self._ranks:
             try:
@@ -262,14 +279,25 @@ def _compute(pipe: Connection, loaded: LoadedNetwork, options: EngineOptions, po
     fresh = make_sdpa(blocks, loaded.attention)
     with torch.inference_mode():
         while True:
-            message: Step | Embedding = pipe.recv()
-            if isinstance(message, Step):
+            message: Step | Embedding | Placing = pipe.recv()
+            adapted = loaded.adapted
+            if isinstance(message, Placing):
+                assert adapted is not None, "ranks have the same options"
+                adapted.place(message.slot, message.adapter)
+            elif isinstance(message, Step):
                 input_ids, positions = torch.from_numpy(message.input_ids), torch.from_numpy(message.positions)
                 step = StepContext(
                     positions=positions.to(loaded.device),
                     attention=attention,
                     inputs=attention.prepare(message.batch),
+                    adapters=adapted.step(message.adapter_slots, message.adapter_bounds)
+                    if adapted is not None and message.adapter_slots
+                    else None,
                 )
                 loaded.network(input_ids.to(loaded.device), step)
             else:
-                compute_fresh(loaded.network, fresh, message.token_id_lists, loaded.device)
+                bounds = [0, sum(map(len, message.token_id_lists))]
+                adapters = None
+                if adapted is not None and message.has_adapter:
+                    adapters = adapted.step([EMBEDDING_SLOT], bounds)
+                compute_fresh(loaded.network, fresh, message.token_id_lists, loaded.device, adapters=adapters)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -87,7 +88,11 @@ class Server:
             tracer=Tracer(options.trace_options, version=self.version),
         )
         self._model_metrics = ModelMetricsBoard()
-        self.controlplane = ControlPlane(self.repository, LogControl(log_settings(options)))
+        self.controlplane = ControlPlane(
+            self.repository,
+            LogControl(log_settings(options)),
+            self.dataplane.adapters if _may_load_adapters(options) else None,
+        )
         self.controlplane.logs.follow(self.dataplane.follow_logs)
         self._stages = StopStages()
         self._wires: dict[str, Wire] = {}
@@ -369,3 +374,9 @@ def _warn_ineffective(options: ServerOptions) -> None:
         logger.warning("Warning: '%s' has been deprecated! Please use '%s' instead", option.flag_name, successor)
     if options.grpc_server_cert and not options.is_grpc_tls:
         logger.warning("--grpc-server-cert has no effect without --grpc-use-ssl: the gRPC port does not use TLS")
+
+
+def _may_load_adapters(options: ServerOptions) -> bool:
+    """By our flag, or vLLM's variable."""
+    asked = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower()
+    return options.allow_runtime_lora_updating or asked in ("1", "true")

@@ -42,7 +42,7 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.documents import parse_json, shortened
 from modelserver.core.json_pieces import parse_pieces as parse_long_json
 from modelserver.core.numerals import parse_float
-from modelserver.core.request import InferRequest
+from modelserver.core.request import InferRequest, LoadedAdapter
 from modelserver.core.response import RESCHEDULE, InferResponse, ResponseStream
 from modelserver.core.sender import ResponseSender
 from modelserver.core.tensor import Tensor
@@ -87,6 +87,7 @@ __all__ = [
     "InstanceGroupKind",
     "InternalError",
     "InvalidArgumentError",
+    "LoadedAdapter",
     "Measurement",
     "ModelConfig",
     "ModelDynamicBatching",

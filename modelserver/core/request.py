@@ -112,6 +112,14 @@ class RequestForm:
         self.rows = 1
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that was loaded while its model serves: where it lies, and the number of the load."""
+
+    name: str
+    place: str
+    load: int
+
+
 class InferRequest(msgspec.Struct, eq=False):
     """One inference request, as an instance sees it. Make it with keywords.
 
@@ -122,6 +130,7 @@ class InferRequest(msgspec.Struct, eq=False):
     `rows` is its size along the batch dimension, 1 without batching. `is_decoupled`: it may have many responses.
     `is_cancelled`: the caller no longer wants the answer. `arrival_ns` is the monotonic time at which it came.
     `trace_parent` is the context (W3C `traceparent`) of which the model may make requests a part, if there is one.
+    `adapters` are those of a language model that the server has loaded; no client says them.
     """
 
     model_name: str
@@ -141,6 +150,7 @@ class InferRequest(msgspec.Struct, eq=False):
     is_cancelled: bool = False
     arrival_ns: int = 0
     trace_parent: str = ""
+    adapters: tuple[LoadedAdapter, ...] = ()
 
     @property
     def sender(self) -> ResponseSender:

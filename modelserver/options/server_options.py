@@ -152,6 +152,7 @@ class ServerOptions:
     http_cors_credentials: bool = field(default=False, metadata=flag(HTTP, "Let these pages send cookies and the browser's client certificates; API keys work without this flag.", is_ours=True))
     api: tuple[str, ...] = field(default=(), metadata=flag(HTTP, "Where to serve an API (openai, anthropic, ollama, tgi, llamacpp, console, or one of an installed package: docs/add-an-api.md): on, off, or on a port of its own. All APIs are on by default; the console only if HTTP listens on loopback. Repeat for several.", metavar="NAME=on|off|PORT", is_ours=True))
 
+    allow_runtime_lora_updating: bool = field(default=False, metadata=flag(HTTP, "Let clients load and unload adapters of language models (LoRA) at /v1/load_lora_adapter and /v1/unload_lora_adapter: directories and GGUF files of this machine. VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in the environment does the same.", is_ours=True))
     allow_grpc: bool = field(default=True, metadata=flag(GRPC, "Serve gRPC."))
     grpc_address: str = field(default="", metadata=flag(GRPC, "Address to listen on; empty: that of --host (Triton: 0.0.0.0).", metavar="ADDRESS"))
     grpc_port: int = field(default=8001, metadata=flag(GRPC, "Port to listen on; 0 picks a free one.", **_PORT))

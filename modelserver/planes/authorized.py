@@ -18,9 +18,10 @@ from modelserver.telemetry.audit import record
 
 if TYPE_CHECKING:
     from modelserver.config.schema import ModelConfig
-    from modelserver.core.request import InFlightRequest
+    from modelserver.core.request import InFlightRequest, LoadedAdapter
     from modelserver.core.response import ResponseStream
     from modelserver.execution.model import Model
+    from modelserver.planes.adapters import AdapterLoads
     from modelserver.planes.control import ControlParameter, ControlPlane
     from modelserver.planes.data import DataPlane, InferPlane, ModelLoad, ModelMetadata, ServerMetadata
     from modelserver.planes.shared_memory import CudaSharedMemory, SharedMemory
@@ -120,6 +121,10 @@ class AuthorizedDataPlane(AuthorizedInferPlane):
         _caller().check_model(name)
         return self._plane.model_config(name, version)
 
+    def adapters_of(self, name: str) -> tuple[LoadedAdapter, ...]:
+        _caller().check_model(name)
+        return self._plane.adapters_of(name)
+
     def model_directories(self, name: str) -> tuple[Path, ...]:
         _caller().check_model(name)
         return self._plane.model_directories(name)
@@ -206,6 +211,10 @@ class AuthorizedControlPlane:
     def keep(self, name: str, keep_alive_s: float) -> None:
         _check("load", name)
         self._plane.keep(name, keep_alive_s)
+
+    def adapters_for(self, action: str, model: str) -> AdapterLoads:
+        _check(f"adapter: {action}", model)
+        return self._plane.adapters_for(action, model)
 
     def store_for(self, action: str, *names: str) -> Store:
         for name in names or ("",):

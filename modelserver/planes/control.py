@@ -11,6 +11,7 @@ from typing import Any
 
 from modelserver.config.on_demand import KEEP_ALIVE, parse_keep_alive
 from modelserver.errors import InvalidArgumentError, UnsupportedError
+from modelserver.planes.adapters import AdapterLoads
 from modelserver.repository.namespaces import check_model_name
 from modelserver.repository.repository import ModelRepository
 from modelserver.repository.state import IndexEntry, ModelState
@@ -39,8 +40,15 @@ _NO_MODELS = ("dev", "proc", "sys")
 class ControlPlane:
     """The calls by which a frontend sees and changes which models are loaded. Event loop thread only."""
 
-    def __init__(self, repository: ModelRepository, logs: LogControl | None = None) -> None:
+    def __init__(
+        self,
+        repository: ModelRepository,
+        logs: LogControl | None = None,
+        adapters: AdapterLoads | None = None,
+    ) -> None:
+        """`adapters`: those that may be loaded while models serve; None: none may."""
         self._repository = repository
+        self._adapters = adapters
         self.logs = logs or LogControl()
 
     def index(self, ready_only: bool = False, repository_name: str = "") -> list[IndexEntry]:
@@ -154,6 +162,19 @@ class ControlPlane:
     def keep(self, name: str, keep_alive_s: float) -> None:
         """Set how long a model on demand stays in memory without requests, as `ModelRepository.keep`."""
         self._repository.keep(name, keep_alive_s)
+
+    def adapters_for(self, action: str, model: str) -> AdapterLoads:
+        """The adapters that are loaded while models serve, for an action on those of a model, which is audited.
+
+        Raises UnsupportedError where the operator has not allowed it.
+        """
+        with audited(f"adapter: {action}", model):
+            if self._adapters is None:
+                raise UnsupportedError(
+                    "adapters may not be loaded while models serve: start the server with "
+                    "--allow-runtime-lora-updating, or list them in lora_modules of model.json"
+                )
+            return self._adapters
 
     def store_for(self, action: str, *names: str) -> Store:
         """The model store, for an action on models of these names, or on the store itself, which is audited.

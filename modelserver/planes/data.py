@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
 from modelserver.core.long_work import Result, long_work
-from modelserver.core.request import InFlightRequest, RegionInput, RequestForm, Transfer
+from modelserver.core.request import InFlightRequest, LoadedAdapter, RegionInput, RequestForm, Transfer
 from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor, placeholder
 from modelserver.errors import (
@@ -28,6 +28,7 @@ from modelserver.errors import (
 )
 from modelserver.execution.model import Model
 from modelserver.execution.process.calls_from_child import CalledRequest
+from modelserver.planes.adapters import AdapterLoads
 from modelserver.planes.on_demand import WaitingRequests
 from modelserver.planes.quotas import Callers, OverloadStream, tell_overload
 from modelserver.planes.shadow import Shadows
@@ -160,6 +161,8 @@ class DataPlane:
         self.tracer = tracer or Tracer()
         self._tells_overload = tells_overload
         self._callers = callers
+        self.adapters = AdapterLoads()
+        self.adapters.on_change = self._observe
         self._waiting = WaitingRequests(self.infer)
         self._traffic = repository.traffic
         self._splits = repository.traffic.splits  # looked at for each request, and mostly empty
@@ -281,6 +284,7 @@ class DataPlane:
         """As `Model.submit`, with the parts that see or change responses placed before the reader."""
         reader = request.stream
         transfer = request.transfer
+        request.adapters += self.adapters.of(model.name)
         is_call = isinstance(request, CalledRequest)
         give_back = self._admit(request) if self._callers is not None and not is_call else None
         request.arrival_ns = time.monotonic_ns()  # else the scheduler says so, after log and trace have begun
@@ -351,6 +355,7 @@ class DataPlane:
             or self._callers is not None
             or self._repository.on_demand.is_active
             or self._traffic.has_shadows
+            or bool(self.adapters.by_model)
         )
 
     def trace_settings(self, model_name: str = "") -> Mapping[str, str | list[str]]:
@@ -451,6 +456,10 @@ class DataPlane:
     def model_config(self, name: str, version: int | None = None) -> ModelConfig:
         """The complete, normalised config that the model runs with."""
         return self._repository.get(name, version).config
+
+    def adapters_of(self, name: str) -> tuple[LoadedAdapter, ...]:
+        """The model's adapters that were loaded while it serves."""
+        return self.adapters.of(name)
 
     def model_directories(self, name: str) -> tuple[Path, ...]:
         """Of the newest ready version of the model, or of the one that a request would load; then that of the model."""

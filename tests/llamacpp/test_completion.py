@@ -209,7 +209,7 @@ def test_a_request_names_its_model_where_there_are_several(shared: httpx.Client)
         ({"prompt": [[1, True]]}, "'prompt[0]' must be"),
         ({"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}}, "'prompt.multimodal_data[0]'"),
         ({"prompt": "a", "samplers": ["top_k"]}, "'samplers' is not supported"),
-        ({"prompt": "a", "lora": [{"id": 0, "scale": 1}]}, "'lora' is not supported"),
+        ({"prompt": "a", "lora": [{"id": 0, "scale": 1}]}, "'lora' has the id 0, and the model has 0 adapters"),
         ({"prompt": "a", "t_max_predict_ms": 5}, "'t_max_predict_ms' is not supported"),
         ({"prompt": "a", "post_sampling_probs": True}, "'post_sampling_probs' is not supported"),
         ({"prompt": "a", "grammar": "x", "json_schema": {}}, 'Either "json_schema" or "grammar"'),

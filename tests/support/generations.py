@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.engine import Engine, GenerationRequest
+from modelserver_backends.llm.lora.registry import Adapters
+from modelserver_backends.llm.lora.uses import AdapterUse
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.runner import load_runner
 from modelserver_backends.llm.sampler import Sampler
@@ -24,9 +26,14 @@ def loaded_engine(directory: Path, **options: Any):
     with open_checkpoint(directory) as checkpoint:
         runner = load_runner(checkpoint, chosen, Sampler())
     try:
-        yield Engine(options=chosen, runner=runner, tokenizer=None)
+        yield Engine(options=chosen, runner=runner, tokenizer=None, adapters=Adapters.of(runner.target, chosen))
     finally:
         runner.close()
+
+
+def loaded_adapters(directory: Path, places: Mapping[str, Path], **options: Any):
+    """The same with adapters."""
+    return loaded_engine(directory, lora_modules=tuple((name, str(place)) for name, place in places.items()), **options)
 
 
 def random_prompts(count: int, *, longest: int = 60, seed: int = 0) -> list[list[int]]:
@@ -35,11 +42,27 @@ def random_prompts(count: int, *, longest: int = 60, seed: int = 0) -> list[list
 
 
 def generate(
-    engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int, **params: Any
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    num_tokens: int,
+    *,
+    adapter: str | Sequence[str | None] | None = None,
+    **params: Any,
 ) -> list[tuple[list[int], list[float]]]:
-    """Tokens and their log-probabilities for each prompt; all run at once, greedily, beyond end-of-sequence."""
+    """Tokens and their log-probabilities for each prompt; all run at once, greedily, beyond end-of-sequence.
+
+    `adapter`: the name of one for all, or of one for each.
+    """
     values = {"temperature": 0.0, "max_tokens": num_tokens, "ignore_eos": True, "logprobs": 0, **params}
-    requests = [GenerationRequest(prompt_token_ids=list(prompt), params=SamplingParams(**values)) for prompt in prompts]
+    names = [adapter] * len(prompts) if adapter is None or isinstance(adapter, str) else adapter
+    requests = [
+        GenerationRequest(
+            prompt_token_ids=list(prompt),
+            params=SamplingParams(**values),
+            adapters=() if name is None else (AdapterUse(name),),
+        )
+        for prompt, name in zip(prompts, names, strict=True)
+    ]
     results: dict[GenerationRequest, tuple[list[int], list[float]]] = {}
     for request in requests:
         results[request] = ([], [])

@@ -81,7 +81,7 @@ def _renamed(config: Mapping[str, Any], name: str, tensors: Mapping[str, Array])
         suffixes = (".weight", ".bias")
         stored = names.get_name(key, try_suffixes=suffixes) or dense.get_name(key, try_suffixes=suffixes)
         assert stored is not None, f"{key} has no name in {name}"
-        renamed[stored] = _converted(config, name, key, tensor)
+        renamed[stored] = converted(config, name, key, tensor)
     if name == "llama" and (factors := _llama3_factors(config)) is not None:
         renamed["rope_freqs.weight"] = factors
     rope = config.get("rope_parameters") or {}
@@ -103,7 +103,8 @@ def _with_stacked_experts(tensors: Mapping[str, Array]) -> dict[str, Array]:
     return stacked | {key: np.stack(each) for key, each in experts.items()}
 
 
-def _converted(config: Mapping[str, Any], name: str, key: str, tensor: Array) -> Array:
+def converted(config: Mapping[str, Any], name: str, key: str, tensor: Array) -> Array:
+    """A tensor as a file has it: queries and keys of Llamas in the order in which llama.cpp turns them."""
     if name == "llama" and ("q_proj" in key or "k_proj" in key):
         heads = config["num_attention_heads" if "q_proj" in key else "num_key_value_heads"]
         halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])

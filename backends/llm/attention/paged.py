@@ -24,7 +24,8 @@ def copied_together(arrays: Sequence[IntArray], device: torch.device) -> list[to
 class AttentionBatch:
     """Sequences in the order of their rows: first `num_decodes` that add one token each, then those that add more.
 
-    Decodes are sorted by length, the longest first, so that neighbours need about as much padding.
+    Decodes are sorted by length, the longest first, so that neighbours need about as much padding; where rows have
+    adapters, those of each adapter are.
     `num_queries` and `lens` [sequences] are the tokens that a sequence adds and its new length; `block_tables`
     [sequences, blocks] is padded with 0; `slots` [tokens] is where each token's keys and values go:
     block id * block size + offset.

@@ -91,7 +91,9 @@ class _Source:
     def _rows(self, first: int, count: int, num_heads: int) -> torch.Tensor:
         import torch
 
-        return _separated(torch.from_numpy(self.file.rows(self.place.name, self.first_row + first, count)), num_heads)
+        return separated_heads(
+            torch.from_numpy(self.file.rows(self.place.name, self.first_row + first, count)), num_heads
+        )
 
     def values(self) -> torch.Tensor:
         from .gguf_blocks import unpack_rows
@@ -99,7 +101,7 @@ class _Source:
         values = unpack_rows(self.place.kind, self.blocks())
         if len(self.shape) == 1:
             values = values.flatten()[self.first_row : self.first_row + self.shape[0]]
-            values = _separated(values, self.num_heads)
+            values = separated_heads(values, self.num_heads)
         values = values.view(self.shape)
         if self.offset:
             values = values.float() - self.offset
@@ -416,7 +418,7 @@ class UnreadGguf(GgufCheckpoint):
         return torch.empty(self.shape(name), device="meta")
 
 
-def _separated(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+def separated_heads(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """The two halves of each head's rows one behind the other, where they alternate."""
     if not num_heads:
         return rows

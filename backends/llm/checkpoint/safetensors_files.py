@@ -52,7 +52,7 @@ class SafetensorsFiles:
         self._files: dict[Path, FileIO] = {}
         # By the names inside the decoder: the file, the name there, and where its bytes are.
         self._places: dict[str, tuple[Path, str, StoredTensor]] = {
-            _inner(name): (path, name, tensor) for name, (path, tensor) in read_headers(directory).items()
+            inner_name(name): (path, name, tensor) for name, (path, tensor) in read_headers(directory).items()
         }
         self._modules = {
             name.rpartition(".")[0]: stored.rpartition(".")[0] for name, (_, stored, _) in self._places.items()
@@ -127,7 +127,8 @@ def _rare_tensor(path: Path, name: str, dtype: str) -> torch.Tensor:
     return tensor
 
 
-def _inner(name: str) -> str:
+def inner_name(name: str) -> str:
+    """A module's or tensor's name inside the decoder."""
     for prefix in _PREFIXES:
         if name.startswith(prefix):
             return name.removeprefix(prefix)

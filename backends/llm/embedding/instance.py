@@ -14,6 +14,7 @@ from ..call import Call, ReadRequest, read_call
 from ..contract import Operation
 from ..engine_statistics import EngineStatistics
 from ..long_texts import LongTexts
+from ..lora.uses import refuse_adapters
 from ..measurements import measure
 from ..options import EngineOptions
 from ..sequence import FinishReason
@@ -89,6 +90,7 @@ class EncoderInstance(StepInstance):
         """The part that takes time in proportion to the text. For a long text it runs beside the worker's thread."""
         operations = self.encoder.operations
         call = read_call(request, usual=operations[0])
+        refuse_adapters(call.adapters)
         if call.operation is Operation.TOKENIZE:
             return ReadRequest(call, response=self._tokenized(call, check_left, request.outputs))
         if call.operation not in operations:

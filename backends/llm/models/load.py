@@ -13,8 +13,10 @@ from modelserver.backend import InvalidArgumentError, UnavailableError, Unsuppor
 
 from ..attention.kv_blocks import KvLayout
 from ..attention.paged import AttentionSpec
-from ..checkpoint import Checkpoint, GgufCheckpoint, HfCheckpoint, UnreadGguf, text_config
+from ..checkpoint import Checkpoint, GgufCheckpoint, HfCheckpoint, UnreadGguf, open_checkpoint, text_config
 from ..embedding.recognition import is_encoder
+from ..lora.adapter import Target
+from ..lora.layers import AdaptedLayers
 from ..options import EngineOptions
 from ..pictures.families import sees_pictures
 from ..pictures.tower import Tower, load_tower
@@ -29,7 +31,7 @@ from .families import find_family
 from .families.family import Family
 from .families.readers import stored_dtype
 from .linear import can_pack, multiplies_bfloat16
-from .linear_tensors import ALONE, Rank
+from .linear_tensors import ALONE, Part, Rank
 from .recurrent_states import RecurrentStates
 from .transformers_model import TransformersNetwork, load_transformers
 from .weights import StoredLayer, Weights
@@ -66,6 +68,9 @@ class LoadedNetwork:
     layers: tuple[StoredLayer, ...] = ()
     # The part that sees pictures.
     tower: Tower | None = None
+    # Where adapters are served: the layers that they may add to, and the network as they must fit it.
+    adapted: AdaptedLayers | None = None
+    target: Target | None = None
 
 
 def load_network(
@@ -91,7 +96,16 @@ def load_network(
     scheme, names = scheme or find_scheme(options.quantization, {**checkpoint.config, **entries}), family.names
     with torch.inference_mode():
         check_layers(checkpoint, scheme, family, config, rank)
-        weights = Weights(checkpoint, scheme, dtype=dtype, device=device, rank=rank, is_transposed=names.is_transposed)
+        adapted = AdaptedLayers(device) if options.serves_adapters else None
+        weights = Weights(
+            checkpoint,
+            scheme,
+            dtype=dtype,
+            device=device,
+            rank=rank,
+            is_transposed=names.is_transposed,
+            adapted=adapted,
+        )
         network = family.network(DecoderBuilder(config, names, weights), max_len=max_model_len)
     _log_layers(checkpoint, weights.layers)
     return LoadedNetwork(
@@ -107,6 +121,34 @@ def load_network(
         tower=load_tower(checkpoint, dtype=dtype, device=device)
         if sees_pictures(checkpoint, tensor_parallel_size=rank.size)
         else None,
+        adapted=adapted,
+        target=None if adapted is None else _target(checkpoint, config, adapted, weights, options),
+    )
+
+
+def _target(
+    checkpoint: Checkpoint, config: DecoderConfig, adapted: AdaptedLayers, weights: Weights, options: EngineOptions
+) -> Target:
+    """`checkpoint` is opened again where a module's weight is needed."""
+
+    def weight(part: Part) -> torch.Tensor:
+        with open_checkpoint(checkpoint.place) as opened:
+            name = f"{part.name}.weight"
+            if name not in opened:
+                raise UnsupportedError(
+                    f"use_dora needs the module {part.name} in floats or as GGUF, and {checkpoint.place} has it in "
+                    "another form: merge the adapter"
+                )
+            found = opened.tensor(name)
+            return found.t() if weights.is_transposed else found
+
+    return Target(
+        modules=adapted.modules,
+        max_rank=options.lora_rank,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        kind=config.model_type,
+        weight=weight,
     )
 
 
@@ -175,6 +217,11 @@ def load_with_transformers(checkpoint: Checkpoint, options: EngineOptions) -> Lo
         raise UnsupportedError(
             f"quantization and tensor_parallel_size are not supported for {entries['model_type']}, "
             "which runs on transformers' network"
+        )
+    if options.serves_adapters:
+        raise UnsupportedError(
+            f"adapters are not supported for {entries['model_type']}, which runs on transformers' network: merge them "
+            "into the weights, or set enable_lora to false"
         )
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, stored_dtype(entries), device)

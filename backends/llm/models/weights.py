@@ -11,6 +11,7 @@ import torch
 from modelserver.backend import give_back
 
 from ..checkpoint import Checkpoint
+from ..lora.layers import AdaptedLayers
 from ..quantization.scheme import Scheme, stored_float_linear
 from .linear import GroupedLinear, HeadedEmbedding, Linear, StoredLinear, TokenEmbedding
 from .linear_tensors import ALONE, LinearTensors, Part, Rank, Split, placed, stored_tensor
@@ -53,6 +54,7 @@ class Weights:
         device: torch.device,
         rank: Rank = ALONE,
         is_transposed: bool = False,
+        adapted: AdaptedLayers | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.rank = rank
@@ -62,7 +64,8 @@ class Weights:
         self.is_capturable = True
         self._num_bytes = 0
         self._scheme = scheme
-        self._is_transposed = is_transposed
+        self.is_transposed = is_transposed
+        self._adapted = adapted
 
     def has_module(self, name: str) -> bool:
         """Whether any tensor belongs to a module, in whatever form it is stored."""
@@ -78,11 +81,11 @@ class Weights:
 
     def columns(self, parts: Sequence[Part]) -> Linear:
         """Parts fused along their outputs; each rank has a share of the outputs."""
-        return self._counted(parts, self._scheme.make_linear(self._tensors(parts, Split.OUTPUTS)))
+        return self._linear(parts, Split.OUTPUTS)
 
     def rows(self, part: Part) -> Linear:
         """Each rank has a share of the inputs: the sum over ranks is the result. The bias is with rank 0."""
-        return self._counted([part], self._scheme.make_linear(self._tensors([part], Split.INPUTS)))
+        return self._linear([part], Split.INPUTS)
 
     def grouped_columns(self, experts: Sequence[Sequence[Part]]) -> GroupedLinear:
         return self._grouped(experts[0], [self._tensors(parts, Split.OUTPUTS) for parts in experts])
@@ -107,6 +110,11 @@ class Weights:
         head = self._scheme.tied_head(self._tensors([part], Split.WHOLE), embedding)
         return head if isinstance(embedding, HeadedEmbedding) else self._counted([part], head)
 
+    def _linear(self, parts: Sequence[Part], split: Split) -> Linear:
+        tensors = self._tensors(parts, split)
+        linear = self._counted(parts, self._scheme.make_linear(tensors))
+        return linear if self._adapted is None else self._adapted.wrap(linear, tensors)
+
     def _grouped(self, first: Sequence[Part], experts: Sequence[LinearTensors]) -> GroupedLinear:
         grouped = self._counted(first, self._scheme.make_grouped(experts))
         self.is_capturable &= getattr(grouped, "is_capturable", False)
@@ -128,5 +136,5 @@ class Weights:
             rank=self.rank,
             dtype=self.dtype,
             device=self.device,
-            is_transposed=self._is_transposed,
+            is_transposed=self.is_transposed,
         )

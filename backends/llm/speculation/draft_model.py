@@ -134,6 +134,7 @@ def load_drafter(
             kv_cache_memory_bytes=None,
             tensor_parallel_size=1,
             enable_chunked_prefill=True,
+            enable_lora=False,
         )
         runner = load_runner(drafting, chosen, Sampler())
     if runner.has_states:

@@ -131,6 +131,7 @@ def hosted_request(connection: ServerConnection, record: RequestRecord, payload:
         is_decoupled=record.is_decoupled,
         arrival_ns=record.arrival_ns,
         trace_parent=record.trace_parent,
+        adapters=record.adapters,
         stream=_NO_STREAM,
         number=record.number,
         connection=connection,

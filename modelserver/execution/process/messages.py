@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from modelserver.core.request import Transfer
+from modelserver.core.request import LoadedAdapter, Transfer
 from modelserver.core.response import ParameterValue
 from modelserver.errors import CancelledError, ErrorCode, InternalError, ServerError
 from modelserver.telemetry.measurement import Measurement
@@ -75,6 +75,7 @@ class RequestRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     trace_parent: str = ""
     # By the monotonic clock of the system, which all processes share.
     arrival_ns: int = 0
+    adapters: tuple[LoadedAdapter, ...] = ()
 
 
 class ResponseRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -204,6 +204,7 @@ def request_record(request: InferRequest, payload: Payload, number: int = 0) -> 
         None,
         request.trace_parent,
         request.arrival_ns,
+        request.adapters,
     )
 
 

@@ -28,7 +28,7 @@ class MessageWriter(EventWriter):
         self._framing = call.framing
         self._stops = stops
         self._id = call.make_id("msg_")
-        self._model = call.fields.text("model") or prepared.model.name
+        self._model = call.fields.text("model") or prepared.model.answers_as
         self._finish: Finish | None = None
         self._is_begun = False
         # The open block's type, and the number of blocks that have begun.

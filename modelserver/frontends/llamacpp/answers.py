@@ -89,7 +89,7 @@ class _Completion:
         self._asked = asked
         self._choice = choice
         self._usage = prepared.usage
-        self._model = prepared.model.name
+        self._model = prepared.model.answers_as
         self._prompt = prompt
         self._has_new_line = False
         self._began_ns = self._last_ns = time.monotonic_ns()

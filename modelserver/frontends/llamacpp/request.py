@@ -6,7 +6,7 @@ Only what a request says is passed on; the rest is the model's own default, as w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,6 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "n_indent": ((0,), "texts are not checked for their indents"),
     "t_max_predict_ms": ((0, -1), "a text ends by its tokens: say n_predict"),
     "post_sampling_probs": ((False,), "probabilities are those of the model, before samplers"),
-    "lora": (([],), "adapters are not served: serve the merged model under a name of its own"),
     "control_vectors": (([],), "control vectors are not served"),
     "grammar_lazy": ((False,), "a grammar holds from the first token"),
 }
@@ -98,6 +97,30 @@ class CompletionRequest:
     is_streamed: bool
     is_array: bool
     fields: tuple[str, ...]
+
+
+def read_scales(value: Any, names: Sequence[str]) -> dict[str, float] | None:
+    """How much of which adapter: an array of {id, scale}, whose ids are places in `names`; None if nothing is said.
+
+    Raises ParameterError.
+    """
+    if value is None:
+        return None
+    found: dict[str, float] = {}
+    for entry in value if isinstance(value, list) else [value]:
+        number, scale = (entry.get("id"), entry.get("scale")) if isinstance(entry, dict) else (None, None)
+        if type(number) is not int or isinstance(scale, bool) or not isinstance(scale, int | float):
+            raise ParameterError(
+                "'lora' must be an array of objects with an integer id and a number scale", "lora", Fault.INVALID_VALUE
+            )
+        if not 0 <= number < len(names):
+            raise ParameterError(
+                f"'lora' has the id {number}, and the model has {len(names)} adapters: GET /lora-adapters lists them",
+                "lora",
+                Fault.INVALID_VALUE,
+            )
+        found[names[number]] = float(scale)
+    return {name: scale for name, scale in found.items() if scale}
 
 
 def read_request(fields: Fields, prompts: list[MixedPrompt], *, is_array: bool) -> CompletionRequest:

@@ -9,12 +9,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
 from modelserver.frontends.http.framing import SSE
 from modelserver.frontends.llamacpp.answers import CompletionWriter
 from modelserver.frontends.llamacpp.errors import LlamaCppErrors, NotSupportedError
-from modelserver.frontends.llamacpp.request import MixedPrompt, SeenPrompt, read_bias, read_prompts, read_request
+from modelserver.frontends.llamacpp.request import (
+    MixedPrompt,
+    SeenPrompt,
+    read_bias,
+    read_prompts,
+    read_request,
+    read_scales,
+)
 from modelserver.frontends.llamacpp.schemas import SCHEMAS, TYPES
 from modelserver.frontends.llamacpp.tokens import Tokens
 from modelserver.frontends.llm.answering import answer, prepare, prompt_input
@@ -22,7 +31,7 @@ from modelserver.frontends.llm.call import GenerateCall
 from modelserver.frontends.llm.edge import Call, CallEdge, LaterAnswers, Serve, query_value
 from modelserver.frontends.llm.embedding import embed
 from modelserver.frontends.llm.errors import Fault, ParameterError
-from modelserver.frontends.llm.models import LanguageModel, find_model
+from modelserver.frontends.llm.models import LanguageModel, adapters_of, find_model
 from modelserver.frontends.llm.pictures import IMAGE
 from modelserver.frontends.llm.prompts import template_of
 from modelserver.frontends.openai.limits import OpenAiLimits
@@ -30,7 +39,7 @@ from modelserver.frontends.openai.ranking import Ranking
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
-from modelserver.protocol.response import json_response
+from modelserver.protocol.response import HttpResponse, json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
@@ -38,7 +47,6 @@ if TYPE_CHECKING:
 # Routes of llama.cpp's server that have no meaning here -> why.
 NOT_SERVED: dict[tuple[str, str], str] = {
     ("POST", "/props"): "properties are the model's config, which /v2/repository loads",
-    ("POST", "/lora-adapters"): "adapters are not served: serve the merged model under a name of its own",
     ("GET", "/slots"): "requests are bound to no slots: GET /v2/overview shows what runs",
     ("POST", "/slots/{id_slot}"): "requests are bound to no slots: prefixes of prompts are cached for all requests",
     ("GET", "/metrics"): "metrics are those of the whole server, on the metrics port",
@@ -55,6 +63,8 @@ class LlamaCpp:
         self._later = LaterAnswers(self._errors)
         self._tokens = Tokens(dataplane)
         self._ranking = Ranking(dataplane, OpenAiLimits())
+        # By model and adapter: how much requests of this API get of it that do not say `lora`.
+        self._scales: dict[str, dict[str, float]] = {}
 
     def api(self) -> Api:
         """The routes. Paths that other APIs have on the HTTP port need a port of llama.cpp's own."""
@@ -71,7 +81,8 @@ class LlamaCpp:
                 self._post("/embeddings", self.embed),
                 self._post("/reranking", self.rerank),
                 Route("GET", "/props", self._props, ApiGroup.METADATA),
-                Route("GET", "/lora-adapters", _no_adapters, ApiGroup.METADATA),
+                Route("GET", "/lora-adapters", self._adapters, ApiGroup.METADATA),
+                Route("POST", "/lora-adapters", self._scale_adapters, ApiGroup.MODEL_REPOSITORY),
                 *(route for route in refused if route.pattern not in own),
             ),
             self._errors,
@@ -149,6 +160,8 @@ class LlamaCpp:
         sampling = asked.sampling | ({"logit_bias": biases} if biases else {})
         if ends:
             sampling["stop_token_ids"] = [*ends]
+        if (scales := self._scales_for(call, model)) and model.adapter is None:
+            sampling["lora"] = [{"name": name, "scale": scale} for name, scale in scales.items()]
         prompts = [await self._tokens.plain(model, prompt) for prompt in mixed]
         generate = GenerateCall(
             prompts=tuple(prompts),
@@ -182,6 +195,40 @@ class LlamaCpp:
             "build_info": f"modelserver-{self._dataplane.server_metadata().version}",
         }
 
+    def _scales_for(self, call: Call, model: LanguageModel) -> dict[str, float]:
+        names = list(adapters_of(self._dataplane, model))
+        given = read_scales(call.fields.document.get("lora"), names)
+        if given is not None:
+            return given
+        return {name: scale for name, scale in self._scales.get(model.name, {}).items() if name in names}
+
+    def _adapters(self, exchange: HttpExchange) -> None:
+        self._later.begin(exchange, self._described_adapters(exchange))
+
+    async def _described_adapters(self, exchange: HttpExchange) -> HttpResponse:
+        model = await find_model(self._dataplane, query_value(exchange.head.query, "model"))
+        scales = self._scales.get(model.name, {})
+        adapters = adapters_of(self._dataplane, model)
+        return json_response(
+            [
+                {"id": number, "path": path, "scale": scales.get(name, 0.0), "name": name}
+                for number, (name, path) in enumerate(adapters.items())
+            ]
+        )
+
+    def _scale_adapters(self, exchange: HttpExchange) -> None:
+        self._later.begin(exchange, self._scaled_adapters(exchange))
+
+    async def _scaled_adapters(self, exchange: HttpExchange) -> HttpResponse:
+        """As llama.cpp's server: those that the body does not name get scale 0."""
+        model = await find_model(self._dataplane, query_value(exchange.head.query, "model"))
+        try:
+            value = orjson.loads(exchange.body)
+        except ValueError as error:
+            raise ParameterError(f"the body must be an array of objects with id and scale: {error}", None) from None
+        self._scales[model.name] = read_scales(value, list(adapters_of(self._dataplane, model))) or {}
+        return json_response({"success": True})
+
     def _health(self, exchange: HttpExchange) -> None:
         if self._dataplane.is_ready:
             exchange.respond(json_response({"status": "ok"}))
@@ -194,7 +241,3 @@ def _refuser(why: str) -> Any:
         raise NotSupportedError(f"This server does not support this call: {why}")
 
     return refuse
-
-
-def _no_adapters(exchange: HttpExchange) -> None:
-    exchange.respond(json_response([]))

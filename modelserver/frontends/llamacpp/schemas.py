@@ -57,6 +57,7 @@ SCHEMAS: dict[str, RouteSchema] = {
         answer="{default_generation_settings: object, model_alias: string, chat_template: string | null, *: any}",
         query="{model?: string}",
     ),
-    "GET /lora-adapters": RouteSchema(answer="[object]"),
+    "GET /lora-adapters": RouteSchema(answer="[{id: integer, path: string, scale: number, name: string}]"),
+    "POST /lora-adapters": RouteSchema(body="[{id: integer, scale: number}]", answer="{success: boolean}"),
     "GET /health": RouteSchema(answer="{status: 'ok'}"),
 }

@@ -16,8 +16,16 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.documents import beginning
 from modelserver.core.long_work import at_once, long_work
 from modelserver.core.request import InFlightRequest
+from modelserver.core.response import ParameterValue
 from modelserver.core.tensor import Tensor
-from modelserver.errors import InvalidArgumentError, LoadOnDemandError, NotFoundError, ServerError, UnloadedError
+from modelserver.errors import (
+    InvalidArgumentError,
+    LoadOnDemandError,
+    NotFoundError,
+    PermissionDeniedError,
+    ServerError,
+    UnloadedError,
+)
 from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownModelError
 from modelserver.frontends.llm.reasoning import HARMONY
 from modelserver.frontends.llm.tool_formats import HARMONY_CALLS
@@ -102,6 +110,7 @@ _VERBS = {
     "is_served": "serve here",
     "tokenizes": "tell tokens",
     "transcribes": "write sound down",
+    "adapts": "take adapters: set enable_lora in its model.json",
 }
 
 
@@ -117,6 +126,24 @@ class LanguageModel:
         self.outputs = frozenset(spec.name for spec in config.output)
         self.parameters: Mapping[str, str] = config.parameters
         self.filename = config.default_model_filename
+        # The adapter that a request has named in place of the model; None: none.
+        self.adapter: str | None = None
+
+    @property
+    def answers_as(self) -> str:
+        """Its name in answers: an adapter's where a request has named one."""
+        return self.adapter or self.name
+
+    @property
+    def adapts(self) -> bool:
+        """Whether adapters may be added to it."""
+        return self.generates and self.parameters.get("enable_lora") == "true"
+
+    @property
+    def listed_adapters(self) -> Mapping[str, str]:
+        """Adapters of the model's files, by name, and where they lie."""
+        found: dict[str, str] = orjson.loads(self.parameters.get("lora_modules") or "{}") if self.adapts else {}
+        return found
 
     @property
     def is_served(self) -> bool:
@@ -225,7 +252,8 @@ class LanguageModel:
                 )
         inputs = {name: self._tensor(name, value) for name, value in (flags | dict(needed)).items()}
         inputs |= {name: self._tensor(name, value) for name, value in wanted.items() if name in self.inputs}
-        return InFlightRequest(model_name=self.name, version=None, inputs=inputs)
+        parameters: dict[str, ParameterValue] = {} if self.adapter is None else {"lora_name": self.adapter}
+        return InFlightRequest(model_name=self.name, version=None, inputs=inputs, parameters=parameters)
 
     def _with_sampling_tensors(
         self, needed: Mapping[str, Any], wanted: Mapping[str, Any]
@@ -325,9 +353,16 @@ async def find_model(dataplane: AnyDataPlane, name: str | None, use: str = "gene
         name = names[0]
     try:
         model = LanguageModel(dataplane.model_config(name))
+    except PermissionDeniedError:
+        # A key for a model is good for its adapters.
+        if (adapted := await _adapted(dataplane, name, use)) is None:
+            raise
+        return adapted
     except NotFoundError as error:
         if name in _ANY_MODEL:
             return await find_model(dataplane, None, use)
+        if (adapted := await _adapted(dataplane, name, use)) is not None:
+            return adapted
         what = "is not loaded" if isinstance(error, UnloadedError) else "does not exist"
         raise await _unknown(dataplane, name, what) from None
     if not model.is_served:
@@ -335,6 +370,22 @@ async def find_model(dataplane: AnyDataPlane, name: str | None, use: str = "gene
     if not getattr(model, use):
         raise ParameterError(f"the model '{name:.200}' does not {_VERBS[use]}", "model", Fault.UNSUPPORTED_MODEL)
     return model
+
+
+async def _adapted(dataplane: AnyDataPlane, name: str, use: str) -> LanguageModel | None:
+    """The model that has an adapter of that name, with it."""
+    for model in await known_models(dataplane):
+        if model.adapts and getattr(model, use) and name in adapters_of(dataplane, model):
+            model.adapter = name
+            return model
+    return None
+
+
+def adapters_of(dataplane: AnyDataPlane, model: LanguageModel) -> dict[str, str]:
+    """All adapters that requests may name, in the order in which they came, and where they lie."""
+    if not model.adapts:
+        return {}
+    return {**model.listed_adapters, **{each.name: each.place for each in dataplane.adapters_of(model.name)}}
 
 
 async def _unknown(dataplane: AnyDataPlane, name: str, what: str) -> UnknownModelError:

@@ -44,7 +44,7 @@ class Chat:
         chat = read_chat(call.fields, self._limits)
         prepared = await prepare(self._dataplane, model, chat.call, call)
         kind = "chat.completion.chunk" if chat.call.is_streamed else "chat.completion"
-        envelope = Envelope(call.make_id("chatcmpl-"), kind, call.created_s, model.name)
+        envelope = Envelope(call.make_id("chatcmpl-"), kind, call.created_s, model.answers_as)
         ids = await self._prompt_token_ids(model, chat, call) if chat.call.has_token_ids else None
         await answer(self._dataplane, prepared, call, ChatWriter(chat, prepared, envelope, call.framing, ids))
 

@@ -43,7 +43,7 @@ class Completions:
         prepared = await prepare(self._dataplane, model, completion.call, call)
         echoes = await self._echoes(model, completion) if completion.is_echoed else None
         ids = await self._token_ids(model, prepared.call) if completion.call.has_token_ids else None
-        envelope = Envelope(call.make_id("cmpl-"), "text_completion", call.created_s, model.name)
+        envelope = Envelope(call.make_id("cmpl-"), "text_completion", call.created_s, model.answers_as)
         writer = CompletionWriter(completion, prepared, envelope, call.framing, echoes=echoes, token_ids=ids)
         await answer(self._dataplane, prepared, call, writer)
 

@@ -47,7 +47,7 @@ class Embeddings:
                     {"object": "embedding", "index": index, "embedding": _encode(vector, is_base64=is_base64)}
                     for index, vector in enumerate(made.vectors)
                 ],
-                "model": model.name,
+                "model": model.answers_as,
                 "usage": {"prompt_tokens": made.num_tokens, "total_tokens": made.num_tokens},
             }
         )

@@ -14,6 +14,7 @@ from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.llm.edge import CallEdge, LaterAnswers, Serve
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models, load_on_demand, unloaded_models
+from modelserver.frontends.openai.adapters import AdapterRoutes, describe_adapters
 from modelserver.frontends.openai.audio import Audio, FormEdge
 from modelserver.frontends.openai.batches.routes import BatchRoutes
 from modelserver.frontends.openai.batches.service import BatchService
@@ -66,6 +67,7 @@ class OpenAi:
         ranking = Ranking(self._dataplane, self._limits)
         classifying = Classifying(self._dataplane, self._limits)
         audio = Audio(self._dataplane)
+        adapters = AdapterRoutes(self._dataplane, self._controlplane)
         handler = self._edge.handler
         forms = FormEdge(self._dataplane, self._http_limits, errors=OpenAiErrors(), framing=SSE_DONE)
         calls: dict[str, Serve] = {
@@ -96,6 +98,8 @@ class OpenAi:
             Route("POST", "/v1/audio/translations", forms.handler(audio.translate), ApiGroup.INFERENCE),
             *Responses(self._dataplane, self._http_limits, self._limits).routes(),
             *BatchRoutes(self._batches, self._dataplane, self._http_limits).routes(),
+            Route("POST", "/v1/load_lora_adapter", handler(adapters.load), ApiGroup.MODEL_REPOSITORY),
+            Route("POST", "/v1/unload_lora_adapter", handler(adapters.unload), ApiGroup.MODEL_REPOSITORY),
             Route("GET", "/health", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
             Route("GET", "/ping", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
             Route("POST", "/ping", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
@@ -120,8 +124,11 @@ class OpenAi:
 
     async def _all(self) -> dict[str, Any]:
         """With the models that a request would load, as far as they are known before: clients ask for what they see."""
-        models = await known_models(self._dataplane)
-        return {"object": "list", "data": [self._describe(model) for model in models]}
+        data = []
+        for model in await known_models(self._dataplane):
+            described = self._describe(model)
+            data += [described, *describe_adapters(self._dataplane, model, described)]
+        return {"object": "list", "data": data}
 
     def _model(self, exchange: HttpExchange, id: str) -> None:  # noqa: A002  # the segment's name in OpenAI's API
         self._later.begin(exchange, self._one(id))
@@ -129,7 +136,10 @@ class OpenAi:
     async def _one(self, name: str) -> dict[str, Any]:
         """A model that is not in memory is loaded only if it cannot be told otherwise what it is."""
         try:
-            return self._describe(await find_model(self._dataplane, name, "is_served"))
+            model = await find_model(self._dataplane, name, "is_served")
+            described = self._describe(model)
+            adapters = describe_adapters(self._dataplane, model, described)
+            return next((each for each in adapters if each["id"] == model.adapter), described)
         except LoadOnDemandError as unloaded:
             for model in await unloaded_models(self._dataplane):
                 if name in (model.name, model.shown_name):

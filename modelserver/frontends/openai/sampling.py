@@ -118,8 +118,8 @@ def read_sampling(fields: Fields, limits: OpenAiLimits) -> dict[str, Any]:
 
     Raises ParameterError.
     """
-    refuse_unsupported(fields)
-    found: dict[str, Any] = {}
+    refuse_unsupported(fields, offered=("lora_name",))
+    found: dict[str, Any] = {"lora_name": fields.text("lora_name")}
     for name, bounds in NUMBERS.items():
         found[name] = fields.number(name, bounds)
     for name, bounds in INTEGERS.items():

@@ -27,7 +27,6 @@ _PICTURE = re.compile(r"!\[\]\(([^)]+)\)")
 _GRAMMARS = ("json", "regex", "json_schema")
 _REFUSED = {
     "watermark": "models here do not mark their texts",
-    "adapter_id": "adapters are not served: serve the merged model under a name of its own",
 }
 
 
@@ -68,10 +67,19 @@ def read_request(fields: Fields, model: LanguageModel, *, is_streamed: bool, has
     if not 0 <= num_top <= MAX_TOP_TOKENS:
         raise _wrong(given, "top_n_tokens", f"must be >= 0 and <= {MAX_TOP_TOKENS}. Given: {num_top}")
     sampling, seed = _read_sampling(given, model, best_of)
+    if adapter := given.text("adapter_id"):
+        if not model.adapts:
+            raise ParameterError(
+                f"`adapter_id` is not supported: model '{model.name}' takes no adapters",
+                given.path("adapter_id"),
+                Fault.UNSUPPORTED_PARAMETER,
+            )
+        sampling["lora_name"] = adapter
     if not inputs:
         raise _wrong(fields, "inputs", "cannot be empty")
     truncate = _read_truncate(given, model)
-    prompt, pictures = inputs, ()
+    prompt = inputs
+    pictures: tuple[Picture, ...] = ()
     if IMAGE in model.inputs and (sources := _PICTURE.findall(inputs)):
         prompt, pictures = _PICTURE.sub(MARK, inputs), tuple(Picture(source, "inputs") for source in sources)
         if has_prefill or truncate is not None:

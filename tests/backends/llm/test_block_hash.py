@@ -33,7 +33,14 @@ def test_a_hash_covers_all_that_came_before() -> None:
 
 
 def test_roots_keep_prefixes_apart() -> None:
-    roots = [root_hash(), root_hash("a"), root_hash("ab"), root_hash("", "a"), root_hash("a", "b"), root_hash("\ud800")]
+    roots = [
+        root_hash(),
+        root_hash("a"),
+        root_hash("ab"),
+        root_hash("", b"a"),
+        root_hash("a", b"b"),
+        root_hash("\ud800"),
+    ]
     assert len({hashes_of([1, 2, 3, 4], root=root)[0] for root in roots}) == len(roots)
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from modelserver_backends.llm.call import Call, read_call
 from modelserver_backends.llm.contract import Operation
+from modelserver_backends.llm.lora.uses import AdapterUse
 from support.contexts import request_of
 from support.llm_models import arrays
 
-from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
+from modelserver.errors import InvalidArgumentError, ServerError
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -153,9 +154,16 @@ def test_a_request_parameter_that_is_nearly_right_is_an_error(name: str) -> None
         read({name: 1}, text_input="a")
 
 
-def test_adapters_are_not_there_yet() -> None:
-    with pytest.raises(UnsupportedError, match="lora_name"):
-        read(text_input="a", sampling_parameters={"lora_name": "x"})
+def test_adapters_by_each_of_their_names() -> None:
+    for sampling, uses in (
+        ({"lora_name": "x"}, (AdapterUse("x"),)),
+        ({"lora_request": {"lora_name": "x", "lora_int_id": 1}}, (AdapterUse("x"),)),
+        ({"lora": [{"name": "x", "scale": 0.5}, {"name": "y"}]}, (AdapterUse("x", 0.5), AdapterUse("y"))),
+    ):
+        assert read(text_input="a", sampling_parameters=sampling).adapters == uses
+    assert read({"lora_name": "x"}, text_input="a", operation="embed").adapters == (AdapterUse("x"),)
+    with pytest.raises(InvalidArgumentError, match="'lora' must be a list of at most 16 objects"):
+        read(text_input="a", sampling_parameters={"lora": "x"})
 
 
 def test_other_operations_take_no_parameters() -> None:

@@ -85,7 +85,7 @@ def test_a_directory_of_weights_below_the_model(tmp_path: Path, weights: Path) -
         ("FROM ../../elsewhere.gguf", "FROM ../../elsewhere.gguf is outside"),
         ("FROM /etc/passwd", "FROM /etc/passwd is outside"),
         ("FROM ./Modelfile", "there is no directory and no .gguf file"),
-        ("FROM .\nADAPTER ./lora.gguf", "ADAPTER ./lora.gguf is not supported: remove the line"),
+        ("FROM .\nADAPTER ./lora.gguf", "there is neither a file"),
         ("FROM .\nFROM ./mmproj.gguf", "has several FROM lines"),
         ("FROM .\nPARAMETER top_k x", "Modelfile (line 2): invalid integer value 'x'"),
         ("FROM .\nTEMPLATE {{ if }}", "the model's template, line 1, column 7: missing value"),

@@ -53,7 +53,8 @@ def test_auto_and_null_are_the_default() -> None:
         ({"num_threads": 0}, "'num_threads' must be at least 1"),
         ({"seed": 2**63}, "'seed' must be an integer of 64 bits"),
         ({"dtype": 5}, "'dtype' must be a string"),
-        ({"enable_lora": True}, "'enable_lora' must be false"),
+        ({"lora_modules": [{"name": "a"}]}, "'lora_modules' must be an object of paths by names"),
+        ({"max_loras": 0}, "'max_loras' must be from 1 to 1024"),
         (
             {"kv_cache_dtype": "fp8_e5m2"},
             "'kv_cache_dtype' must be one of auto, int8, int8_per_token_head, fp8, fp8_e4m3",

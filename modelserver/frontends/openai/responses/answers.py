@@ -34,7 +34,7 @@ class ResponseWriter(EventWriter):
             "object": "response",
             "created_at": call.created_s,
             "background": False,
-            "model": prepared.model.name,
+            "model": prepared.model.answers_as,
             **request.echoed,
         }
         self.is_begun = False

@@ -1,0 +1,235 @@
+"""Linear layers that adapters add to, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+from ..kernels import packed_kernels_for
+from ..models.linear import Linear
+from ..models.linear_tensors import LinearTensors, Part
+from ..models.packed_matrix import PackedMatrix, multiply_groups, pack_floats
+from ..step_context import StepContext
+from .adapter import Adapter, LowRank
+from .step import StepAdapters
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Placed:
+    """What a slot has of one part of a layer: this rank's share, in the form in which the device multiplies it.
+
+    `down` and `up` are packed on a CPU with kernels; otherwise they are plain. `offset` is what DoRA leaves of the
+    bias.
+    """
+
+    down: PackedMatrix | torch.Tensor
+    up: PackedMatrix | torch.Tensor
+    gain: torch.Tensor | None
+    offset: torch.Tensor | None
+
+    @property
+    def kind(self) -> tuple[object, ...] | None:
+        """Neighbours of one kind are multiplied by one call; None: each by itself."""
+        down, up = self.down, self.up
+        if not isinstance(down, PackedMatrix) or not isinstance(up, PackedMatrix):
+            return None
+        return down.form, down.num_outputs, up.form
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Span:
+    """Runs [first, stop) of a step, which lie side by side and are of one kind; and their matrices, as kernels want
+    them."""
+
+    first: int
+    stop: int
+    placed: _Placed
+    down: bytes
+    up: bytes
+
+
+class _AdaptedPart:
+    """Columns [first, first + num_outputs) of a layer's result, and what each slot has of them."""
+
+    def __init__(self, tensors: LinearTensors, first: int, num_outputs: int, bias: torch.Tensor | None) -> None:
+        self.tensors = tensors
+        self.part = tensors.parts[0]
+        self.first = first
+        self.num_outputs = num_outputs
+        self._bias = bias
+        self._slots: dict[int, _Placed] = {}
+        self._key: object = None
+        self._spans: list[_Span] = []
+        self.has_gains = False
+
+    def place(self, slot: int, module: LowRank | None, kernels: ModuleType | None) -> None:
+        """What a slot has from now on; None: nothing."""
+        self._slots.pop(slot, None)
+        self._key = None
+        if module is not None:
+            self._slots[slot] = self._placed(module, kernels)
+        self.has_gains = any(placed.gain is not None for placed in self._slots.values())
+
+    def _placed(self, module: LowRank, kernels: ModuleType | None) -> _Placed:
+        tensors, part = self.tensors, self.part
+        down, up = tensors.share(part, module.down, inputs=1), tensors.share(part, module.up, outputs=0)
+        gain = offset = None
+        if module.gain is not None:
+            gain = tensors.share(part, module.gain, outputs=0).float().to(tensors.device)
+            offset = None if self._bias is None else (1 - gain) * self._bias
+        if kernels is not None:
+            return _Placed(_packed(down, kernels), _packed(up, kernels), gain, offset)
+        return _Placed(tensors.placed(down), tensors.placed(up), gain, offset)
+
+    def spans(self, step: StepAdapters) -> list[_Span]:
+        if self._key != step.key:
+            self._key, self._spans = step.key, list(self._found(step.slots))
+        return self._spans
+
+    def _found(self, slots: tuple[int, ...]) -> Iterator[_Span]:
+        first = 0
+        while first < len(slots):
+            placed = self._slots.get(slots[first])
+            stop = first + 1
+            if placed is None:
+                first = stop
+                continue
+            alike = [placed]
+            while stop < len(slots) and placed.kind is not None:
+                following = self._slots.get(slots[stop])
+                if following is None or following.kind != placed.kind:
+                    break
+                alike.append(following)
+                stop += 1
+            downs, ups = [each.down for each in alike], [each.up for each in alike]
+            yield _Span(first, stop, placed, _descriptions(downs), _descriptions(ups))
+            first = stop
+
+    def scale(self, output: torch.Tensor, step: StepAdapters) -> None:
+        """Multiply columns of an output by DoRA's gains."""
+        for run, slot in enumerate(step.slots):
+            placed = self._slots.get(slot)
+            if placed is None or placed.gain is None:
+                continue
+            columns = self._columns(output, step.bounds[run], step.bounds[run + 1])
+            columns.mul_(placed.gain)
+            if placed.offset is not None:
+                columns.add_(placed.offset)
+
+    def add(self, output: torch.Tensor, rows: torch.Tensor, step: StepAdapters) -> None:
+        """Add to columns of `output` [rows, columns of the layer], without gaps, for `rows` [rows, inputs]."""
+        for span in self.spans(step):
+            start, stop = step.bounds[span.first], step.bounds[span.stop]
+            down, up = span.placed.down, span.placed.up
+            part = rows[start:stop]
+            if isinstance(down, torch.Tensor) or isinstance(up, torch.Tensor):
+                assert isinstance(down, torch.Tensor), "both are packed, or none is"
+                assert isinstance(up, torch.Tensor), "both are packed, or none is"
+                narrow = torch.nn.functional.linear(part, down)
+                self._columns(output, start, stop).addmm_(narrow, up.t())
+                continue
+            counts = step.counts[span.first : span.stop]
+            narrow = part.new_empty(part.shape[0], down.num_outputs)
+            multiply_groups(down, span.down, counts, part, narrow, 0, is_added=False)
+            multiply_groups(up, span.up, counts, narrow, output[start:stop], self.first, is_added=True)
+
+    def _columns(self, output: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        return output[start:stop, self.first : self.first + self.num_outputs]
+
+
+class LoraLinear:
+    """A layer and what adapters add to it. Rows without an adapter get what the layer gives them."""
+
+    def __init__(self, linear: Linear, parts: Sequence[_AdaptedPart], *, is_packed: bool) -> None:
+        self._linear = linear
+        self._parts = tuple(parts)
+        self._is_packed = is_packed
+
+    def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        output = self._linear(rows, step)
+        if step is not None and step.adapters is not None:
+            self._scale(output, step.adapters)
+            self._add(output, rows, step.adapters)
+        return output
+
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        if step is None or step.adapters is None:
+            return self._linear.add_to(residual, rows, step)
+        if any(part.has_gains for part in self._parts):
+            return residual.add_(self(rows, step))
+        residual = self._linear.add_to(residual, rows, step)
+        self._add(residual, rows, step.adapters)
+        return residual
+
+    def _scale(self, output: torch.Tensor, step: StepAdapters) -> None:
+        for part in self._parts:
+            if part.has_gains:
+                part.scale(output, step)
+
+    def _add(self, output: torch.Tensor, rows: torch.Tensor, step: StepAdapters) -> None:
+        if not self._is_packed or (rows.dtype is torch.float32 and output.is_contiguous()):
+            for part in self._parts:
+                part.add(output, rows, step)
+            return
+        added = torch.zeros(output.shape, dtype=torch.float32)
+        for part in self._parts:
+            part.add(added, rows.float(), step)
+        output.add_(added)
+
+
+class AdaptedLayers:
+    """All layers of a network that adapters may add to, by the names of their modules. `slots` adapters fit in."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._kernels = packed_kernels_for(device)
+        self._parts: dict[str, _AdaptedPart] = {}
+        self._placed: dict[int, Adapter] = {}
+        self._version = 0
+
+    @property
+    def modules(self) -> Mapping[str, Part]:
+        return {name: each.part for name, each in self._parts.items()}
+
+    def wrap(self, linear: Linear, tensors: LinearTensors) -> Linear:
+        """The layer that a network calls in place of `linear`, which was made of `tensors`."""
+        parts, first = [], 0
+        bias = tensors.bias()
+        for single in tensors.each():
+            part = single.parts[0]
+            num_outputs = single.share(part, torch.empty(part.num_outputs, 0), outputs=0).shape[0]
+            part_bias = None if bias is None else bias[first : first + num_outputs].float()
+            parts.append(_AdaptedPart(single, first, num_outputs, part_bias))
+            self._parts[part.name] = parts[-1]
+            first += num_outputs
+        return LoraLinear(linear, parts, is_packed=self._kernels is not None)
+
+    def slot_bytes(self, rank: int) -> int:
+        """What an adapter of this rank on all layers takes of the device at most."""
+        size = torch.float32.itemsize
+        return sum(rank * (part.num_inputs + part.num_outputs) * size for part in self.modules.values())
+
+    def place(self, slot: int, adapter: Adapter) -> bool:
+        """Put an adapter that was checked into a slot. False: it is there already."""
+        if self._placed.get(slot) is adapter:
+            return False
+        with torch.inference_mode():
+            for name, part in self._parts.items():
+                part.place(slot, adapter.modules.get(name), self._kernels)
+        self._placed[slot] = adapter
+        self._version += 1
+        return True
+
+    def step(self, slots: Sequence[int], bounds: Sequence[int]) -> StepAdapters:
+        """The adapters of a step, by its runs."""
+        return StepAdapters(slots, bounds, self._version)
+
+
+def _packed(matrix: torch.Tensor, kernels: ModuleType) -> PackedMatrix:
+    return pack_floats(matrix.contiguous(), kernels)
+
+
+def _descriptions(matrices: Sequence[PackedMatrix | torch.Tensor]) -> bytes:
+    return b"".join(matrix.description for matrix in matrices if isinstance(matrix, PackedMatrix))
