@@ -36,6 +36,7 @@
 #define DECODED 32
 #define MAX_QUERIES 4
 #define MAX_DIM 512
+#define MAX_ROTATIONS 8
 
 /* ---- A layer, and a step ------------------------------------------------------------------------------------------ */
 
@@ -198,6 +199,8 @@ typedef struct {
     char *layer, *heads, *output;
     const char *cosines, *sines;
     const float *sinks;
+    const float *head_norms; /* weights by which queries and keys are normalised first, [heads][head_dim]; NULL: none */
+    double head_eps;
     int64_t rotated, window;
 } Layer;
 
@@ -215,6 +218,9 @@ static void rope_and_keep(const Work *shared, int64_t part)
     stop = stop < layer->plan->num_tokens ? stop : layer->plan->num_tokens;
     for (int64_t token = part * ROWS_PER_PART; token < stop; token++) {
         char *heads = layer->heads + token * num_heads * head_bytes;
+        for (int64_t head = 0; layer->head_norms != NULL && head < g->num_heads + g->num_kv_heads; head++)
+            chosen->normalise(heads + head * head_bytes, layer->head_norms + head * g->head_dim,
+                              heads + head * head_bytes, g->head_dim, layer->head_eps, 0);
         if (layer->rotated > 0)
             for (int64_t head = 0; head < g->num_heads + g->num_kv_heads; head++)
                 chosen->turn(heads + head * head_bytes, layer->cosines + token * rotated_bytes,
@@ -262,6 +268,21 @@ static void attend_part(const Work *shared, int64_t part)
 }
 
 #ifndef WITHOUT_PYTHON
+static void attend_layer(Layer *layer)
+{
+    const Geometry *g = layer->geometry;
+    const Plan *step = layer->plan;
+    layer->work.compute = rope_and_keep;
+    layer->work.num_parts = (step->num_tokens + ROWS_PER_PART - 1) / ROWS_PER_PART;
+    share(&layer->work, step->num_tokens * (g->num_heads + 2 * g->num_kv_heads) * g->head_dim);
+    int64_t num_seen = 0;
+    for (int64_t item = 0; item < step->num_items; item++)
+        num_seen += items_of(step)[item].length;
+    layer->work.compute = attend_part;
+    layer->work.num_parts = step->num_items * g->num_kv_heads;
+    share(&layer->work, num_seen * g->num_heads * g->head_dim);
+}
+
 /* ---- Arguments ----------------------------------------------------------------------------------------------------- */
 
 static int read_integers(PyObject *const *args, Py_ssize_t num_args, Py_ssize_t expected, int64_t *values)
@@ -444,22 +465,14 @@ static PyObject *attend(PyObject *module, PyObject *const *args, Py_ssize_t num_
         .sinks = (const float *)(intptr_t)numbers[7],
     };
     Py_BEGIN_ALLOW_THREADS
-    layer.work.compute = rope_and_keep;
-    layer.work.num_parts = (step->num_tokens + ROWS_PER_PART - 1) / ROWS_PER_PART;
-    share(&layer.work, step->num_tokens * (g->num_heads + 2 * g->num_kv_heads) * g->head_dim);
-    int64_t num_seen = 0;
-    for (int64_t item = 0; item < step->num_items; item++)
-        num_seen += items_of(step)[item].length;
-    layer.work.compute = attend_part;
-    layer.work.num_parts = step->num_items * g->num_kv_heads;
-    share(&layer.work, num_seen * g->num_heads * g->head_dim);
+    attend_layer(&layer);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
 /* ---- Row by row -----------------------------------------------------------------------------------------------------
  *
- * normalise(values, weight, output, num_rows, width, is_half, num_threads, eps)
+ * normalise(values, weight, output, num_rows, width, num_weights, stride, is_half, num_threads, eps)
  * gate(gates and ups, output, num_rows, width, is_half, num_threads)
  */
 
@@ -468,16 +481,21 @@ typedef struct {
     const char *values, *weight;
     char *output;
     int64_t num_rows, width, is_half;
+    /* Each of `num_weights` rows that follow each other has a weight of its own; the next of them begin `stride` on. */
+    int64_t num_weights, stride;
     double eps;
 } Rows;
 
 static void normalise_rows(const Work *shared, int64_t part)
 {
     const Rows *rows = (const Rows *)shared;
-    const int64_t row_bytes = rows->width * (rows->is_half ? 2 : 4), stop = (part + 1) * ROWS_PER_PART;
-    for (int64_t row = part * ROWS_PER_PART; row < stop && row < rows->num_rows; row++)
-        chosen->normalise(rows->values + row * row_bytes, rows->weight, rows->output + row * row_bytes, rows->width,
-                          rows->eps, (int)rows->is_half);
+    const int64_t item = rows->is_half ? 2 : 4, row_bytes = rows->width * item, stop = (part + 1) * ROWS_PER_PART;
+    for (int64_t row = part * ROWS_PER_PART; row < stop && row < rows->num_rows; row++) {
+        const int64_t place = row % rows->num_weights;
+        const char *values = rows->values + row / rows->num_weights * rows->stride * item + place * row_bytes;
+        chosen->normalise(values, rows->weight + place * row_bytes, rows->output + row * row_bytes, rows->width, rows->eps,
+                          (int)rows->is_half);
+    }
 }
 
 static void gate_rows(const Work *shared, int64_t part)
@@ -507,11 +525,11 @@ static PyObject *share_rows(Rows *rows, int64_t num_threads)
 
 static PyObject *normalise(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
-    int64_t n[7];
+    int64_t n[9];
     (void)module;
-    if (!read_integers(args, num_args - 1, 7, n))
+    if (!read_integers(args, num_args - 1, 9, n))
         return NULL;
-    const double eps = PyFloat_AsDouble(args[7]);
+    const double eps = PyFloat_AsDouble(args[9]);
     if (eps == -1.0 && PyErr_Occurred())
         return NULL;
     Rows rows = {
@@ -521,10 +539,12 @@ static PyObject *normalise(PyObject *module, PyObject *const *args, Py_ssize_t n
         .output = (char *)(intptr_t)n[2],
         .num_rows = n[3],
         .width = n[4],
-        .is_half = n[5],
+        .num_weights = n[5] < 1 ? 1 : n[5],
+        .stride = n[6],
+        .is_half = n[7],
         .eps = eps,
     };
-    return share_rows(&rows, n[6]);
+    return share_rows(&rows, n[8]);
 }
 
 static PyObject *gate(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
@@ -542,6 +562,196 @@ static PyObject *gate(PyObject *module, PyObject *const *args, Py_ssize_t num_ar
         .is_half = n[4],
     };
     return share_rows(&rows, n[5]);
+}
+
+/* ---- All layers of a step -------------------------------------------------------------------------------------------
+ *
+ * compute_layers(geometry, plan, layers, hidden, scratch, rotations...): `hidden` [tokens][hidden] in float32 passes each
+ * layer in place: norm, product to queries, keys and values, attention, product that is added, norm, product to gates
+ * and ups, gate, product that is added. So between products of a few rows, whose weights fill the caches, no Python runs.
+ * `scratch` has room for `scratch_width` floats for each token. `rotations` are three numbers each: addresses of cosines
+ * and sines, and how much of a head is turned.
+ */
+
+/* _packed_linear.c: `multiply_rows`. */
+typedef int (*Multiply)(const void *, const float *, int64_t, float *, int64_t, const float *, int64_t, int64_t);
+
+/* `struct.pack("6q")` in cpu_layers.py. */
+typedef struct {
+    int64_t num_layers, hidden, inner, scratch_width, matrix_bytes, multiply;
+} Network;
+
+/* `struct.pack("11q3d")`; the parts of the four products follow, each of them two numbers and a matrix. */
+typedef struct {
+    int64_t attention_norm, head_norms, mlp_norm, kept, window, sinks, rotation;
+    int64_t num_parts[4];
+    double attention_eps, head_eps, mlp_eps;
+} LayerHead;
+
+/* A product that writes the outputs from number `first` on. */
+typedef struct {
+    int64_t first, bias;
+} Part;
+
+typedef struct {
+    const Geometry *geometry;
+    const Plan *plan;
+    const Network *network;
+    const int64_t *rotations;
+    float *hidden, *scratch;
+} Step;
+
+/* All parts of one product; `next` moves behind them. */
+static int multiply_parts(const Step *step, const char **next, int64_t num_parts, const float *rows, float *output,
+                          int64_t width, int is_added)
+{
+    const Network *network = step->network;
+    int is_done = 1;
+    for (int64_t at = 0; is_done && at < num_parts; at++) {
+        const Part *part = (const Part *)*next;
+        is_done = ((Multiply)(intptr_t)network->multiply)(part + 1, rows, step->plan->num_tokens, output + part->first,
+                                                          width, (const float *)(intptr_t)part->bias, is_added,
+                                                          step->plan->num_threads);
+        *next += sizeof *part + (size_t)network->matrix_bytes;
+    }
+    return is_done;
+}
+
+static void normalise_hidden(const Step *step, int64_t weight, double eps)
+{
+    Rows rows = {
+        .work = {.compute = normalise_rows, .num_threads = step->plan->num_threads},
+        .values = (const char *)step->hidden,
+        .weight = (const char *)(intptr_t)weight,
+        .output = (char *)step->scratch,
+        .num_rows = step->plan->num_tokens,
+        .width = step->network->hidden,
+        .num_weights = 1,
+        .stride = step->network->hidden,
+        .eps = eps,
+    };
+    rows.work.num_parts = (rows.num_rows + ROWS_PER_PART - 1) / ROWS_PER_PART;
+    share(&rows.work, rows.num_rows * rows.width);
+}
+
+static void gate_hidden(const Step *step, const float *both, float *output)
+{
+    Rows rows = {
+        .work = {.compute = gate_rows, .num_threads = step->plan->num_threads},
+        .values = (const char *)both,
+        .output = (char *)output,
+        .num_rows = step->plan->num_tokens,
+        .width = step->network->inner,
+    };
+    rows.work.num_parts = (rows.num_rows + ROWS_PER_PART - 1) / ROWS_PER_PART;
+    share(&rows.work, rows.num_rows * rows.width);
+}
+
+/* Returns what follows the layer, or NULL if there is no memory. */
+static const char *compute_layer(const Step *step, const char *at)
+{
+    const LayerHead *head = (const LayerHead *)at;
+    const Geometry *g = step->geometry;
+    const int64_t num_tokens = step->plan->num_tokens, hidden = step->network->hidden, inner = step->network->inner;
+    const int64_t heads_width = (g->num_heads + 2 * g->num_kv_heads) * g->head_dim;
+    const int64_t *rotation = step->rotations + 3 * head->rotation;
+    float *rows = step->scratch, *wide = rows + num_tokens * hidden, *narrow = wide + num_tokens * heads_width;
+    const char *next = (const char *)(head + 1);
+    Layer layer = {
+        .work = {.num_threads = step->plan->num_threads},
+        .geometry = g,
+        .plan = step->plan,
+        .layer = (char *)(intptr_t)head->kept,
+        .heads = (char *)wide,
+        .output = (char *)narrow,
+        .cosines = head->rotation < 0 ? NULL : (const char *)(intptr_t)rotation[0],
+        .sines = head->rotation < 0 ? NULL : (const char *)(intptr_t)rotation[1],
+        .rotated = head->rotation < 0 ? 0 : rotation[2],
+        .window = head->window,
+        .sinks = (const float *)(intptr_t)head->sinks,
+        .head_norms = (const float *)(intptr_t)head->head_norms,
+        .head_eps = head->head_eps,
+    };
+    normalise_hidden(step, head->attention_norm, head->attention_eps);
+    if (!multiply_parts(step, &next, head->num_parts[0], rows, wide, heads_width, 0))
+        return NULL;
+    attend_layer(&layer);
+    if (!multiply_parts(step, &next, head->num_parts[1], narrow, step->hidden, hidden, 1))
+        return NULL;
+    normalise_hidden(step, head->mlp_norm, head->mlp_eps);
+    if (!multiply_parts(step, &next, head->num_parts[2], rows, wide, 2 * inner, 0))
+        return NULL;
+    narrow = wide + num_tokens * 2 * inner;
+    gate_hidden(step, wide, narrow);
+    return multiply_parts(step, &next, head->num_parts[3], narrow, step->hidden, hidden, 1) ? next : NULL;
+}
+
+/* The end of the layers as their numbers say it, or NULL if that lies outside of them. */
+static const Network *read_network(PyObject *packed, int64_t num_rotations)
+{
+    char *bytes;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(packed, &bytes, &size) < 0)
+        return NULL;
+    const Network *network = (const Network *)bytes;
+    int64_t left = size - (int64_t)sizeof *network;
+    const char *at = bytes + sizeof *network;
+    int is_right = left >= 0 && network->matrix_bytes > 0 && network->matrix_bytes < 1 << 16;
+    for (int64_t number = 0; is_right && number < network->num_layers; number++) {
+        const LayerHead *head = (const LayerHead *)at;
+        is_right = left >= (int64_t)sizeof *head && head->rotation < num_rotations;
+        int64_t num_bytes = sizeof *head;
+        for (int product = 0; is_right && product < 4; product++) {
+            is_right = head->num_parts[product] > 0 && head->num_parts[product] < 64;
+            num_bytes += head->num_parts[product] * ((int64_t)sizeof(Part) + network->matrix_bytes);
+        }
+        is_right = is_right && num_bytes <= left;
+        at += num_bytes, left -= num_bytes;
+    }
+    if (is_right && left == 0)
+        return network;
+    PyErr_SetString(PyExc_ValueError, "the layers are not as they are packed");
+    return NULL;
+}
+
+static PyObject *compute_layers(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    int64_t numbers[2 + 3 * MAX_ROTATIONS];
+    (void)module;
+    if (num_args < 5 || num_args > 5 + 3 * MAX_ROTATIONS || (num_args - 5) % 3 != 0) {
+        PyErr_SetString(PyExc_TypeError, "compute_layers takes a geometry, a plan, layers, two addresses and rotations");
+        return NULL;
+    }
+    const Geometry *g = read_geometry(args[0]);
+    const Plan *plan = g == NULL ? NULL : read_plan(args[1], g);
+    const Network *network = plan == NULL ? NULL : read_network(args[2], (num_args - 5) / 3);
+    if (network == NULL || !read_integers(args + 3, num_args - 3, num_args - 3, numbers))
+        return NULL;
+    for (Py_ssize_t at = 2 + 2; at < num_args - 3; at += 3)
+        if (numbers[at] < 0 || numbers[at] % 2 != 0 || numbers[at] > g->head_dim) {
+            PyErr_SetString(PyExc_ValueError, "what is turned of a head is not within it");
+            return NULL;
+        }
+    const int64_t attending = (2 * g->num_heads + 2 * g->num_kv_heads) * g->head_dim;
+    if (g->is_half || network->scratch_width < network->hidden + attending ||
+        network->scratch_width < network->hidden + 3 * network->inner) {
+        PyErr_SetString(PyExc_ValueError, "the layers are in half precision, or their scratch is too small");
+        return NULL;
+    }
+    const Step step = {
+        .geometry = g,
+        .plan = plan,
+        .network = network,
+        .rotations = numbers + 2,
+        .hidden = (float *)(intptr_t)numbers[0],
+        .scratch = (float *)(intptr_t)numbers[1],
+    };
+    const char *at = (const char *)(network + 1);
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t layer = 0; at != NULL && layer < network->num_layers; layer++)
+        at = compute_layer(&step, at);
+    Py_END_ALLOW_THREADS
+    return at == NULL ? PyErr_NoMemory() : Py_NewRef(Py_None);
 }
 
 /* ---- The module ---------------------------------------------------------------------------------------------------- */
@@ -583,6 +793,7 @@ static PyMethodDef methods[] = {
     FAST(attend),
     FAST(normalise),
     FAST(gate),
+    FAST(compute_layers),
     {"use", use, METH_O, NULL},
     {"widths", widths, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

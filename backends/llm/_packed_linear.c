@@ -646,6 +646,30 @@ static int64_t make_groups(Group *groups, const Matrix *matrices, int64_t num_ma
     return -1;
 }
 
+/* One matrix by rows [num_rows][inputs], for `compute_layers` of _kernels.c, which gets its address from Python. 0 if there
+ * is no memory, or the matrix was packed for other instructions. */
+static int multiply_rows(const void *matrix, const float *rows, int64_t num_rows, float *output, int64_t output_stride,
+                         const float *bias, int64_t is_added, int64_t num_threads)
+{
+    const Matrix *w = matrix;
+    if (w->lanes != chosen->lanes)
+        return 0;
+    const Group group = {w, bias, 0, num_rows};
+    Product product = {
+        .work = {.num_threads = num_threads},
+        .groups = &group,
+        .num_groups = 1,
+        .weight = w,
+        .kernels = chosen,
+        .rows = rows,
+        .num_rows = num_rows,
+        .output = output,
+        .output_stride = output_stride,
+        .is_added = is_added != 0,
+    };
+    return multiply_all(&product);
+}
+
 /* multiply(matrices, counts, rows, num_rows, output, output_stride, bias, is_added, num_threads)
  *
  * `matrices` are one after the other. `counts` [matrices] says how many of the rows, in turn, each of them multiplies; 0
@@ -835,6 +859,10 @@ PyMODINIT_FUNC PyInit__packed_linear(void)
         chosen++;
     find_threads();
     PyObject *module = PyModule_Create(&definition);
+    PyObject *address = PyLong_FromVoidPtr((void *)(intptr_t)multiply_rows);
+    if (module != NULL && (address == NULL || PyModule_AddObjectRef(module, "MULTIPLY_ROWS", address) < 0))
+        Py_CLEAR(module);
+    Py_XDECREF(address);
 #ifdef SOURCE_DIGEST
     if (module != NULL && PyModule_AddStringConstant(module, "SOURCE_DIGEST", SOURCE_DIGEST) < 0)
         Py_CLEAR(module);

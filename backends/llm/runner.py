@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from modelserver.backend import UnsupportedError, give_back
+from modelserver.backend import UnsupportedError, give_back, use_huge_pages
 
 from .attention.choose import make_attention
 from .attention.chunked import make_sdpa
@@ -47,6 +47,8 @@ _PROMPT_ROWS = 256
 # What a step has sampled.
 Sampled = SampledRows | VerifiedRows
 _NO_ROWS = np.empty(0, dtype=np.int64)
+# Weights that take long to read in small pages.
+_MANY_BYTES = 64 << 20
 # Memory that loading has used and freed, which is returned to the system before the first request.
 _MUCH_LEFT_BYTES = 4 << 20
 
@@ -382,6 +384,8 @@ def _load(
     else:
         loaded = load_network(checkpoint, rank_options(options, 0), followers.rank)
     give_back(_MUCH_LEFT_BYTES)
+    if loaded.device.type == "cpu" and sum(layer.num_bytes for layer in loaded.layers) >= _MANY_BYTES:
+        use_huge_pages()
     what = f"the LLM in {checkpoint.place}"
     with ExitStack() as held:
         if loaded.states is not None:

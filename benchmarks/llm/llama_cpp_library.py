@@ -22,7 +22,7 @@ _DECLARATIONS = re.compile(r'_LLAMA_H_CDEF\s*=\s*r?("""|\'\'\')(.*?)\1', re.DOTA
 # Of a later day than the library.
 _NOT_THERE = "    size_t moe_cache_size;\n"
 _BATCH = 2048
-FILE_TYPES = {"Q8_0": 7, "Q4_K_M": 15}
+FILE_TYPES = {"Q8_0": 7, "Q4_K_M": 15, "F16": 1, "BF16": 32}
 
 
 class PeerMissingError(Exception):

@@ -60,6 +60,7 @@ from modelserver.errors import (
 from modelserver.platform.device_memory import DeviceMemory, Reservation, device_memory
 from modelserver.platform.diagnosis import Finding, FindingLevel
 from modelserver.platform.gpus import free_gpu_bytes, visible_gpus
+from modelserver.platform.huge_pages import use_huge_pages
 from modelserver.platform.interpreter import give_back
 from modelserver.telemetry.measurement import Measurement
 
@@ -123,6 +124,7 @@ __all__ = [
     "read_modelfile",
     "sampling_of",
     "shortened",
+    "use_huge_pages",
     "visible_gpus",
 ]
 

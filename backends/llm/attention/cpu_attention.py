@@ -8,6 +8,7 @@ used as `SdpaAttention` does.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -84,6 +85,23 @@ class CpuAttention:
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: CpuInputs) -> torch.Tensor:
         return self.rope_and_attend(layer, torch.cat((queries, kv.flatten(1, 2)), dim=1), None, inputs)
 
+    def compute_layers(
+        self, layers: bytes, hidden: torch.Tensor, scratch_width: int, rotations: Sequence[Rotation], inputs: CpuInputs
+    ) -> None:
+        """All layers of a step in one call, in place; see `_kernels.c`. Not for a step with long chunks of prompts."""
+        assert not inputs.prefills, "long chunks attend by SDPA"
+        assert hidden.shape[0] == inputs.num_tokens, "a row for each token"
+        addresses = [number for rotation in rotations for number in rotation.addresses(hidden)]
+        scratch = hidden.new_empty(inputs.num_tokens * scratch_width)
+        self._kernels.compute_layers(
+            self._geometry, inputs.plan, layers, hidden.data_ptr(), scratch.data_ptr(), *addresses
+        )
+
+    def facts_of(self, layer: int) -> tuple[int, int, int]:
+        """For the kernels: the address of a layer's blocks, its window or 0, and the address of its sinks or 0."""
+        sinks = self._sinks[layer]
+        return self._addresses[layer], self._windows[layer] or 0, 0 if sinks is None else sinks.data_ptr()
+
     def rope_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: CpuInputs
     ) -> torch.Tensor:
@@ -96,21 +114,23 @@ class CpuAttention:
         cosines = sines = rotated = 0
         if rotation is not None:
             cosines, sines, rotated = rotation.addresses(heads)
-        window, sinks = self._windows[layer], self._sinks[layer]
+        address, window, sinks = self.facts_of(layer)
         self._kernels.attend(
             self._geometry,
             inputs.plan,
-            self._addresses[layer],
+            address,
             heads.data_ptr(),
             cosines,
             sines,
             output.data_ptr(),
             rotated,
-            window or 0,
-            0 if sinks is None else sinks.data_ptr(),
+            window,
+            sinks,
         )
         if inputs.prefills:
             queries, kv = heads[:, : self._num_heads], heads[:, self._num_heads :].unflatten(1, (2, self._num_kv_heads))
-            for prefill in inputs.prefills[window]:
-                output[prefill.start : prefill.stop] = self._sdpa.prefill(layer, queries, kv, prefill, window)
+            for prefill in inputs.prefills[self._windows[layer]]:
+                output[prefill.start : prefill.stop] = self._sdpa.prefill(
+                    layer, queries, kv, prefill, self._windows[layer]
+                )
         return output

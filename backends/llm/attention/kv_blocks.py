@@ -195,4 +195,7 @@ def _zeros(size: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Bytes. `torch.zeros` would write to all of them."""
     if device.type != "cpu" or not math.prod(size):
         return torch.zeros(size, dtype=torch.uint8, device=device)
-    return torch.frombuffer(mmap.mmap(-1, math.prod(size)), dtype=torch.uint8).view(size)
+    memory = mmap.mmap(-1, math.prod(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(size)

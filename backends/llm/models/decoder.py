@@ -10,8 +10,10 @@ import torch
 
 from ..attention.paged import Rotation
 from ..step_context import StepContext
+from .cpu_layers import JoinableLayer, JoinedLayers, join_layers, joinable_layer
 from .decoder_config import DecoderConfig
 from .linear import Linear, TokenEmbedding
+from .mlp import Mlp
 from .norm import Norm
 
 
@@ -33,27 +35,27 @@ class SelfAttention:
         num_kv_heads: int,
         head_dim: int,
     ) -> None:
-        self._layer = layer
-        self._qkv = qkv
-        self._output = output
-        self._qk_norm = qk_norm
-        self._rotation = rotation
+        self.layer = layer
+        self.qkv = qkv
+        self.output = output
+        self.qk_norm = qk_norm
+        self.rotation = rotation
         self._num_turned = num_heads + num_kv_heads
         self._heads_shape = (num_heads + 2 * num_kv_heads, head_dim)
 
     def __call__(self, rows: torch.Tensor, step: StepContext, /) -> torch.Tensor:
-        return self._output(self._mixed(rows, step), step)
+        return self.output(self._mixed(rows, step), step)
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext, /) -> torch.Tensor:
-        return self._output.add_to(residual, self._mixed(rows, step), step)
+        return self.output.add_to(residual, self._mixed(rows, step), step)
 
     def _mixed(self, rows: torch.Tensor, step: StepContext) -> torch.Tensor:
-        heads = self._qkv(rows, step).view(rows.shape[0], *self._heads_shape)
-        if self._qk_norm is not None:
+        heads = self.qkv(rows, step).view(rows.shape[0], *self._heads_shape)
+        if self.qk_norm is not None:
             turned = heads[:, : self._num_turned]
-            turned.copy_(self._qk_norm(turned))
-        rotation = None if self._rotation is None else step.rotations[self._rotation]
-        return step.attention.rope_and_attend(self._layer, heads, rotation, step.inputs)
+            turned.copy_(self.qk_norm(turned))
+        rotation = None if self.rotation is None else step.rotations[self.rotation]
+        return step.attention.rope_and_attend(self.layer, heads, rotation, step.inputs)
 
 
 class Block(Protocol):
@@ -76,14 +78,14 @@ class Layer:
     """Attention and feed-forward around one residual stream, each behind a norm."""
 
     def __init__(self, *, attention: Block, mlp: Block, attention_norm: Norm, mlp_norm: Norm) -> None:
-        self._attention = attention
-        self._mlp = mlp
-        self._attention_norm = attention_norm
-        self._mlp_norm = mlp_norm
+        self.attention = attention
+        self.mlp = mlp
+        self.attention_norm = attention_norm
+        self.mlp_norm = mlp_norm
 
     def __call__(self, hidden: torch.Tensor, step: StepContext, /) -> torch.Tensor:
-        hidden = self._attention.add_to(hidden, self._attention_norm(hidden), step)
-        return self._mlp.add_to(hidden, self._mlp_norm(hidden), step)
+        hidden = self.attention.add_to(hidden, self.attention_norm(hidden), step)
+        return self.mlp.add_to(hidden, self.mlp_norm(hidden), step)
 
 
 class PostNormLayer:
@@ -128,6 +130,9 @@ class Decoder:
         self._embedding = embedding
         self._positions = positions
         self._layers = tuple(layers)
+        self._joined: JoinedLayers | None = None
+        if dtype == torch.float32 and device.type == "cpu":
+            self._joined = join_layers(list(map(_joinable, self._layers)))
         self._norm = norm
         self._head = head
         self._tables = [_rope_tables(*rope.tables(max_len), dtype, device) for rope in config.distinct_ropes]
@@ -136,8 +141,9 @@ class Decoder:
     def __call__(self, input_ids: torch.Tensor, step: StepContext, /) -> torch.Tensor:
         """`input_ids` [tokens] -> [tokens, hidden_size], normalised."""
         hidden = self.embedded(input_ids, step)
-        for layer in self._layers:
-            hidden = layer(hidden, step)
+        if self._joined is None or not self._joined.compute(hidden, step):
+            for layer in self._layers:
+                hidden = layer(hidden, step)
         return self._norm(hidden)
 
     def embedded(self, input_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
@@ -165,6 +171,23 @@ class Decoder:
         logits = self._head(hidden, None).float()
         softcap = self.config.logit_softcap
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def _joinable(layer: DecoderLayer) -> JoinableLayer | None:
+    """Of a layer that computes exactly what the kernels do."""
+    if type(layer) is not Layer or type(layer.attention) is not SelfAttention or type(layer.mlp) is not Mlp:
+        return None
+    attention, mlp = layer.attention, layer.mlp
+    if not mlp.is_gated_by_silu:
+        return None
+    return joinable_layer(
+        index=attention.layer,
+        rotation=attention.rotation,
+        attention_norm=layer.attention_norm,
+        mlp_norm=layer.mlp_norm,
+        head_norm=attention.qk_norm,
+        products=(attention.qkv, attention.output, mlp.up, mlp.down),
+    )
 
 
 def _rotation_by_axes(

@@ -45,24 +45,28 @@ class Mlp:
     """down(activation(up(x)))"""
 
     def __init__(self, up: Linear, down: Linear, *, activation: Activation) -> None:
-        self._up = up
-        self._down = down
+        self.up = up
+        self.down = down
         self._activation = activation
 
+    @property
+    def is_gated_by_silu(self) -> bool:
+        return isinstance(self._activation, _Gated) and self._activation.has_kernel
+
     def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
-        return self._down(self._activation(self._up(rows, step)), step)
+        return self.down(self._activation(self.up(rows, step)), step)
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext, /) -> torch.Tensor:
-        return self._down.add_to(residual, self._activation(self._up(rows, step)), step)
+        return self.down.add_to(residual, self._activation(self.up(rows, step)), step)
 
 
 class _Gated:
     def __init__(self, activation: Activation) -> None:
         self._activation = activation
-        self._has_kernel = activation is F.silu
+        self.has_kernel = activation is F.silu
 
     def __call__(self, both: torch.Tensor) -> torch.Tensor:
-        kernels = kernels_for(both.device, both.dtype) if self._has_kernel else None
+        kernels = kernels_for(both.device, both.dtype) if self.has_kernel else None
         if kernels is not None and both.is_contiguous():
             return _gated_by_kernel(kernels, both)
         gate, up = both.chunk(2, dim=-1)

@@ -17,44 +17,52 @@ class RmsNorm:
     """x / rms(x) * weight over the last dimension; of a `weight` [heads, head_dim] each head has its own row."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight = weight.contiguous() if weight.dim() == 1 else weight
+        self.weight = weight.contiguous()
+        self.eps = eps
         self._shape = (weight.shape[-1],)
-        self._eps = eps
         self._is_shared = weight.dim() == 1
-        self._kernels = kernels_for(weight.device, weight.dtype) if self._is_shared else None
+        self._num_weights = weight.numel() // weight.shape[-1]
+        self._kernels = kernels_for(weight.device, weight.dtype)
         # On a CPU torch's rms_norm is seven small steps; these are four.
         self._is_split = weight.device.type == "cpu" and weight.dtype == torch.float32
         self._eps_column = torch.full((1, 1), eps, dtype=torch.float32)
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        if values.dtype != self._weight.dtype:  # weights that half precision would round away stay float32
-            return self._normalised(values.to(self._weight.dtype)).to(values.dtype)
+        if values.dtype != self.weight.dtype:  # weights that half precision would round away stay float32
+            return self._normalised(values.to(self.weight.dtype)).to(values.dtype)
         return self._normalised(values)
 
     def _normalised(self, values: torch.Tensor) -> torch.Tensor:
-        if self._kernels is not None and values.dim() == 2 and values.is_contiguous():
+        if self._kernels is not None and self._has_rows_for_kernel(values):
             return self._by_kernel(self._kernels, values)
         if self._is_split and values.dim() == 2:
             norms = torch.linalg.vector_norm(values, 2, -1, True)
             scales = torch.addcmul(self._eps_column, norms, norms, value=1.0 / self._shape[0]).rsqrt_()
-            return torch.mul(values, scales).mul_(self._weight)
+            return torch.mul(values, scales).mul_(self.weight)
         if self._is_shared:
-            return F.rms_norm(values, self._shape, self._weight, self._eps)
-        return F.rms_norm(values, self._shape, None, self._eps).mul_(self._weight)
+            return F.rms_norm(values, self._shape, self.weight, self.eps)
+        return F.rms_norm(values, self._shape, None, self.eps).mul_(self.weight)
+
+    def _has_rows_for_kernel(self, values: torch.Tensor) -> bool:
+        """Whether values are [rows, width] without gaps, or [tokens, heads, width] without gaps within a token."""
+        if self._is_shared:
+            return values.dim() == 2 and values.shape[1] == self._shape[0] and values.is_contiguous()
+        return (*values.shape[1:], *values.stride()[1:]) == (*self.weight.shape, *self.weight.stride())
 
     def _by_kernel(self, kernels: ModuleType, values: torch.Tensor) -> torch.Tensor:
-        num_rows, width = values.shape
-        assert width == self._shape[0], f"rows of {self._shape[0]} are normalised, got {width}"
-        output = torch.empty_like(values)
+        width = self._shape[0]
+        output = torch.empty(values.shape, dtype=values.dtype)
         kernels.normalise(
             values.data_ptr(),
-            self._weight.data_ptr(),
+            self.weight.data_ptr(),
             output.data_ptr(),
-            num_rows,
+            values.numel() // width,
             width,
+            self._num_weights,
+            values.stride(0),
             values.dtype is torch.bfloat16,
             torch.get_num_threads(),
-            self._eps,
+            self.eps,
         )
         return output
 

@@ -1,0 +1,54 @@
+"""All layers in one call of the kernels give what layers give one by one, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from modelserver_backends.llm.kernels import KERNELS, has_fast_packed_kernels
+from modelserver_backends.llm.models.cpu_layers import JoinedLayers
+from modelserver_backends.llm.step_context import StepContext
+from support.generations import generate, loaded_engine, random_prompts
+
+Checkpoints = Callable[[str], Path]
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"), [("llama", "int8"), ("qwen2", "int4"), ("qwen3", "int8"), ("gemma2", "int8")]
+)
+def test_layers_joined_are_layers_one_by_one(
+    name: str, quantization: str, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With biases, norms of heads, windows, and several rotations; a layer that the kernels do not know joins none."""
+    compute, joined_steps = JoinedLayers.compute, []
+
+    def counted(layers: JoinedLayers, hidden: torch.Tensor, step: StepContext) -> bool:
+        joined_steps.append(compute(layers, hidden, step))
+        return joined_steps[-1]
+
+    def never(layers: JoinedLayers, hidden: torch.Tensor, step: StepContext) -> bool:
+        return False
+
+    found = []
+    for replacement in (counted, never):
+        monkeypatch.setattr(JoinedLayers, "compute", replacement)
+        with loaded_engine(checkpoint(name), quantization=quantization, block_size=8, dtype="float32") as engine:
+            found.append(generate(engine, random_prompts(5), 8))
+    assert found[0] == found[1]
+    can_join = KERNELS is not None and has_fast_packed_kernels(torch.device("cpu")) and name != "gemma2"
+    assert any(joined_steps) is can_join
+
+
+def test_a_step_with_a_long_chunk_is_computed_layer_by_layer(checkpoint: Checkpoints) -> None:
+    """Attention of many queries goes through SDPA; the steps of the same text after it are joined again."""
+    prompt = [3 + index % 50 for index in range(600)]
+    found = []
+    for most in (64, 1024):
+        with loaded_engine(
+            checkpoint("qwen3"), quantization="int8", max_model_len=700, max_num_batched_tokens=most, max_num_seqs=8
+        ) as engine:
+            found.append(generate(engine, [prompt], 4)[0])
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-3)
