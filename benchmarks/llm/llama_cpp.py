@@ -28,11 +28,11 @@ _ENGINES = ("llama.cpp", "ours")
 _FORMS = (*FILE_TYPES, "F32")
 _VOCABULARY = 20_000
 _DECODED = 64
-_CASES = ("decode of one stream", "prefill of 1,024", "8 streams", "32 streams")
+CASES = ("decode of one stream", "prefill of 1,024", "8 streams", "32 streams")
 _GOALS = (1.05, 1.1, 1.5, 2.0)
 
 
-def _measure(run: Run, wanted: Sequence[str]) -> dict[str, float]:
+def measure_cases(run: Run, wanted: Sequence[str] = CASES) -> dict[str, float]:
     """Tokens per CPU second of each case that is wanted, and the megabytes that were resident after the first."""
 
     def seconds(prompts: Sequence[list[int]], lengths: Sequence[int]) -> float:
@@ -46,11 +46,11 @@ def _measure(run: Run, wanted: Sequence[str]) -> dict[str, float]:
     run([prompt(20, 9)], [3])
     # The time of the prompt and the first token is taken off.
     decode = [seconds([prompt(128, seed)], [1 + _DECODED]) - seconds([prompt(128, seed + 10)], [1]) for seed in (1, 2)]
-    found = {_CASES[0]: _DECODED / statistics.mean(decode)}
+    found = {CASES[0]: _DECODED / statistics.mean(decode)}
     found["MB"] = _status("VmRSS")
-    if _CASES[1] in wanted:
-        found[_CASES[1]] = 1024 / min(seconds([prompt(1024, seed)], [1]) for seed in (3, 4))
-    for case, number in ((_CASES[2], 8), (_CASES[3], 32)):
+    if CASES[1] in wanted:
+        found[CASES[1]] = 1024 / min(seconds([prompt(1024, seed)], [1]) for seed in (3, 4))
+    for case, number in ((CASES[2], 8), (CASES[3], 32)):
         if case not in wanted:
             continue
         workload = Workload(num_requests=number, shortest=16, longest=64, batch=number)
@@ -66,10 +66,13 @@ def _status(name: str) -> float:
 
 
 def _measure_theirs(package: Path, path: Path, num_threads: int, cases: Sequence[str]) -> dict[str, float]:
-    return _measure(LlamaCpp(package).load(path, num_threads).run, cases)
+    return measure_cases(LlamaCpp(package).load(path, num_threads).run, cases)
 
 
-def _measure_ours(path: Path, num_threads: int, cases: Sequence[str]) -> dict[str, float]:
+def measure_ours(
+    path: Path, num_threads: int, cases: Sequence[str], *, quantization: str | None = None
+) -> dict[str, float]:
+    """`quantization`: that of the engine's option."""
     import torch
     from modelserver_backends.llm.checkpoint import open_checkpoint
     from modelserver_backends.llm.engine import Engine
@@ -81,14 +84,19 @@ def _measure_ours(path: Path, num_threads: int, cases: Sequence[str]) -> dict[st
 
     torch.set_num_threads(num_threads)
     options = EngineOptions(
-        device="cpu", max_model_len=2048, max_num_seqs=32, num_threads=num_threads, kv_cache_memory_bytes=1 << 30
+        device="cpu",
+        max_model_len=2048,
+        max_num_seqs=32,
+        num_threads=num_threads,
+        kv_cache_memory_bytes=1 << 30,
+        quantization=quantization,
     )
     before = _status("VmRSS")
     runner = load_runner(open_checkpoint(path), options, Sampler())
     loaded = _status("VmHWM") - before
     engine = Engine(options=options, runner=runner, tokenizer=None)
     try:
-        found = _measure(lambda prompts, lengths: run_engine(engine, prompts, lengths), cases)
+        found = measure_cases(lambda prompts, lengths: run_engine(engine, prompts, lengths), cases)
     finally:
         runner.close()
     return {**found, "MB before loading": before, "MB that loading took at most": loaded}
@@ -134,7 +142,7 @@ def _print_table(form: str, path: Path, rounds: dict[str, list[dict[str, float]]
         for engine, found in rounds.items()
     }
     theirs, ours = (medians[engine] for engine in _ENGINES)
-    for case, goal in zip(_CASES, _GOALS, strict=True):
+    for case, goal in zip(CASES, _GOALS, strict=True):
         if case not in ours:
             continue
         ratio = ours[case] / theirs[case]
@@ -173,14 +181,14 @@ def main() -> None:
     parser.add_argument("--forms", nargs="+", choices=_FORMS, default=["Q4_K_M", "Q8_0"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cases", nargs="+", choices=_CASES, default=list(_CASES), help="the first always runs")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="the first always runs")
     parser.add_argument("--directory", type=Path, help="where the files are kept for the next time")
     parser.add_argument("--engine", choices=_ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     try:
         if arguments.engine == "ours":
-            print(json.dumps(_measure_ours(arguments.file, arguments.threads, arguments.cases)))
+            print(json.dumps(measure_ours(arguments.file, arguments.threads, arguments.cases)))
         elif arguments.engine is not None:
             print(json.dumps(_measure_theirs(arguments.peer, arguments.file, arguments.threads, arguments.cases)))
         elif arguments.directory is not None:

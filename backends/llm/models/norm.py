@@ -46,7 +46,7 @@ class RmsNorm:
     def _has_rows_for_kernel(self, values: torch.Tensor) -> bool:
         """Whether values are [rows, width] without gaps, or [tokens, heads, width] without gaps within a token."""
         if self._is_shared:
-            return values.dim() == 2 and values.shape[1] == self._shape[0] and values.is_contiguous()
+            return values.dim() == 2 and bool(values.shape[1] == self._shape[0]) and values.is_contiguous()
         return (*values.shape[1:], *values.stride()[1:]) == (*self.weight.shape, *self.weight.stride())
 
     def _by_kernel(self, kernels: ModuleType, values: torch.Tensor) -> torch.Tensor:
