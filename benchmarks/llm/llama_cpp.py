@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.llm.llama_cpp_library import FILE_TYPES, LlamaCpp, PeerMissingError
 from benchmarks.llm.workload import Workload
 
@@ -147,6 +149,8 @@ def _print_table(form: str, path: Path, rounds: dict[str, list[dict[str, float]]
             continue
         ratio = ours[case] / theirs[case]
         print(f"| {form}, {case} | {theirs[case]:.1f} | {ours[case]:.1f} | {ratio:.2f}x | {goal}x |")
+    read = [one[CASES[0]] * path.stat().st_size / 1e9 for one in (theirs, ours)]
+    print(f"| {form}, GB/s of the file in decode | {read[0]:.1f} | {read[1]:.1f} | {read[1] / read[0]:.2f}x | |")
     print(f"| {form}, MB resident | {theirs['MB']:.0f} | {ours['MB']:.0f} | {ours['MB'] / theirs['MB']:.2f}x | 1x |")
     size, before, peak = path.stat().st_size / 1e6, ours["MB before loading"], ours["MB that loading took at most"]
     print(
@@ -156,12 +160,24 @@ def _print_table(form: str, path: Path, rounds: dict[str, list[dict[str, float]]
     )
 
 
+def _stream_gb_per_s() -> float:
+    """What one thread reads from memory: a sum over 256 MB in huge pages, for which numpy asks the system."""
+    values = np.ones(1 << 25, np.int64)
+    times = []
+    for _ in range(5):
+        start = time.process_time()
+        values.sum()
+        times.append(time.process_time() - start)
+    return values.nbytes / min(times) / 1e9
+
+
 def _compare(arguments: argparse.Namespace, directory: Path) -> None:
     import torch
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
     print(f"{processor} ({platform.machine()}), {arguments.threads} threads, torch {torch.__version__}")
+    print(f"A sum over 256 MB reads {_stream_gb_per_s():.1f} GB/s on one thread. Load: {os.getloadavg()[0]:.1f}")
     print(f"llama.cpp: {LlamaCpp(arguments.peer).instructions}\n")
     for form, path in _files(directory, arguments.shape, arguments.forms, arguments.peer).items():
         rounds: dict[str, list[dict[str, float]]] = {engine: [] for engine in _ENGINES}

@@ -91,6 +91,7 @@ class CpuAttention:
         """All layers of a step in one call, in place; see `_kernels.c`. Not for a step with long chunks of prompts."""
         assert not inputs.prefills, "long chunks attend by SDPA"
         assert hidden.shape[0] == inputs.num_tokens, "a row for each token"
+        assert hidden.is_contiguous(), "the kernels read rows without gaps"
         addresses = [number for rotation in rotations for number in rotation.addresses(hidden)]
         scratch = hidden.new_empty(inputs.num_tokens * scratch_width)
         self._kernels.compute_layers(
