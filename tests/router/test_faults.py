@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from pathlib import Path
 
 import httpx
 import pytest
 from support.layouts import ADDRESS, free_port
 from support.routing import OK, SSE_HEAD, RunningRouter, ScriptedReplica, chunk, replicas, reset, running_router
+from support.waiting import until_true
 
 from modelserver.endpoints.endpoint import EndpointState
 
@@ -30,14 +30,6 @@ def end_by_reset(_replica: ScriptedReplica, connection: socket.socket, _request:
 
 def refuse_for_now(_replica: ScriptedReplica, _connection: socket.socket, _request: bytes) -> bytes:
     return b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nbusy"
-
-
-def until(condition: object, what: str) -> None:
-    """Wait until `condition()` holds."""
-    deadline = time.monotonic() + 30
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 def states(router: RunningRouter) -> list[EndpointState]:
@@ -171,7 +163,7 @@ def test_a_client_that_leaves_ends_the_request_at_the_replica() -> None:
         with httpx.stream("POST", f"http://{router.http_url}/v1/chat/completions", content=b"{}") as answer:
             assert next(answer.iter_text()) == "data: {}\n\n"
         assert has_ended.wait(30)
-        until(lambda: router.router.replicas.counts.num_active == 0, "the request is forgotten")
+        until_true(lambda: router.router.replicas.counts.num_active == 0, "the request is forgotten")
         assert router.router.endpoints.outstanding == 0
 
 
@@ -180,16 +172,16 @@ def test_requests_leave_a_replica_that_answers_nothing() -> None:
     silent = socket.create_server((ADDRESS, 0), backlog=64)
     url = f"{ADDRESS}:{silent.getsockname()[1]}"
     with silent, replicas(answer_ok) as (replica,), running_router((url, replica.url)) as router:
-        until(lambda: EndpointState.DOWN in states(router), "the silent replica is found")
+        until_true(lambda: EndpointState.DOWN in states(router), "the silent replica is found")
         with httpx.Client(base_url=f"http://{router.http_url}") as http:
             assert {http.post("/v2/models/m/infer", content=b"{}").status_code for _ in range(10)} == {200}
 
 
 def test_a_replica_that_is_not_ready_gets_no_requests() -> None:
     with replicas(answer_ok, answer_ok) as both, running_router([each.url for each in both]) as router:
-        until(lambda: states(router) == [EndpointState.READY] * 2, "both are ready")
+        until_true(lambda: states(router) == [EndpointState.READY] * 2, "both are ready")
         both[0].is_ready = False
-        until(lambda: states(router).count(EndpointState.READY) == 1, "the probe finds it")
+        until_true(lambda: states(router).count(EndpointState.READY) == 1, "the probe finds it")
         with httpx.Client(base_url=f"http://{router.http_url}") as http:
             assert {http.post("/v2/models/m/infer", content=b"{}").status_code for _ in range(5)} == {200}
         assert not both[0].requests
@@ -211,7 +203,7 @@ def test_requests_wait_for_the_first_replica(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=ask)
         thread.start()
-        until(lambda: router.router.replicas.num_waiting == 1, "it waits")
+        until_true(lambda: router.router.replicas.num_waiting == 1, "it waits")
         page = httpx.get(f"http://{router.metrics_url}/metrics").text
         assert "modelserver_router_pending_requests 1" in page
         assert "modelserver_router_waiting_requests 1" in page
@@ -249,5 +241,5 @@ def test_a_thousand_members_come_and_go(tmp_path: Path) -> None:
             listed = httpx.get(f"http://{router.http_url}/v2/router/endpoints").json()["endpoints"]
             assert [each["state"] for each in listed].count("starting") == 999
             place.write_text(json.dumps({"endpoints": one}))
-            until(lambda: len(router.router.endpoints) == 1, "they go")
+            until_true(lambda: len(router.router.endpoints) == 1, "they go")
             assert httpx.post(url, content=b"{}").status_code == 200

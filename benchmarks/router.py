@@ -1,0 +1,219 @@
+"""What the hop through the router costs, beside nginx: `python -m benchmarks.router` prints CPU µs and p50 per request.
+
+Two servers of the model `identity` answer; a client asks over kept connections: directly, through `modelserver route`,
+and through nginx where it is installed. CPU is that of the process in the middle. Streams come from a small server that
+sends an event each 0.2 ms; their cost is per event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import uvloop
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = (sys.executable, "-m", "modelserver.cli.main")
+PORTS = {"one": 9610, "two": 9620, "router": 9630, "nginx": 9640, "events": 9650}
+NUM_REQUESTS, NUM_WARM, NUM_ROUNDS = 4000, 300, 3
+NUM_EVENTS = 20_000
+BODY = (
+    b'{"inputs":[{"name":"INPUT0","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}',
+    b"/v2/models/identity/infer",
+)
+NGINX = """
+daemon off; worker_processes 1; pid {directory}/pid; error_log {directory}/error.log;
+events {{ }}
+http {{
+  access_log off; proxy_buffering off;
+  client_body_temp_path {directory}/a; proxy_temp_path {directory}/b; fastcgi_temp_path {directory}/c;
+  uwsgi_temp_path {directory}/d; scgi_temp_path {directory}/e;
+  upstream servers {{ server 127.0.0.1:{one}; server 127.0.0.1:{two}; keepalive 64; }}
+  upstream events {{ server 127.0.0.1:{events}; keepalive 8; }}
+  server {{
+    listen 127.0.0.1:{nginx}; keepalive_requests 1000000;
+    location / {{ proxy_pass http://servers; proxy_http_version 1.1; proxy_set_header Connection ""; }}
+    location /v1/ {{ proxy_pass http://events; proxy_http_version 1.1; proxy_set_header Connection ""; }}
+  }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A port to ask, and the process in the middle, if there is one."""
+
+    name: str
+    port: int
+    pid: int | None = None
+
+
+def main() -> None:
+    with contextlib.ExitStack() as stack:
+        ways = [Way("direct", PORTS["one"]), *start(stack)]
+        print(f"{'way':<10} {'at once':>7} {'CPU us':>8} {'p50 us':>8}")
+        for num_connections in (1, 8):
+            found: dict[str, list[tuple[float, float]]] = {way.name: [] for way in ways}
+            for _ in range(NUM_ROUNDS):
+                for way in ways:
+                    found[way.name].append(uvloop.run(measure(way, num_connections)))
+            for name, figures in found.items():
+                cpu, p50 = (statistics.median(each) for each in zip(*figures, strict=True))
+                print(f"{name:<10} {num_connections:>7} {cpu:>8.1f} {p50:>8.0f}")
+        for way in start_events(stack, ways):
+            per_event = statistics.median(uvloop.run(measure_events(way)) for _ in range(NUM_ROUNDS))
+            print(f"{way.name:<10} {'events':>7} {per_event:>8.1f}")
+
+
+def start(stack: contextlib.ExitStack) -> list[Way]:
+    """The servers, and what stands before them."""
+    for name in ("one", "two"):
+        stack.enter_context(process(*COMMAND, "serve", str(ROOT / "model_repository" / "identity"), *ports(name)))
+    for name in ("one", "two"):
+        wait_for(PORTS[name], "GET /v2/models/identity/ready HTTP/1.1\r\nhost: a\r\n\r\n")
+    to = ",".join(f"http://127.0.0.1:{PORTS[name]}" for name in ("one", "two"))
+    router = stack.enter_context(process(*COMMAND, "route", f"--to={to}", *ports("router")))
+    ways = [Way("router", PORTS["router"], router)]
+    nginx = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+    if nginx is not None:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        config = Path(directory) / "nginx.conf"
+        config.write_text(NGINX.format(directory=directory, **PORTS))
+        master = stack.enter_context(process(nginx, "-c", str(config)))
+        wait_for(PORTS["nginx"], "GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n")
+        ways.append(Way("nginx", PORTS["nginx"], psutil.Process(master).children()[0].pid))
+    wait_for(PORTS["router"], "GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n")
+    return ways
+
+
+def start_events(stack: contextlib.ExitStack, others: list[Way]) -> list[Way]:
+    """A server of events, and what stands before it: a router of its own, since its replicas are to be equal."""
+    stack.enter_context(process(sys.executable, "-m", "benchmarks.router", "events"))
+    wait_for(PORTS["events"], "GET /v2/health/ready HTTP/1.1\r\nhost: a\r\n\r\n")
+    port = PORTS["events"] + 1
+    words = [f"--http-port={port}", f"--grpc-port={port + 1}", f"--metrics-port={port + 2}"]
+    router = stack.enter_context(process(*COMMAND, "route", f"--to=http://127.0.0.1:{PORTS['events']}", *words))
+    wait_for(port, "GET /v2/health/ready HTTP/1.1\r\nhost: a\r\n\r\n")
+    return [Way("router", port, router), *(way for way in others if way.name == "nginx")]
+
+
+def ports(name: str) -> list[str]:
+    first = PORTS[name]
+    return [f"--http-port={first}", f"--grpc-port={first + 1}", f"--metrics-port={first + 2}", "--busy-poll-percent=0"]
+
+
+@contextlib.contextmanager
+def process(*words: str) -> Iterator[int]:
+    started = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield started.pid
+    finally:
+        started.terminate()
+        started.wait()
+
+
+def wait_for(port: int, request: str) -> None:
+    """Until a request is answered with 200."""
+
+    async def ask() -> bool:
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request.encode())
+            answer = await asyncio.wait_for(reader.read(100), 2)
+            writer.close()
+            return b" 200 " in answer
+        return False
+
+    ends = time.monotonic() + 90
+    while not asyncio.run(ask()):
+        assert time.monotonic() < ends, f"nothing answers on port {port}"
+        time.sleep(0.2)
+
+
+def spent_us(pid: int | None) -> float:
+    times = psutil.Process(pid).cpu_times() if pid is not None else psutil.Process().cpu_times()
+    return (times.user + times.system) * 1e6
+
+
+async def measure(way: Way, num_connections: int) -> tuple[float, float]:
+    """CPU µs per request of the process in the middle, and the median latency in µs."""
+    body, path = BODY
+    request = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body)
+    latencies: list[float] = []
+
+    async def ask(count: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", way.port)
+        for _ in range(count):
+            before = time.perf_counter()
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            latencies.append(time.perf_counter() - before)
+        writer.close()
+
+    async def ask_all(count: int) -> None:
+        await asyncio.gather(*(ask(count // num_connections) for _ in range(num_connections)))
+
+    await ask_all(NUM_WARM)
+    latencies.clear()
+    before = spent_us(way.pid)
+    await ask_all(NUM_REQUESTS)
+    cpu = (spent_us(way.pid) - before) / NUM_REQUESTS if way.pid is not None else 0.0
+    return cpu, statistics.median(latencies) * 1e6
+
+
+async def measure_events(way: Way) -> float:
+    """CPU µs per event of the process in the middle."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", way.port, limit=1 << 20)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}")
+    await reader.readuntil(b"\r\n\r\n")
+    before = spent_us(way.pid)
+    num_events = 0
+    while num_events < NUM_EVENTS:
+        num_events += (await reader.read(1 << 16)).count(b"\n\n")
+    after = spent_us(way.pid)
+    writer.close()
+    return (after - before) / NUM_EVENTS
+
+
+async def serve_events() -> None:
+    """Answer a POST with events, with pauses, so that they travel alone."""
+    event = b"data: " + b"x" * 180 + b"\n\n"
+    framed = b"%x\r\n%b\r\n" % (len(event), event)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            while (await reader.readline()).strip():
+                pass
+            if line.startswith(b"GET"):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                continue
+            await reader.readexactly(2)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            for _ in range(NUM_EVENTS):
+                writer.write(framed)
+                await writer.drain()
+                await asyncio.sleep(0.0002)
+            writer.write(b"0\r\n\r\n")
+
+    server = await asyncio.start_server(answer, "127.0.0.1", PORTS["events"])
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["events"]:
+        uvloop.run(serve_events())
+    else:
+        main()
