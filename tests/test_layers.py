@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.bench",
         "modelserver.cli",
         "modelserver.embed",
+        "modelserver.remote",
         "modelserver.router",
         "modelserver.toolkit",
         # Processes of their own, with logs that the app sets up.

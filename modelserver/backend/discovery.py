@@ -105,6 +105,7 @@ class Bundled:
 BUNDLED = {
     "function": Bundled(module="modelserver.embed.backend"),
     "identity": Bundled(),
+    "remote": Bundled(module="modelserver.remote"),
     "repeat": Bundled(),
     "sequence": Bundled(),
     "square": Bundled(),

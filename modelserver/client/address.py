@@ -59,6 +59,8 @@ class Tls:
     key_file: str = ""
     is_peer_verified: bool = True
     is_host_verified: bool = True
+    # The name that the server's certificate must have, where it is not the host's.
+    server_name: str = ""
 
     def context(self, protocol: str) -> ssl.SSLContext:
         """A context that offers `protocol` by ALPN. Raises InvalidArgumentError when a file cannot be used."""
@@ -79,25 +81,49 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A host and port, with TLS if `tls` is there."""
+    """A host and port, or the path of a Unix socket; with TLS if `tls` is there."""
 
     host: str
     port: int
     tls: Tls | None = None
+    unix_path: str = ""
 
     def __str__(self) -> str:
+        return f"unix:{self.unix_path}" if self.unix_path else self.authority
+
+    @property
+    def authority(self) -> str:
+        """The host and port as requests name them."""
+        if self.unix_path:
+            return "localhost"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
-    async def connect(self, factory: Callable[[], asyncio.BaseProtocol], alpn: str) -> None:
-        """Open a connection for the protocol that `factory` makes. Raises UnavailableError."""
+    async def open(
+        self, factory: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext | None, timeout_s: float
+    ) -> None:
+        """Open a connection for the protocol that `factory` makes. Raises OSError, of which TimeoutError is one."""
         import asyncio  # here, because most commands ask once, over http.client, and should answer at once
 
         loop = asyncio.get_running_loop()
+        transport: asyncio.BaseTransport
+        async with asyncio.timeout(timeout_s):
+            if self.unix_path:
+                transport, _ = await loop.create_unix_connection(factory, self.unix_path)
+                return
+            name = self.tls.server_name if self.tls is not None and context is not None else ""
+            transport, _ = await loop.create_connection(
+                factory, self.host, self.port, ssl=context, server_hostname=name or None
+            )
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def connect(self, factory: Callable[[], asyncio.BaseProtocol], alpn: str) -> None:
+        """Open a connection for the protocol that `factory` makes. Raises UnavailableError."""
         context = self.tls.context(alpn) if self.tls is not None else None
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                transport, _ = await loop.create_connection(factory, self.host, self.port, ssl=context)
+            await self.open(factory, context, CONNECT_TIMEOUT_S)
         except TimeoutError:
             raise UnavailableError(f"no answer from {self} within {CONNECT_TIMEOUT_S:g} s") from None
         except ConnectionRefusedError:
@@ -106,9 +132,6 @@ class Address:
             raise UnavailableError(f"no TLS with {self}: {error}") from None
         except OSError as error:
             raise UnavailableError(f"cannot connect to {self}: {error}") from None
-        raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def parse_address(text: str, *, default_port: int, tls: Tls | None = None) -> Address:

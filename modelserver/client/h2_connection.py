@@ -12,8 +12,16 @@ from time import monotonic_ns
 from typing import cast
 
 from modelserver.client.address import Address
-from modelserver.client.h2_incoming import Head, HeadReader, Stream, code_name, unpadded
-from modelserver.client.h2_outgoing import DEFAULT_TABLE_BYTES, JOIN_BYTES, Outgoing, RequestHead, Uploads, greeting
+from modelserver.client.h2_incoming import Head, HeadReader, Stream, Unprocessed, code_name, unpadded
+from modelserver.client.h2_outgoing import (
+    DEFAULT_TABLE_BYTES,
+    JOIN_BYTES,
+    Outgoing,
+    RequestHead,
+    Uploads,
+    greeting,
+    head_start,
+)
 from modelserver.errors import UnavailableError
 from modelserver.wire.http2.frame import (
     ACK,
@@ -33,6 +41,7 @@ from modelserver.wire.http2.frame import (
     SETTINGS,
     WINDOW_UPDATE,
     ConnectionFault,
+    ErrorCode,
     frame,
     protocol_fault,
     unpack_head,
@@ -58,11 +67,22 @@ NO_STATUS = "the stream ended without a gRPC status"
 class H2Connection(asyncio.Protocol):
     """A connection with many streams that opens itself again when the server closes it."""
 
-    def __init__(self, address: Address, fields: Sequence[Field], *, frame_bytes: int = DEFAULT_FRAME_BYTES) -> None:
-        """`fields` is the head of every request; `frame_bytes` the largest frame that we announce to accept."""
+    def __init__(
+        self,
+        address: Address,
+        fields: Sequence[Field],
+        *,
+        frame_bytes: int = DEFAULT_FRAME_BYTES,
+        window_bytes: int = MAX_31_BITS,
+    ) -> None:
+        """`fields` is the head of every request; `frame_bytes` the largest frame that we announce to accept.
+
+        With smaller `window_bytes`, what a stream may be sent before it acknowledges, its owner can hold a server back.
+        """
         self._address = address
         self._fields = fields
         self._frame_bytes = frame_bytes
+        self._window_bytes = window_bytes
         self._transport: asyncio.Transport | None = None
         self._reconnecting: asyncio.Task[None] | None = None
         self._waiting: deque[tuple[Stream, bytes, bool]] = deque()
@@ -91,8 +111,12 @@ class H2Connection(asyncio.Protocol):
     async def connect(self) -> None:
         """Open the connection and wait for the server's settings. Raises UnavailableError."""
         await self._address.connect(lambda: self, "h2")
+        await self.greet(SETTINGS_TIMEOUT_S)
+
+    async def greet(self, timeout_s: float) -> None:
+        """Wait for the settings of the server to which a connection was opened. Raises UnavailableError."""
         try:
-            async with asyncio.timeout(SETTINGS_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 await self._is_ready.wait()
         except TimeoutError:
             self._break("no settings")
@@ -127,17 +151,36 @@ class H2Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def lose(self, reason: str) -> None:
+        """Give the connection up: its streams end with `reason`."""
+        self._break(reason)
+
     @property
     def max_streams(self) -> int:
         """How many streams the server allows at once; known once connected."""
         return self._max_streams
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another stream could start at once."""
+        return self._is_open and len(self._streams) < self._max_streams
+
+    @property
+    def is_open(self) -> bool:
+        """Whether new streams may start, now or when others have ended."""
+        return self._is_open
 
     # Sending
 
     def open(self, stream: Stream, data: bytes, *, ends: bool = True) -> int:
         """Start a stream with its first data; its id, or 0 if it has to wait for the connection.
 
-        `stream` receives everything that arrives on it. Without `ends` more can be sent with `send`.
+        `stream` receives everything that arrives on it. Without `ends` more can be sent with `send`. While `has_room`,
+        `open_with` starts a stream with a head of its own.
         """
         if not self._is_open or len(self._streams) >= self._max_streams:
             self._waiting.append((stream, data, ends))
@@ -147,8 +190,6 @@ class H2Connection(asyncio.Protocol):
         stream_id = self._next_id
         self._next_id = stream_id + 2
         self._streams[stream_id] = stream
-        raw_id = stream_id.to_bytes(4, "big")
-        size = len(data)
         request = self._request
         assert request is not None, "an open connection has settings"
         if self._is_first:
@@ -156,6 +197,27 @@ class H2Connection(asyncio.Protocol):
             start, head = request.first_start, request.first
         else:
             start, head = request.again_start, request.again
+        self._start(stream_id, start, head, data, ends=ends)
+        return stream_id
+
+    def open_with(self, stream: Stream, data: bytes, *, block: bytes = b"", more: bytes = b"") -> int:
+        """Start a stream that ends with its data, while there is room: with the head `block`, or the usual and `more`.
+
+        Both are blocks of literals that change no table.
+        """
+        stream_id = self._next_id
+        self._next_id = stream_id + 2
+        self._streams[stream_id] = stream
+        request = self._request
+        assert request is not None, "an open connection has settings"
+        if not block:
+            block = (request.first if self._is_first else request.again) + more
+            self._is_first = False
+        self._start(stream_id, head_start(block), block, data, ends=True)
+        return stream_id
+
+    def _start(self, stream_id: int, start: bytes, head: bytes, data: bytes, *, ends: bool) -> None:
+        raw_id, size = stream_id.to_bytes(4, "big"), len(data)
         out, uploads = self._out, self._uploads
         if ends and size <= uploads.max_frame and size <= uploads.window and size <= uploads.initial_window:
             uploads.window -= size
@@ -173,7 +235,6 @@ class H2Connection(asyncio.Protocol):
             self._is_open = False
         if not self._is_reading:
             self._flush()
-        return stream_id
 
     def send(self, stream_id: int, data: bytes) -> None:
         """More data of a stream that was opened without `ends`."""
@@ -184,6 +245,16 @@ class H2Connection(asyncio.Protocol):
     def acknowledge(self, stream_id: int, num_bytes: int) -> None:
         """Let the server send `num_bytes` more on a stream that stays open for long."""
         self._frame(WINDOW_UPDATE, 0, stream_id, num_bytes.to_bytes(4, "big"))
+        if not self._is_reading:
+            self._flush()
+
+    def cancel(self, stream_id: int) -> None:
+        """End a stream whose answer is not wanted any more; its owner is not called again."""
+        if self._streams.pop(stream_id, None) is not None:
+            self._uploads.drop(stream_id)
+            self._frame(RST_STREAM, 0, stream_id, int(ErrorCode.CANCEL).to_bytes(4, "big"))
+            if not self._is_reading:
+                self._flush()
 
     def _flush(self) -> None:
         if self._transport is not None:
@@ -224,7 +295,7 @@ class H2Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._is_lost.clear()
         self._begin()
-        self._out.parts.append(greeting(self._frame_bytes))
+        self._out.parts.append(greeting(self._frame_bytes, self._window_bytes))
         self._flush()
 
     def data_received(self, data: bytes) -> None:  # noqa: C901
@@ -341,7 +412,9 @@ class H2Connection(asyncio.Protocol):
             self._uploads.widen(stream_id, int.from_bytes(payload, "big") & MAX_31_BITS)
         elif kind == RST_STREAM:
             self._uploads.drop(stream_id)
-            self._end(stream_id, None, now_ns, f"the server reset the stream: {code_name(payload)}")
+            reason = f"the server reset the stream: {code_name(payload)}"
+            is_refused = int.from_bytes(payload, "big") == ErrorCode.REFUSED_STREAM
+            self._end(stream_id, None, now_ns, Unprocessed(reason) if is_refused else reason)
         elif kind == GOAWAY:
             self._go_away(payload, now_ns)
         elif kind == DATA:
@@ -390,7 +463,8 @@ class H2Connection(asyncio.Protocol):
         """No new streams here; those that the server has not taken fail, the others are finished."""
         self._is_open = False
         last_id = int.from_bytes(payload[:4], "big") & MAX_31_BITS
-        reason = f"the server is going away, {code_name(payload[4:8])}: {payload[8:108].decode(errors='replace')}"
+        text = payload[8:108].decode(errors="replace")
+        reason = Unprocessed(f"the server is going away, {code_name(payload[4:8])}: {text}")
         for stream_id in [stream_id for stream_id in self._streams if stream_id > last_id]:
             self._uploads.drop(stream_id)
             self._end(stream_id, None, now_ns, reason)

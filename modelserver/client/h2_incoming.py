@@ -26,7 +26,7 @@ MAX_REMEMBERED_HEADS = 256
 class Head:
     """Decoded fields of an answer's head or end."""
 
-    __slots__ = ("grpc_message", "grpc_status", "http_status")
+    __slots__ = ("grpc_message", "grpc_status", "http_status", "pushback_ms")
 
     def __init__(self, fields: Sequence[Field]) -> None:
         found = dict(fields)
@@ -35,6 +35,8 @@ class Head:
         code = found.get(b"grpc-status", b"")
         self.grpc_status = int(code) if code.isdigit() else None
         self.grpc_message = found.get(b"grpc-message", b"")
+        pushback = found.get(b"grpc-retry-pushback-ms", b"")
+        self.pushback_ms = int(pushback) if pushback.isdigit() else None
 
 
 class HeadReader:
@@ -93,6 +95,12 @@ def unpadded(flags: int, payload: bytes) -> bytes:
     return payload[1 : len(payload) - payload[0]]
 
 
+class Unprocessed(str):
+    """A problem of a stream that the server has not begun to work on: its request may be sent elsewhere."""
+
+    __slots__ = ()
+
+
 class Stream(Protocol):
     """The calls that the owner of a stream gets from its connection."""
 
@@ -104,7 +112,7 @@ class Stream(Protocol):
     def on_data(self, buffer: bytes, start: int, end: int, now_ns: int) -> None: ...
 
     def on_end(self, head: Head | None, now_ns: int, problem: str | None) -> None:
-        """The stream is over: with its last fields, or for a problem of the connection."""
+        """The stream is over: with its last fields, or for a problem of the connection, which may be `Unprocessed`."""
 
 
 def code_name(payload: bytes) -> str:

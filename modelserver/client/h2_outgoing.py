@@ -175,12 +175,12 @@ class RequestHead:
             again.append(_number(index, 7, 0x80) if is_kept else first[-1])
             index -= 1
         self.first = shrink + b"".join(first)
-        self.first_start = _frame_start(self.first)
+        self.first_start = head_start(self.first)
         self.again = b"".join(again)
-        self.again_start = _frame_start(self.again)
+        self.again_start = head_start(self.again)
 
 
-def _frame_start(block: bytes) -> bytes:
+def head_start(block: bytes) -> bytes:
     """A HEADERS frame up to its stream's id."""
     return (len(block) << 16 | HEADERS << 8 | END_HEADERS).to_bytes(5, "big")
 
@@ -207,8 +207,8 @@ def _number(number: int, prefix_bits: int, first: int) -> bytes:
     return bytes([*octets, number])
 
 
-def greeting(frame_bytes: int) -> bytes:
-    """The preface, and settings that let the server send as much as it likes, in frames of up to `frame_bytes`."""
-    settings = ((ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, MAX_31_BITS), (MAX_FRAME_SIZE, frame_bytes))
+def greeting(frame_bytes: int, window_bytes: int = MAX_31_BITS) -> bytes:
+    """The preface, and settings that let the server send `window_bytes` on a stream, in frames of `frame_bytes`."""
+    settings = ((ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, window_bytes), (MAX_FRAME_SIZE, frame_bytes))
     payload = b"".join(struct.pack(">HI", *setting) for setting in settings)
     return PREFACE + frame(SETTINGS, 0, 0, payload) + window_update(0, MAX_31_BITS - DEFAULT_WINDOW_BYTES)

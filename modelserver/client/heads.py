@@ -28,6 +28,8 @@ class AnswerHead:
     is_last: bool
     # Of a KServe answer with binary tensors: the length of the JSON in front of them.
     json_len: int | None
+    # All fields, with names in lower case.
+    fields: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 def read_head(raw: bytes) -> AnswerHead:
@@ -51,9 +53,8 @@ def read_head(raw: bytes) -> AnswerHead:
     connection = fields.get(b"connection", b"").lower()
     is_last = connection == b"close" or (words[0] == b"HTTP/1.0" and connection != b"keep-alive")
     json_len = fields.get(b"inference-header-content-length", b"")
-    return AnswerHead(
-        status, length, is_chunked, is_last or (length is None and not is_chunked), _number_or_none(json_len)
-    )
+    is_last = is_last or (length is None and not is_chunked)
+    return AnswerHead(status, length, is_chunked, is_last, _number_or_none(json_len), fields)
 
 
 def _number_or_none(text: bytes) -> int | None:
@@ -159,6 +160,7 @@ class GrpcRequestHead:
     method: str
     headers: Mapping[str, str] = field(default_factory=dict)
     algorithm: str = "none"
+    user_agent: str = USER_AGENT
 
     @property
     def fields(self) -> tuple[tuple[bytes, bytes], ...]:
@@ -167,10 +169,10 @@ class GrpcRequestHead:
             (b":method", b"POST"),
             (b":scheme", b"https" if self.address.tls is not None else b"http"),
             (b":path", f"/{SERVICE}/{self.method}".encode()),
-            (b":authority", str(self.address).encode()),
+            (b":authority", self.address.authority.encode()),
             (b"te", b"trailers"),
             (b"content-type", b"application/grpc"),
-            (b"user-agent", USER_AGENT.encode()),
+            (b"user-agent", self.user_agent.encode()),
         ]
         if self.algorithm != "none":
             fields.append((b"grpc-encoding", self.algorithm.encode()))

@@ -129,6 +129,9 @@ class HttpLane(Lane, asyncio.Protocol):
 
     # Less common cases
 
+    def begin(self, head: AnswerHead) -> None:
+        """Called with the head of an answer that is kept, or is not 200."""
+
     def take(self, piece: bytes, now_ns: int) -> None:
         """Called with the pieces of the body of an answer that is kept; `now_ns` is when they arrived."""
         del now_ns
@@ -153,6 +156,7 @@ class HttpLane(Lane, asyncio.Protocol):
                 self.data_received(data[offset:])
             return
         self._head = head
+        self.begin(head)
         self._pieces = []
         self._pending = b""
         self._chunks = ChunkedBody() if head.is_chunked else None

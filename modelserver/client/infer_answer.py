@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,10 @@ class Output:
             return tensor_from_bytes(self.name, datatype, self.shape, self.raw)
         if self.values is None:
             raise ValueError(f"output '{self.name}' has no data in the answer")
-        return Tensor(self.name, datatype, np.array(self.values, dtype=datatype.numpy).reshape(self.shape))
+        values: list[Any] = self.values
+        if datatype is Datatype.BYTES:
+            values = [each.encode() if isinstance(each, str) else each for each in _flat(values)]
+        return Tensor(self.name, datatype, np.array(values, dtype=datatype.numpy).reshape(self.shape))
 
 
 def http_outputs(body: bytes, json_len: int | None) -> tuple[dict[str, Any], list[Output]]:
@@ -59,6 +62,21 @@ def grpc_outputs(response: pb.ModelInferResponse) -> list[Output]:
     """Raises ValueError if the message has bytes for some outputs only."""
     raws: Sequence[bytes | None] = response.raw_output_contents or [None] * len(response.outputs)
     return [
-        Output(output.name, output.datatype, tuple(output.shape), raw)
+        Output(output.name, output.datatype, tuple(output.shape), raw, None if raw is not None else _typed(output))
         for output, raw in zip(response.outputs, raws, strict=True)
     ]
+
+
+def _typed(output: pb.ModelInferResponse.InferOutputTensor) -> list[Any] | None:
+    """The elements of an output that is written element by element; None for one that is elsewhere."""
+    for _, values in output.contents.ListFields():
+        return list(values)
+    return None
+
+
+def _flat(values: list[Any]) -> Iterator[Any]:
+    for each in values:
+        if isinstance(each, list):
+            yield from _flat(each)
+        else:
+            yield each

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,7 +32,7 @@ class Source(abc.ABC):
     """Yields the whole membership whenever it may have changed. Raises ServerError, and is then asked again."""
 
     @abc.abstractmethod
-    def members(self, hurry: asyncio.Event) -> AsyncIterator[Sequence[Member]]:
+    def members(self, hurry: asyncio.Event) -> AsyncGenerator[Sequence[Member], None]:
         """`hurry` is set when endpoints fail: the next look should come soon. The reader clears it."""
 
 
@@ -40,11 +40,11 @@ class StaticSource(Source):
     """A list that never changes."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self._members = [Member(address) for address in addresses]
+        self.listed = [Member(address) for address in addresses]
 
-    async def members(self, hurry: asyncio.Event) -> AsyncIterator[Sequence[Member]]:
+    async def members(self, hurry: asyncio.Event) -> AsyncGenerator[Sequence[Member], None]:
         del hurry
-        yield self._members
+        yield self.listed
         await asyncio.Event().wait()
 
 
@@ -57,7 +57,7 @@ class DnsSource(Source):
         self._prefix = f"{scheme}://" if scheme else ""
         self._interval_s = interval_s
 
-    async def members(self, hurry: asyncio.Event) -> AsyncIterator[Sequence[Member]]:
+    async def members(self, hurry: asyncio.Event) -> AsyncGenerator[Sequence[Member], None]:
         while True:
             yield [Member(f"{self._prefix}{host}:{self._port}") for host in await self._resolve()]
             await asyncio.sleep(RETRY_S)
@@ -84,7 +84,7 @@ class FileSource(Source):
         self._scheme = scheme
         self._interval_s = interval_s
 
-    async def members(self, hurry: asyncio.Event) -> AsyncIterator[Sequence[Member]]:
+    async def members(self, hurry: asyncio.Event) -> AsyncGenerator[Sequence[Member], None]:
         seen: tuple[int, ...] = ()
         while True:
             try:
@@ -109,7 +109,7 @@ class StreamSource(Source):
         self._open_lines = open_lines
         self._scheme = scheme
 
-    async def members(self, hurry: asyncio.Event) -> AsyncIterator[Sequence[Member]]:
+    async def members(self, hurry: asyncio.Event) -> AsyncGenerator[Sequence[Member], None]:
         newest = -1
         async for line in self._open_lines(self._url):
             hurry.clear()

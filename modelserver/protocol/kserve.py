@@ -13,6 +13,8 @@ JSON_LEN_HEADER: Final = "inference-header-content-length"
 TIMEOUT_HEADER: Final = "x-envoy-expected-rq-timeout-ms"
 # In which format the answer shall say how busy the model is.
 ASKING_HEADER: Final = "endpoint-load-metrics-format"
+# Through how many servers a request has come that send it on; also a parameter of it.
+HOPS: Final = "x-modelserver-hops"
 # The headers that an infer call reads on a server without callers and forwarded headers.
 READ_HEADERS: Final = (
     JSON_LEN_HEADER,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The longest wait before a load is tried again that failed because something else is not there yet.
+_LONGEST_RETRY_S = 30.0
 # How many changes of an override the index shows; the log shows all.
 _MOST_CHANGES = 10
 
@@ -49,6 +51,9 @@ class ModelLifecycle:
         # Whether a config that came with a request, and no files, replaces the one on disk.
         self._has_own_config = False
         self._operations = OperationQueue(name, self._perform)
+        # The load that comes by itself, and how many of them have failed in a row.
+        self._retry: asyncio.TimerHandle | None = None
+        self._num_retries = 0
 
     def load(self, request: LoadRequest) -> asyncio.Future[None]:
         """Load or reload; done when the new versions serve, or fails with the ServerError that prevented it."""
@@ -131,6 +136,7 @@ class ModelLifecycle:
     def stop(self) -> None:
         """Accept no more operations: loaded versions are unloaded; a waiting or running operation will fail."""
         self._is_stopped = True
+        self._cancel_retry()
         self._operations.supersede(SHUTTING_DOWN)
         self._unload()
 
@@ -153,7 +159,21 @@ class ModelLifecycle:
             raise UnavailableError(SHUTTING_DOWN)
         return self._operations.submit(request)
 
+    def _load_later(self, request: LoadRequest, retry_after_s: float) -> None:
+        """Try a load again that waits for something else, unless another operation comes first."""
+        if self._is_stopped or self._operations.is_unload_waiting(request.version):
+            return
+        delay_s = min(retry_after_s * 2.0 ** min(self._num_retries, 16), _LONGEST_RETRY_S)
+        self._num_retries += 1
+        self._retry = asyncio.get_running_loop().call_later(delay_s, self._submit, request)
+
+    def _cancel_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
     async def _perform(self, request: OperationRequest) -> None:
+        self._cancel_retry()
         if isinstance(request, UnloadRequest):
             self._unload(request.version)
         else:
@@ -185,6 +205,8 @@ class ModelLifecycle:
             reasons = dict.fromkeys(error.versions, error.reason)
             failed = VersionsFailedError(self.name, reasons, needs_change=error.needs_change)
             self._note_failure(failed, request.version)
+            if error.retry_after_s is not None:
+                self._load_later(request, error.retry_after_s)
             raise failed from error
         except ServerError as error:
             self._note_failure(error, request.version)
@@ -196,6 +218,7 @@ class ModelLifecycle:
             self._serving.publish()  # from now on, a model that failed to load is known
             if source is not None and source.held:
                 self._context.close_pool.submit(source.release)
+        self._num_retries = 0
         self._states.forget_failures(request.version)
         self.is_as_stored = request.version is None and (request.is_plain or bool(request.persists))
         by_config = source.request.config_json is not None and not source.request.files

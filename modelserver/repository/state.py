@@ -71,7 +71,7 @@ class CompletionError(InvalidArgumentError):
     something that the machine does not have.
 
     `versions` are the versions to serve, `reason` applies to each. `needs_change`: a retry does not help before the
-    files are changed.
+    files are changed. `retry_after_s`: the model is loaded again after this time, because it waits for something else.
     """
 
     def __init__(self, error: ServerError, versions: Iterable[int]) -> None:
@@ -79,6 +79,7 @@ class CompletionError(InvalidArgumentError):
         self.reason = describe_failure(error)
         self.versions = tuple(versions)
         self.needs_change = isinstance(error, ConfigError)
+        self.retry_after_s = error.retry_after_s
 
 
 class VersionsFailedError(InvalidArgumentError):

@@ -18,7 +18,7 @@ from modelserver.core.request import LOWEST_PRIORITY, InFlightRequest
 from modelserver.errors import ServerError
 from modelserver.frontends.http.relayed import RelayedExchange
 from modelserver.protocol.exchange import HttpExchange
-from modelserver.protocol.kserve import ASKING_HEADER, TIMEOUT_HEADER
+from modelserver.protocol.kserve import ASKING_HEADER, HOPS, TIMEOUT_HEADER
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
@@ -95,6 +95,9 @@ def adopt(request: InFlightRequest, exchange: HttpExchange, access: Access) -> I
     forwarded = access.forwarded(head.headers, head.names)
     if forwarded is not None:
         request.forward(forwarded)
+    hops = head.headers.get(HOPS)
+    if hops is not None:
+        request.forward({HOPS: hops})
     context = access.context(head.headers)
     if context:
         request.join_trace(context)
