@@ -27,6 +27,7 @@ from modelserver.backend import (
 )
 from modelserver.config.message import config_from_json
 from modelserver.endpoints.membership import Source
+from modelserver.remote.chat_text import completed
 from modelserver.remote.discovery import source_of
 from modelserver.remote.model import RemoteModel, make_transport, measurements
 from modelserver.remote.options import RemoteOptions, read_options
@@ -94,6 +95,8 @@ class RemoteBackend(Backend):
         parameters = {"inline_execution": "always", **context.config.parameters}
         config = replace(context.config, parameters=parameters)
         options = read_options(context)
+        if not options.speaks_v2:
+            return replace(config, **completed(config))
         if config.input and config.output:
             return config
         described = asyncio.run(_described(options, config))

@@ -32,8 +32,10 @@ from modelserver.endpoints.membership import Membership, Source, StaticSource
 from modelserver.endpoints.probes import Prober, ProbeTimes
 from modelserver.errors import QueueFullError
 from modelserver.protocol.kserve import HOPS
+from modelserver.remote.anthropic import AnthropicTransport
 from modelserver.remote.calls import RemoteCalls
 from modelserver.remote.discovery import source_of
+from modelserver.remote.openai import OpenAiTransport
 from modelserver.remote.options import Place, Protocol, RemoteOptions
 from modelserver.remote.v2 import GrpcTransport, HttpTransport, Sent, Target, Transport
 
@@ -53,6 +55,10 @@ def make_transport(place: Place, options: RemoteOptions, config: ModelConfig) ->
         pool = GrpcPool(place.address, connect_timeout_s=options.connect_timeout_s)
         return GrpcTransport(pool, target)
     http = HttpPool(place.address, max_connections=options.max_connections, connect_timeout_s=options.connect_timeout_s)
+    if place.protocol is Protocol.OPENAI:
+        return OpenAiTransport(http, options.model, place.base)
+    if place.protocol is Protocol.ANTHROPIC:
+        return AnthropicTransport(http, options.model, place.base)
     return HttpTransport(http, target, base=place.base, config=config, sends_binary=options.sends_binary)
 
 
@@ -83,7 +89,7 @@ class RemoteModel:
             self._keep(self._membership.run())
         interval_s = self._options.health_interval_s
         if interval_s is None:
-            interval_s = 5.0 if self._speaks_v2() else 0.0
+            interval_s = 5.0 if self._options.speaks_v2 else 0.0
         if interval_s:
             timeout_s = max(1.0, self._options.connect_timeout_s)
             prober = Prober(self.endpoints, self._probe, ProbeTimes(interval_s=interval_s, timeout_s=timeout_s))
@@ -104,10 +110,6 @@ class RemoteModel:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def _speaks_v2(self) -> bool:
-        first = self._options.endpoints[0] if self._options.endpoints else f"{self._options.scheme}://host"
-        return self._options.place(first).protocol in (Protocol.GRPC, Protocol.HTTP)
 
     def _transport(self, endpoint: Endpoint) -> Transport:
         transport = self._transports.get(endpoint)

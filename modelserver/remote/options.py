@@ -133,6 +133,12 @@ class RemoteOptions:
         """The place of an endpoint. Raises InvalidArgumentError."""
         return parse_place(url, self.tls)
 
+    @property
+    def speaks_v2(self) -> bool:
+        """Whether the endpoints speak KServe's protocol; others have an API of language models."""
+        first = self.endpoints[0] if self.endpoints else f"{self.scheme}://host"
+        return self.place(first).protocol in (Protocol.GRPC, Protocol.HTTP)
+
 
 def read_options(context: BackendContext) -> RemoteOptions:
     """Raises ConfigError for a parameter that cannot be used."""

@@ -140,7 +140,7 @@ class GrpcTransport(Transport):
         try:
             answer = await self._pool.ask("ModelReady", [question.SerializeToString()], headers)
         except CallError as error:
-            return _state_of(error)
+            return state_of(error)
         return _READY if pb.ModelReadyResponse.FromString(answer).ready else _NOT_READY
 
     async def describe(self, headers: Mapping[str, str]) -> Described:
@@ -252,7 +252,7 @@ def _response_of(message: pb.ModelInferResponse) -> InferResponse:
     return InferResponse(outputs=outputs, parameters=parameters or None, is_final=is_final)
 
 
-def _state_of(error: CallError) -> EndpointState:
+def state_of(error: CallError) -> EndpointState:
     """What a probe's error says: an endpoint that answers is not down. Raises the error of one that does not."""
     if error.outcome in (Outcome.CONNECT_FAILED, Outcome.LOST):
         raise error
@@ -325,7 +325,7 @@ class HttpTransport(Transport):
         try:
             await self._pool.ask("GET", f"{self._path}/ready", headers)
         except CallError as error:
-            return _state_of(error)
+            return state_of(error)
         return _READY
 
     async def describe(self, headers: Mapping[str, str]) -> Described:
