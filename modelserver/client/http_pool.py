@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from time import monotonic
 
 from modelserver.client.address import Address
@@ -117,7 +117,7 @@ class HttpCall:
         pieces, self._pieces = self._pieces, deque()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes; no faster than it is read. Raises CallError."""
         while True:
             while self._pieces:
@@ -130,7 +130,7 @@ class HttpCall:
                 return
             await self._wait()
 
-    async def lines(self) -> AsyncIterator[bytes]:
+    async def lines(self) -> AsyncGenerator[bytes, None]:
         """The lines of the body, without their ends."""
         rest = b""
         async for piece in self.pieces():
