@@ -30,6 +30,7 @@ output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]
 dynamic_batching { }
 """
 ROUNDS = 15
+LOAD_PAGES = 200
 
 
 def _write(root: Path, count: int) -> None:
@@ -58,6 +59,17 @@ def _measure(metrics: ServerMetrics, before: Callable[[], None]) -> tuple[float,
     return statistics.median(on_loop), statistics.median(in_all), sizes[-1]
 
 
+def _load_page(metrics: ServerMetrics) -> float:
+    """Microseconds for a page of the load; language models are measured each tenth second at most."""
+    times = []
+    for _ in range(ROUNDS):
+        begin = time.thread_time()
+        for _ in range(LOAD_PAGES):
+            metrics.load.text()
+        times.append((time.thread_time() - begin) / LOAD_PAGES)
+    return statistics.median(times) * 1e6
+
+
 def _readiness(server: Server) -> float:
     """Milliseconds of the loop for one probe of /v2/health/ready, besides HTTP."""
     times = []
@@ -84,6 +96,7 @@ async def main(count: int) -> None:
                     numbers.record_lone(1, 1000, 2000, 1000, 500, 5000)
 
             _scrape(metrics)
+            print(f"{count} models, load page: {_load_page(metrics):.1f} us on the loop")
             print(f"{count} models, readiness: {_readiness(server):.3f} ms on the loop")
             for name, before in (("idle", lambda: None), ("all busy", work)):
                 on_loop, in_all, size = _measure(metrics, before)

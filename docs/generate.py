@@ -28,6 +28,7 @@ from modelserver.config.schema import ModelConfig, ModelRateLimiter, ModelRespon
 from modelserver.frontends.grpc import head
 from modelserver.frontends.http.metrics import Metrics
 from modelserver.frontends.http.sagemaker import MultiModel
+from modelserver.frontends.openai.batches.records import RowCounts, batch_families
 from modelserver.frontends.openapi.document import read_routes
 from modelserver.frontends.openapi.routes import OpenApi
 from modelserver.options.server_options import ServerOptions
@@ -41,6 +42,7 @@ from modelserver.telemetry.counts import LoadCounts, RefusalCounts
 from modelserver.telemetry.exposition import RenderedFamily
 from modelserver.telemetry.file_reloads import FileReloads
 from modelserver.telemetry.host import HostGauges
+from modelserver.telemetry.load_page import LoadPage
 from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.telemetry.statistics import ModelStatistics
@@ -156,6 +158,8 @@ class _Model:
     config = ModelConfig(response_cache=ModelResponseCache(enable=True))
     namespace = ""
     measures = False
+    is_ensemble = False
+    inflight = queue_depth = 0
     is_decoupled = True
 
     def __init__(self) -> None:
@@ -196,6 +200,7 @@ def metrics() -> str:
             partial(wire_families, WireCounts()),
             partial(front_families, ()),
             _reloads().families,
+            lambda: batch_families((), RowCounts(), 0),
         ],
         off_loop=[HostGauges(interval_s=1.0).families],
         answers=StoreCounts(),
@@ -298,7 +303,7 @@ def served_routes() -> dict[str, Route]:
 async def _served_routes() -> dict[str, Route]:
     server = Server(ServerOptions())
     apis = http_apis(server.dataplane, server.controlplane, HttpLimits())
-    metrics = Metrics(lambda: iter(())).api()
+    metrics = Metrics(lambda: iter(()), LoadPage(tuple)).api()
     docs = OpenApi(server.dataplane, Access(), has_keys=False).api()
     models = MultiModel(server.controlplane, HttpLimits(), lambda *_: None).routes()
     routes = [route for api in (*apis, metrics, docs) for route in api.routes]

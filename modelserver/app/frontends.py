@@ -144,7 +144,7 @@ class ServerFrontends:
         chosen = chosen_apis([*optional, *further, docs.api()], choices)
         shared = [kserve, *(api for api in chosen if api.port is None)] if options.allow_http else []
         own = [api for api in chosen if api.port is not None]
-        page = Metrics(metrics.collect_slices)
+        page = Metrics(metrics.collect_slices, metrics.load)
         if options.allow_metrics and options.allow_http:
             shared.append(page.api())
         docs.describe(shared)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib import metadata
@@ -160,10 +160,10 @@ class Server:
             has_control=self.options.model_control_mode == "explicit",
         )
         frontends = ServerFrontends(self.options, self.dataplane, self.controlplane, self.keys, self._apis)
-        made = frontends.make(self.metrics())
+        batches = frontends.batches
+        made = frontends.make(self.metrics(() if batches is None else (batches.families,)))
         self._has_console = any(api.name == CONSOLE for api in made.http_apis)
         ports = make_ports(self.options, made, self._counts)
-        batches = frontends.batches
         async with AsyncExitStack() as stack:
             if batches is not None:
                 await batches.open()
@@ -241,8 +241,8 @@ class Server:
             return Callers(lambda _: defaults) if self.options.knows_callers or defaults != NO_LIMITS else None
         return Callers(lambda name: keys.limits_of(name) or defaults)
 
-    def metrics(self) -> ServerMetrics:
-        """The contents of the metrics page, as the options set them."""
+    def metrics(self, sources: Sequence[FamilySource] = ()) -> ServerMetrics:
+        """The contents of the metrics page, as the options set them, and what frontends count."""
         options = self.options
         switches, interval_s = options.metrics_switches, options.metrics_interval_ms / 1000
         traffic = self.repository.traffic
@@ -256,7 +256,7 @@ class Server:
         on_loop.append(self.dataplane.refusals.families)
         if options.wire == "native":
             on_loop.append(partial(wire_families, self._counts))
-        on_loop += [self._front_families, self._counts.reloads.families]
+        on_loop += [self._front_families, self._counts.reloads.families, *sources]
         off_loop: list[FamilySource] = []
         if options.allow_cpu_metrics:
             off_loop.append(HostGauges(interval_s).families)

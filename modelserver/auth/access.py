@@ -14,6 +14,7 @@ from hmac import compare_digest
 from ipaddress import ip_address
 
 from modelserver.core.body_pipe import BodyPipe
+from modelserver.core.numerals import is_digits
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import nearest_hint
 
@@ -30,6 +31,8 @@ RESERVED_PARAMETERS = frozenset(
     }
 )
 RESERVED_PREFIX = "triton_"
+# How endpoint pickers of the Gateway API name what a request is for.
+OBJECTIVE_HEADER = "x-llm-d-inference-objective"
 # Values of --callers-by, which says how callers are told apart; the name of a header follows the last one.
 BY_ADDRESS, BY_HEADER = "address", "header:"
 _MAX_CALLER_LEN = 128
@@ -103,6 +106,13 @@ class Access:
     keys_file: str = ""
     is_logged: bool = False
     callers_by: str = ""
+    # Priority levels by the objective that an endpoint picker names.
+    objectives: tuple[tuple[str, int], ...] = ()
+
+    def priority(self, headers: Mapping[str, str | bytes]) -> int:
+        """The level of the objective that a call's header names; 0 for none."""
+        name = headers.get(OBJECTIVE_HEADER)
+        return next((level for known, level in self.objectives if known == name), 0) if name else 0
 
     def caller(self, headers: Mapping[str, str | bytes], peer: str) -> str:
         """The caller of a call, from the address `peer` with its port, or from a header."""
@@ -198,6 +208,7 @@ def parse_access(
     keys_file: str = "",
     is_logged: bool = False,
     callers_by: str = "",
+    objectives: tuple[tuple[str, int], ...] = (),
 ) -> Access:
     """The rules that flags set; `prefix` precedes each key on the wire, `flag` is named in errors.
 
@@ -218,7 +229,18 @@ def parse_access(
         raise InvalidArgumentError(
             f"the pattern of headers to forward, '{forward_pattern}', is not a regular expression: {error}"
         ) from None
-    return Access(rules, forward_pattern, reads_context, keys_file, is_logged, callers_by)
+    return Access(rules, forward_pattern, reads_context, keys_file, is_logged, callers_by, objectives)
+
+
+def parse_objectives(flag: str, text: str) -> tuple[tuple[str, int], ...]:
+    """Levels by objective, from `name=level[,name=level...]`. Raises InvalidArgumentError."""
+    found = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, level = part.partition("=")
+        if not name or not is_digits(level) or not 0 < int(level) < 2**31:
+            raise InvalidArgumentError(f"{flag} expects NAME=LEVEL[,NAME=LEVEL...], levels from 1, got '{part:.60}'")
+        found[name] = int(level)
+    return tuple(found.items())
 
 
 def parse_callers_by(flag: str, text: str) -> str:

@@ -108,6 +108,7 @@ def _report(found: argparse.Namespace) -> ReportOptions:
         export_file=found.profile_export_file,
         json_file=found.json,
         html_file=found.html,
+        price_per_hour=found.price_per_hour,
     )
 
 

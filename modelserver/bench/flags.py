@@ -173,6 +173,9 @@ def _add_reports(group: Any) -> None:
     group.add_argument("--profile-export-file", type=Path, metavar="FILE", help="Times of every request, as JSON.")
     group.add_argument("--json", nargs="?", const="-", default="", metavar="FILE", help="Results; standard output: -.")
     group.add_argument("--html", type=Path, metavar="FILE", help="A page with curves and tables.")
+    group.add_argument(
+        "--price-per-hour", type=_positive, default=0.0, metavar="PRICE", help="Of the machine: print cost per million."
+    )
     group.add_argument("--collect-metrics", action="store_true", help="Collect GPU metrics from the server.")
     group.add_argument("--metrics-url", default="localhost:8002/metrics", metavar="URL")
     group.add_argument("--metrics-interval", type=_count, default=1000, metavar="MS")

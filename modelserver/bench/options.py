@@ -100,6 +100,19 @@ class ReportOptions:
     export_file: Path | None = None
     json_file: str = ""
     html_file: Path | None = None
+    # Of the machine, in any currency; 0: costs are not told.
+    price_per_hour: float = 0.0
+
+    def price_per_million(self, per_second: float) -> float | None:
+        """What a million costs of what the machine does so often a second; None if that is not known."""
+        if not self.price_per_hour or per_second <= 0:
+            return None
+        return self.price_per_hour * 1e6 / (3600 * per_second)
+
+    def price_line(self, what: str, per_second: float) -> list[str]:
+        """The line of a report, if there is a price."""
+        price = self.price_per_million(per_second)
+        return [] if price is None else [f"Cost per million {what}: {price:.4g} at {self.price_per_hour:g} per hour"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from modelserver.bench.fleet import Harvest
-from modelserver.bench.options import Mode
+from modelserver.bench.options import Mode, ReportOptions
 from modelserver.bench.results import LevelResult, Results
 from modelserver.bench.server_statistics import ModelCounts, ServerCounts
 from modelserver.bench.window import END, START, Latency, Window
@@ -143,8 +143,13 @@ def results_document(results: Results) -> dict[str, Any]:
         "batch_size": options.request.data.batch_size,
         "num_workers": results.num_workers,
         "num_failures": results.num_failures,
-        "levels": [level_document(level) for level in results.levels],
+        "levels": [_priced(level, results.options.report) for level in results.levels],
     }
+
+
+def _priced(level: LevelResult, report: ReportOptions) -> dict[str, Any]:
+    price = report.price_per_million(level.window.throughput)
+    return {**level_document(level), "cost_per_million_inferences": price}
 
 
 def level_document(level: LevelResult) -> dict[str, Any]:

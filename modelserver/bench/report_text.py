@@ -218,6 +218,7 @@ def level_lines(options: BenchOptions, level: LevelResult) -> list[str]:
     lines.append(f"    Throughput: {_short(window.throughput)} infer/sec")
     if window.num_responses != window.num_requests:
         lines.append(f"    Response Throughput: {_short(window.response_rate)} infer/sec")
+    lines += [f"    {line}" for line in options.report.price_line("inferences", window.throughput)]
     if share is None:
         lines.append(f"    Avg latency: {latency.mean_us:.0f} usec (standard deviation {latency.std_us:.0f} usec)")
     lines += [f"    p{number:g} latency: {value:.0f} usec" for number, value in latency.percentiles.items()]

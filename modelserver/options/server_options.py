@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from modelserver.auth.access import Access, Cors, parse_access, parse_callers_by, parse_cors
+from modelserver.auth.access import Access, Cors, parse_access, parse_callers_by, parse_cors, parse_objectives
 from modelserver.auth.caller_limits import CallerLimits, parse_limits_flag
 from modelserver.cache.settings import CacheSettings, parse_cache_config
 from modelserver.config.config_limits import parse_config_limits
@@ -76,6 +76,7 @@ class ServerOptions:
     adaptive_admission: bool = field(default=True, metadata=flag(SERVER, "Refuse a request at once if it would wait longer than its timeout or deadline allows, judged by the rate at which the queue empties (docs/overload.md).", is_ours=True))
     callers_by: str = field(default="key", metadata=flag(SERVER, "How callers are identified, for queues that callers share by weight and for quotas: key (the API key, if keys are in use), address, header:NAME (as set by a proxy), none.", metavar="SOURCE", is_ours=True))
     caller_limits: str = field(default="", metadata=flag(SERVER, "Limits for each caller whose API key does not set its own: requests_per_second, tokens_per_second, concurrent, weight.", metavar="NAME=NUMBER[,NAME=NUMBER...]", is_ours=True))
+    inference_objectives: str = field(default="", metadata=flag(SERVER, "Priority levels by the objective that an endpoint picker names in the header x-llm-d-inference-objective; 1 is served first. A request's own priority wins.", metavar="NAME=LEVEL[,NAME=LEVEL...]", is_ours=True))
     wire: str = field(default="native", metadata=flag(SERVER, "Implementation of HTTP and gRPC: native is our own; grpcio uses uvicorn and grpcio and is kept as the reference.", choices=("native", "grpcio"), is_ours=True))
 
     wire_processes: int = field(default=1, metadata=flag(PORTS, "Processes that handle sockets, TLS, HTTP, decoding and encoding in front of the process that batches and executes. 1: one process does everything, which is best except for heavy TLS or JSON traffic on many cores.", minimum=1, maximum=64, is_ours=True))
@@ -90,9 +91,9 @@ class ServerOptions:
     ollama: bool = field(default=False, metadata=flag(PORTS, "Also serve Ollama's API and OpenAI's on --ollama-port, where Ollama's clients look for a server (docs/ollama.md).", is_ours=True))
     ollama_port: int = field(default=11434, metadata=flag(PORTS, "Port for --ollama.", **_PORT, is_ours=True))
     min_body_rate: int = field(default=1024, metadata=flag(PORTS, "Bytes a second that the body of a request, or a message of a gRPC call, must average over a minute while it is received; slower requests are aborted. 0: any rate is accepted, but not pauses of 30 s.", minimum=0, maximum=_INT_MAX, is_ours=True))
-    tls_cert: str = field(default="", metadata=flag(PORTS, "Certificate of the server in PEM form, followed by any intermediate certificates. Enables TLS on every port, including the metrics port. Read again when it changes.", metavar="FILE", is_ours=True))
-    tls_key: str = field(default="", metadata=flag(PORTS, "Private key of --tls-cert.", metavar="FILE", is_ours=True))
-    tls_client_ca: str = field(default="", metadata=flag(PORTS, "Certificates of authorities. Every client must present a certificate signed by one of them.", metavar="FILE", is_ours=True))
+    tls_cert: str = field(default="", metadata=flag(PORTS, "Certificate of the server in PEM form, followed by any intermediate certificates. Enables TLS on every port, including the metrics port. Read again when it changes.", metavar="FILE", is_ours=True, aliases=("ssl_certfile",)))
+    tls_key: str = field(default="", metadata=flag(PORTS, "Private key of --tls-cert.", metavar="FILE", is_ours=True, aliases=("ssl_keyfile",)))
+    tls_client_ca: str = field(default="", metadata=flag(PORTS, "Certificates of authorities. Every client must present a certificate signed by one of them.", metavar="FILE", is_ours=True, aliases=("ssl_ca_certs",)))
 
     api_keys_file: str = field(default="", metadata=flag(PORTS, "Hashed API keys, as written by `modelserver keys create`. Every call except health checks then needs a key, over HTTP and gRPC and on the metrics port (docs/security.md). Read again when it changes.", metavar="FILE", is_ours=True))
 
@@ -107,7 +108,7 @@ class ServerOptions:
 
     model_repository: tuple[str, ...] = field(default=(), metadata=flag(REPOSITORY, "Directory of models, directory or file of a single model, or the address of a directory in an object store: s3://, gs://, as://, abfs://. Repeat for several.", aliases=("model_store",), metavar="DIRECTORY"))
     store: str = field(default="", metadata=flag(REPOSITORY, "Model store, which `modelserver pull` fills: each of its models is one of the repository, loaded on demand (docs/store.md).", metavar="DIRECTORY", is_ours=True))
-    model_name: str = field(default="", metadata=flag(REPOSITORY, "Name for the model when --model-repository is one model's directory.", metavar="NAME", is_ours=True))
+    model_name: str = field(default="", metadata=flag(REPOSITORY, "Name for the model when --model-repository is one model's directory.", metavar="NAME", is_ours=True, aliases=("served_model_name",)))
     model_control_mode: str = field(default="none", metadata=flag(REPOSITORY, "none: load all at start. poll: also follow changes on disk. explicit: only --load-model and the load and unload requests.", choices=_MODES))
     repository_poll_secs: int = field(default=15, metadata=flag(REPOSITORY, "Seconds between scans of the repository in mode poll.", minimum=1))
     load_model: tuple[str, ...] = field(default=(), metadata=flag(REPOSITORY, "Model to load at start in mode explicit; * alone means all models. Repeat for several.", metavar="NAME"))
@@ -141,7 +142,7 @@ class ServerOptions:
 
     allow_http: bool = field(default=True, metadata=flag(HTTP, "Serve HTTP."))
     http_address: str = field(default="", metadata=flag(HTTP, "Address to listen on; empty: that of --host (Triton: 0.0.0.0).", metavar="ADDRESS"))
-    http_port: int = field(default=8000, metadata=flag(HTTP, "Port to listen on; 0 picks a free one.", **_PORT))
+    http_port: int = field(default=8000, metadata=flag(HTTP, "Port to listen on; 0 picks a free one.", **_PORT, aliases=("port",)))
     http_max_input_size: int = field(default=64 << 20, metadata=flag(HTTP, "Largest request body in bytes, as received and when decompressed.", minimum=1, refusal="Error: --http-max-input-size must be greater than 0."))
     reuse_http_port: bool = field(default=False, metadata=flag(HTTP, "Share the port, and that of the metrics, with other processes (SO_REUSEPORT)."))
     http_header_forward_pattern: str = field(default="", metadata=flag(HTTP, "Headers to pass to models as request parameters, under their original names. The pattern may match anywhere in a name and ignores case.", metavar="REGEX"))
@@ -305,6 +306,7 @@ class ServerOptions:
             keys_file=self.api_keys_file,
             is_logged=self.access_log,
             callers_by=parse_callers_by("--callers-by", self.callers_by),
+            objectives=parse_objectives("--inference-objectives", self.inference_objectives),
         )
 
     @property

@@ -17,6 +17,7 @@ from modelserver.telemetry.counts import (
     LoadCounts,
 )
 from modelserver.telemetry.exposition import exposed_name, has_samples
+from modelserver.telemetry.load_page import LoadPage
 from modelserver.telemetry.measurement import measured_families, with_queue
 from modelserver.telemetry.model_families import MeasuredModel, MetricsOptions, ModelFamilies
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
@@ -118,6 +119,7 @@ class ServerMetrics:
         self._answers = answers
         self._of_models = ModelFamilies(options or MetricsOptions())
         self._process = ProcessCollector(registry=None)
+        self.load = LoadPage(models)
 
     def collect(self) -> list[Metric]:
         """Every family, in a fixed order; those of models have no sample while there is no model."""

@@ -43,6 +43,15 @@ class MeasuredModel(Protocol):
     def namespace(self) -> str: ...
 
     @property
+    def is_ensemble(self) -> bool: ...
+
+    @property
+    def inflight(self) -> int: ...
+
+    @property
+    def queue_depth(self) -> int: ...
+
+    @property
     def measures(self) -> bool:
         """Whether its instances may have measurements."""
 
@@ -118,6 +127,12 @@ _COUNTS = (
         "gauge",
         "Number of requests that are queued or executing",
         lambda sample: sample.numbers.inflight,
+    ),
+    _Family(
+        "modelserver_running_requests",
+        "gauge",
+        "Number of requests that are executing: of those in flight, the ones that no longer wait in the queue",
+        lambda sample: max(0, sample.numbers.inflight - sample.numbers.pending),
     ),
     _Family(
         "nv_model_load_duration_secs",

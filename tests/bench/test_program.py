@@ -74,7 +74,7 @@ def test_windows_sweep_concurrencies_and_write_everything(
     document = measure(
         target,
         tmp_path,
-        *("-m", "identity", "--shape", "INPUT0:4", "--concurrency-range", "1:5:4", "-v"),
+        *("-m", "identity", "--shape", "INPUT0:4", "--concurrency-range", "1:5:4", "-v", "--price-per-hour=3.6"),
         *("-f", str(files["o.csv"]), "--profile-export-file", str(files["e.json"]), "--html", str(files["p.html"])),
     )
     assert [level["value"] for level in document["levels"]] == [1, 5]
@@ -82,6 +82,9 @@ def test_windows_sweep_concurrencies_and_write_everything(
     assert out.startswith("*** Measurement Settings ***")
     assert "  Pass [3] throughput: " in out
     assert "Concurrency: 5, throughput: " in out
+    for level in document["levels"]:
+        assert level["cost_per_million_inferences"] == pytest.approx(1000 / level["throughput"])
+        assert f"Cost per million inferences: {level['cost_per_million_inferences']:.4g} at 3.6 per hour" in out
     assert len(files["o.csv"].read_text().splitlines()) == 3
     experiments = json.loads(files["e.json"].read_text())["experiments"]
     assert [one["experiment"]["value"] for one in experiments] == [1, 5]

@@ -54,6 +54,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyFile:
     file = KeyFile(tmp_path_factory.mktemp("keys") / "keys.yaml")
     for name in ("ann", "bob"):
         file.add(name, Scope.INFER)
+    file.add("scraper", Scope.METRICS)
     return file
 
 
@@ -130,6 +131,26 @@ def test_each_line_has_a_row_of_its_answer_or_of_its_error(client: openai.OpenAI
     assert {name: row["response"]["status_code"] for name, row in failed.items()} == {"b": 400, "c": 404}
     assert failed["c"]["response"]["body"]["error"]["code"] == "model_not_found"
     assert client.files.retrieve(batch.output_file_id or "").purpose == "batch_output"
+
+
+def test_metrics_count_batches_and_their_rows(client: openai.OpenAI, served: RunningServer, keys: KeyFile) -> None:
+    def read() -> dict[str, float]:
+        headers = {"authorization": f"Bearer {keys.texts['scraper']}"}
+        page = httpx.get(f"http://{served.metrics_url}/metrics", headers=headers).text
+        starts = ("modelserver_batches", "modelserver_batch_requests")
+        found = (each.rpartition(" ") for each in page.splitlines() if each.startswith(starts))
+        return {name: float(value) for name, _, value in found}
+
+    before = read()
+    batch = ended(client, begin(client, [line("a", "one"), line("b", "x", model="nothing")]))
+    assert batch.status == "completed"
+    after = read()
+    changed = {name: value - before[name] for name, value in after.items() if value != before[name]}
+    assert changed == {
+        'modelserver_batches{status="completed"}': 1,
+        'modelserver_batch_requests_ended_total{result="completed"}': 1,
+        'modelserver_batch_requests_ended_total{result="failed"}': 1,
+    }
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ EXPECTED: list[tuple[str, dict[str, str], float]] = [
     ("nv_inference_exec_count", {}, 1),
     ("nv_inference_pending_request_count", {}, 4),
     ("modelserver_inflight_requests", {}, 6),
+    ("modelserver_running_requests", {}, 2),
     ("nv_model_load_duration_secs", {}, 0.25),
     ("nv_inference_request_duration_us", {}, 77_000),
     ("nv_inference_queue_duration_us", {}, 1200),
@@ -282,7 +283,8 @@ def answer(path: str, *, method: str = "GET", accept: str = "") -> HttpResponse:
     exchange = Exchange(method, path, {"accept": accept} if accept else {})
 
     async def ask() -> None:
-        api = Metrics(metrics(worked_model()).collect_slices).api()
+        made = metrics(worked_model())
+        api = Metrics(made.collect_slices, made.load).api()
         HttpFrontend([api], Guard(Access())).handle(exchange)
         while not exchange.responses:  # noqa: ASYNC110  # an exchange has no event
             await asyncio.sleep(0.001)

@@ -13,6 +13,7 @@ from modelserver.bench.charts import Point, Series
 from modelserver.bench.llm.options import LlmOptions
 from modelserver.bench.llm.results import LlmFigures, LlmLevel, LlmResults, Spread
 from modelserver.bench.llm.session import LlmWatcher
+from modelserver.bench.options import ReportOptions
 from modelserver.bench.report_text import MAX_FAILURES_SHOWN, ProgressBar, level_name, level_title
 from modelserver.bench.results import MAX_BUSY
 
@@ -51,6 +52,10 @@ def level_lines(level: LlmLevel, options: LlmOptions) -> list[str]:
     lines.append(f"Output token throughput (per sec): {figures.output_rate:.2f}")
     if figures.input_tokens.count:
         lines.append(f"Total token throughput (per sec): {figures.total_rate:.2f}")
+    lines += options.report.price_line("requests", figures.request_rate)
+    lines += options.report.price_line("output tokens", figures.output_rate)
+    if figures.input_tokens.count:
+        lines += options.report.price_line("tokens", figures.total_rate)
     if figures.goodput is not None:
         targets = " ".join(f"{target.value}:{limit:g}" for target, limit in options.goodput.items())
         lines.append(f"Goodput (per sec): {figures.goodput:.2f}, {figures.good_share or 0:.1%} of requests ({targets})")
@@ -135,11 +140,11 @@ def llm_document(results: LlmResults) -> dict[str, Any]:
         "num_workers": results.num_workers,
         "goodput_targets_ms": {target.value: limit for target, limit in options.goodput.items()},
         "num_failures": results.num_failures,
-        "levels": [_level_document(level) for level in results.levels],
+        "levels": [_level_document(level, options.report) for level in results.levels],
     }
 
 
-def _level_document(level: LlmLevel) -> dict[str, Any]:
+def _level_document(level: LlmLevel, report: ReportOptions) -> dict[str, Any]:
     figures = level.figures
     return {
         "value": level.value,
@@ -148,6 +153,9 @@ def _level_document(level: LlmLevel) -> dict[str, Any]:
         "request_throughput": figures.request_rate,
         "output_token_throughput": figures.output_rate,
         "total_token_throughput": figures.total_rate,
+        "cost_per_million_requests": report.price_per_million(figures.request_rate),
+        "cost_per_million_output_tokens": report.price_per_million(figures.output_rate),
+        "cost_per_million_tokens": report.price_per_million(figures.total_rate),
         "goodput": figures.goodput,
         "goodput_share": figures.good_share,
         "has_usage": figures.has_usage,

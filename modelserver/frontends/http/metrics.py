@@ -1,9 +1,11 @@
-"""The metrics endpoint: one path, in the format that the scraper asks for."""
+"""The metrics: all of them, in the format that the scraper asks for, and the load alone, for endpoint pickers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
+from urllib.parse import parse_qs
 
 from prometheus_client.core import Metric
 
@@ -21,21 +23,36 @@ from modelserver.telemetry.exposition import (
     openmetrics_slices,
     text_slices,
 )
+from modelserver.telemetry.load_page import LoadPage
 
 PATH = "/metrics"
+LOAD_PATH = "/metrics/load"
+_LOAD_HEADERS = [("Content-Type", TEXT_CONTENT_TYPE)]
+_QUERY = {"type": "object", "properties": {"model": {"type": "string"}}}
 
 
 class Metrics:
     """Serves the page that `collect` makes: its first slice on the event loop, the others beside it."""
 
-    def __init__(self, collect: Callable[[], Slices[Sequence[Metric]]]) -> None:
+    def __init__(self, collect: Callable[[], Slices[Sequence[Metric]]], load: LoadPage) -> None:
         self._collect = collect
+        self._load = load
 
     def api(self, port: int | None = None) -> Api:
-        """The one route. Errors are lines of text, as scrapers show them."""
-        route = Route("GET", PATH, self.answer, ApiGroup.STATISTICS)
-        schemas = {f"GET {PATH}": RouteSchema(answer="string", media_type="text/plain")}
-        return Api("metrics", (route,), TextErrors(), port=port).described(schemas, {})
+        """Errors are lines of text, as scrapers show them."""
+        routes = (
+            Route("GET", PATH, self.answer, ApiGroup.STATISTICS),
+            Route("GET", LOAD_PATH, self.answer_load, ApiGroup.STATISTICS),
+        )
+        text = RouteSchema(answer="string", media_type="text/plain")
+        schemas = {f"GET {PATH}": text, f"GET {LOAD_PATH}": replace(text, query=_QUERY)}
+        return Api("metrics", routes, TextErrors(), port=port).described(schemas, {})
+
+    def answer_load(self, exchange: HttpExchange) -> None:
+        """The load: requests that wait and that run, of all models or of one."""
+        query = exchange.head.query
+        name = parse_qs(query).get("model", [""])[-1] if query else ""
+        exchange.respond(HttpResponse(200, _LOAD_HEADERS, (self._load.text(name),)))
 
     def answer(self, exchange: HttpExchange) -> None:
         """All metrics."""

@@ -87,7 +87,7 @@ def client_timeout_ns(headers: Mapping[str, str]) -> int:
 
 
 def adopt(request: InFlightRequest, exchange: HttpExchange, access: Access) -> InFlightRequest:
-    """Pass on what a call's headers say: forwarded headers, the client's trace, the deadline and the caller.
+    """Pass on what a call's headers say: forwarded headers, trace, deadline, caller, objective.
 
     Returns the request. Raises InvalidArgumentError as `Access` does.
     """
@@ -106,6 +106,8 @@ def adopt(request: InFlightRequest, exchange: HttpExchange, access: Access) -> I
         request.deadline_ns = time.monotonic_ns() + timeout_ns
     if exchange.is_background:
         request.priority = LOWEST_PRIORITY
+    elif access.objectives and not request.priority:
+        request.priority = access.priority(head.headers)
     if access.callers_by:
         request.caller = access.caller(head.headers, exchange.peer)
     return request

@@ -13,6 +13,7 @@ from modelserver.options.server_options import ServerOptions
 from modelserver.protocol.api import Api
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import PlainErrors
+from modelserver.telemetry.load_page import LoadPage
 from modelserver.wire.processes.setup import CorePlanes, FrontSetup
 
 
@@ -33,7 +34,7 @@ def sent(*apis: Api) -> FrontSetup:
 
 async def test_a_front_writes_the_errors_of_all_our_apis() -> None:
     server = Server(ServerOptions())
-    page = Metrics(lambda: iter(())).api()
+    page = Metrics(lambda: iter(()), LoadPage(tuple)).api()
     apis = (*http_apis(server.dataplane, server.controlplane, HttpLimits()), page)
     writers = [api.error_writer() for api in sent(*apis).calls.apis]
     assert [type(writer) for writer in writers] == [type(api.errors) for api in apis]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import enum
 import secrets
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from prometheus_client.core import Metric
 
 Document = dict[str, Any]
 
@@ -160,6 +164,39 @@ class BatchRecord:
             "usage": self.usage.document(),
             "metadata": self.metadata,
         }
+
+
+@dataclass
+class RowCounts:
+    """Rows that were written since the server started; their rate is how fast batches go."""
+
+    num_completed: int = 0
+    num_failed: int = 0
+
+
+def batch_families(records: Collection[BatchRecord], written: RowCounts, num_running: int) -> list[Metric]:
+    """The batches that there are, their requests, and what was answered."""
+    batches = Metric("modelserver_batches", "Batches of OpenAI's API by status, until they are removed", "gauge")
+    counts = Counter(record.status for record in records)
+    for status in BatchStatus:
+        batches.add_sample(batches.name, {"status": status.value}, counts[status])
+    left = Metric("modelserver_batch_requests_left", "Requests of batches in progress that have no row yet", "gauge")
+    num_left = sum(
+        max(0, record.num_total - record.num_completed - record.num_failed)
+        for record in records
+        if record.status is BatchStatus.IN_PROGRESS
+    )
+    left.add_sample(left.name, {}, num_left)
+    running = Metric("modelserver_batch_requests_running", "Requests of batches that the server works on", "gauge")
+    running.add_sample(running.name, {}, num_running)
+    rows = Metric(
+        "modelserver_batch_requests_ended",
+        "Requests of batches that got their row since the server started, by result",
+        "counter",
+    )
+    for result, number in (("completed", written.num_completed), ("failed", written.num_failed)):
+        rows.add_sample(f"{rows.name}_total", {"result": result}, number)
+    return [batches, left, running, rows]
 
 
 def kept(record: FileRecord | BatchRecord) -> Document:

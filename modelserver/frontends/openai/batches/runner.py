@@ -17,7 +17,7 @@ import orjson
 from modelserver.auth.api_keys import CALLER, ApiKey, KeyRing
 from modelserver.errors import ServerError, UnauthenticatedError
 from modelserver.frontends.openai.batches.input_file import InputFile, InputFileError, Line
-from modelserver.frontends.openai.batches.records import BatchRecord, BatchStatus, new_id
+from modelserver.frontends.openai.batches.records import BatchRecord, BatchStatus, RowCounts, new_id
 from modelserver.frontends.openai.batches.storage import ERRORS, OUTPUT, BatchStorage, RowLog
 from modelserver.frontends.openai.errors import error_response
 from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
@@ -95,6 +95,11 @@ class Turns:
             raise
         self._running[model] += 1
 
+    @property
+    def num_running(self) -> int:
+        """Lines of all batches that have begun."""
+        return self._running.total()
+
     def give_back(self, model: str) -> None:
         self._running[model] -= 1
         self._free.release()
@@ -123,6 +128,7 @@ class RunnerParts:
     handlers: Mapping[str, Handler]
     keys: KeyRing | None
     now_s: Callable[[], int]
+    written: RowCounts
 
 
 class BatchRun:
@@ -305,6 +311,10 @@ class BatchRun:
         except asyncio.CancelledError:
             await writing
         self._written.add(line.custom_id)
+        if kind == OUTPUT:
+            self._parts.written.num_completed += 1
+        else:
+            self._parts.written.num_failed += 1
         self._count(kind, {"body": orjson.loads(body) if kind == OUTPUT else None})
 
     async def _expire(self, lines: list[Line]) -> None:
@@ -318,6 +328,7 @@ class BatchRun:
         ]
         await self._in_thread(partial(self._rows.append, ERRORS, rows))
         self.record.num_failed += len(rows)
+        self._parts.written.num_failed += len(rows)
 
     def _count(self, kind: str, response: Mapping[str, Any] | None) -> None:
         record = self.record

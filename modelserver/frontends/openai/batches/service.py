@@ -11,13 +11,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from prometheus_client.core import Metric
+
 from modelserver.auth.api_keys import CALLER, KeyRing
 from modelserver.core.tensor import Buffer
 from modelserver.errors import NotFoundError, PayloadTooLargeError
 from modelserver.frontends.http.framing import SSE_DONE
 from modelserver.frontends.llm.edge import CallEdge
 from modelserver.frontends.llm.errors import ParameterError
-from modelserver.frontends.openai.batches.records import BatchRecord, BatchStatus, FileRecord, new_id
+from modelserver.frontends.openai.batches.records import (
+    BatchRecord,
+    BatchStatus,
+    FileRecord,
+    RowCounts,
+    batch_families,
+    new_id,
+)
 from modelserver.frontends.openai.batches.runner import BatchRun, Handler, RunnerParts, Stop, Turns
 from modelserver.frontends.openai.batches.storage import ERRORS, OUTPUT, BatchStorage
 from modelserver.frontends.openai.chat import Chat
@@ -79,10 +88,8 @@ class BatchService:
     ) -> None:
         """At most `concurrency` lines run at a time. The files of each key have at most `max_bytes` together."""
         self._directory = directory
-        self._dataplane = dataplane
         self._handlers = handlers
         self._keys = keys
-        self._concurrency = concurrency
         self._max_bytes = max_bytes
         self._clock = clock
         self._files: dict[str, FileRecord] = {}
@@ -94,6 +101,8 @@ class BatchService:
         self._may_run = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         self._storage: BatchStorage | None = None
+        self._turns = Turns(dataplane, concurrency)
+        self._written = RowCounts()
         self._is_stopped = False
 
     async def open(self) -> None:
@@ -105,10 +114,11 @@ class BatchService:
         self._parts = RunnerParts(
             storage=self._storage,
             pool=self._pool,
-            turns=Turns(self._dataplane, self._concurrency),
+            turns=self._turns,
             handlers=self._handlers,
             keys=self._keys,
             now_s=self._now_s,
+            written=self._written,
         )
 
     def resume(self) -> None:
@@ -240,6 +250,10 @@ class BatchService:
         if (run := self._runs.get(batch_id)) is not None:
             run.stop(Stop.CANCELLED)
         return record
+
+    def families(self) -> list[Metric]:
+        """The metrics of all callers' batches."""
+        return batch_families(self._batches.values(), self._written, self._turns.num_running)
 
     # Life.
 
