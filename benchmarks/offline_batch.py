@@ -1,7 +1,7 @@
 """What `modelserver batch` keeps of a server's throughput: `python -m benchmarks.offline_batch [--seconds 5]`.
 
-A server in a process of its own has a model whose batches take a fixed time, as one on a GPU does, and one that computes on
-the CPU. The bench finds the best closed loop, over 1 to 128 requests in flight; `modelserver batch --concurrency auto`
+A server in a process of its own has a model whose batches take a fixed time, as one on a GPU does, and one that
+computes on the CPU. The bench finds the best closed loop, over 16 to 128 requests in flight; `modelserver batch --concurrency auto`
 answers a file of rows for as long. Both in turns; the figures are rows per second, of the batch from its first row to
 its last part.
 """
@@ -9,7 +9,6 @@ its last part.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
 import subprocess
@@ -79,7 +78,7 @@ def _batch(url: str, model: str, rows: Path, out: Path, *more: str) -> float:
     return float(result["answered"] / result["seconds"])
 
 
-async def main(seconds: float) -> None:
+def main(seconds: float) -> None:
     """Print a line for each model."""
     with tempfile.TemporaryDirectory() as directory:
         top = Path(directory)
@@ -87,7 +86,7 @@ async def main(seconds: float) -> None:
         server = subprocess.Popen([sys.executable, "-m", "benchmarks.offline_batch", "--serve", str(ready)], stdin=-1)
         try:
             while not ready.exists() or not ready.read_text():
-                await asyncio.sleep(0.05)
+                time.sleep(0.05)
             url = ready.read_text()
             for model in ("fixed", "computed"):
                 loops, batches = [], []
@@ -109,4 +108,4 @@ if __name__ == "__main__":
     if given.serve:
         _serve(given.serve)
     else:
-        asyncio.run(main(given.seconds))
+        main(given.seconds)
