@@ -1,9 +1,9 @@
 """What `modelserver batch` keeps of a server's throughput: `python -m benchmarks.offline_batch [--seconds 5]`.
 
 A server in a process of its own has a model whose batches take a fixed time, as one on a GPU does, and one that
-computes on the CPU. The bench finds the best closed loop, over 16 to 128 requests in flight; `modelserver batch --concurrency auto`
-answers a file of rows for as long. Both in turns; the figures are rows per second, of the batch from its first row to
-its last part.
+computes on the CPU. The bench finds the best closed loop, over 16 to 128 requests in flight; `modelserver batch` with
+`--concurrency auto` answers a file of rows for as long. Both in turns; the figures are rows per second, of the batch
+from its first row to its last part.
 """
 
 from __future__ import annotations
