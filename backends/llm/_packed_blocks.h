@@ -1,8 +1,8 @@
-/* From the blocks of GGUF's types to packed matrices, without a rounding: _packed_linear.c includes this.
+/* From codes, floats and the blocks of GGUF's types to packed matrices: _packed_linear.c includes this.
  *
- * gguf_blocks.py says what the blocks mean, and packing.py does the same in torch. A block is unpacked to codes of one
- * byte, and these are put where its output has them. Outputs of one block of the matrix are done together, a block of
- * inputs after the other, so that what is written stays in the cache.
+ * packed_matrix.py and packing.py do the same in torch; gguf_blocks.py says what the blocks mean. A block is unpacked to
+ * codes of one byte, and these are put where its output has them. Outputs of one block of the matrix are done together, a
+ * part of their inputs after the other, so that what is written stays in the cache.
  */
 
 #define MOST_BLOCK 256
@@ -50,8 +50,13 @@ static inline void add_eighths(const uint8_t *stored, int place, uint8_t *codes)
 /* 4 bytes: a bit for each of 32 codes. */
 static inline void add_fifth_bits(const uint8_t *stored, uint8_t *codes)
 {
-    for (int at = 0; at < 32; at++)
-        codes[at] |= (uint8_t)((stored[at / 8] >> at % 8 & 1) << 4);
+    for (int at = 0; at < 4; at++) {
+        uint64_t eight, bits = stored[at] * 0x0101010101010101u & 0x8040201008040201u;
+        memcpy(&eight, codes + 8 * at, sizeof eight);
+        bits = (bits + 0x7F7F7F7F7F7F7F7Fu) >> 7 & 0x0101010101010101u;
+        eight |= bits << 4;
+        memcpy(codes + 8 * at, &eight, sizeof eight);
+    }
 }
 
 /* A float16 that is subtracted where the matrix has it, and added where the file has it. */
@@ -220,11 +225,24 @@ static inline void put(uint8_t *packed, uint32_t codes)
     memcpy(packed, &codes, sizeof codes);
 }
 
-/* Codes of some steps of one output; `packed` is where its first four bytes are, and `stride` bytes later the next. */
+/* Before it is packed. */
+static inline int input_bytes(enum Form form)
+{
+    return form == F32 ? 4 : form == BF16 || form == F16 ? 2 : 1;
+}
+
+/* `count` bytes of whole steps of one output; `packed` is where its first are, and `stride` bytes later the next: two, or
+ * one, or else four. */
 static inline void put_codes(enum Form form, const uint8_t *codes, int count, uint8_t *packed, int64_t stride)
 {
     const uint8_t *stop = codes + count;
-    if (form == CODES8)
+    if (form == F16)
+        for (; codes < stop; codes += 2, packed += stride)
+            memcpy(packed, codes, 2);
+    else if (form == FLOAT8)
+        for (; codes < stop; codes++, packed += stride)
+            *packed = *codes;
+    else if (form == CODES8 || form == BF16 || form == F32)
         for (; codes < stop; codes += 4, packed += stride)
             put(packed, four(codes));
     else if (form == CODES5)
@@ -314,4 +332,43 @@ static int can_fill(const Matrix *w, const BlockType *type)
            w->scale_factors.kind == type->scale_factors && w->min_factors.kind == type->min_factors &&
            (type->scale_factors == NONE || w->num_scale_factors == num_blocks) &&
            (type->min_factors == NONE || w->num_min_factors == num_blocks);
+}
+
+/* Rows [num_rows][num_inputs] of codes or floats, `stride` bytes from each other, and the codes of a matrix of them. */
+typedef struct {
+    Work work;
+    enum Form form;
+    int64_t lanes, num_rows, num_inputs, width, stride;
+    const uint8_t *rows;
+    uint8_t *codes;
+} Packing;
+
+#define PACKED_AT_ONCE 256
+
+/* The outputs of one block of the matrix; those that it lacks, and inputs that are padded, are zero. */
+static void pack_part(const Work *shared, int64_t part)
+{
+    const Packing *packing = (const Packing *)shared;
+    const enum Form form = packing->form;
+    const int64_t lanes = packing->lanes, size = input_bytes(form), given = packing->num_inputs * size;
+    const int64_t packed_bits = form == CODES4 || form == TABLE4 ? 4 : form == CODES5 ? 5 : form == CODES6 ? 6 : 8 * size;
+    const int64_t piece = form == F16 ? 2 : form == FLOAT8 ? 1 : 4, left = packing->num_rows - part * lanes;
+    uint8_t *block = packing->codes + part * packing->width * lanes * packed_bits / 8;
+    if (left < lanes)
+        memset(block, 0, (size_t)(packing->width * lanes * packed_bits / 8));
+    for (int64_t first = 0; first < packing->width; first += PACKED_AT_ONCE) {
+        const int64_t most = packing->width - first, count = (most < PACKED_AT_ONCE ? most : PACKED_AT_ONCE) * size;
+        uint8_t *packed = block + first * lanes * packed_bits / 8;
+        for (int64_t lane = 0; lane < lanes && lane < left; lane++) {
+            const uint8_t *row = packing->rows + (part * lanes + lane) * packing->stride + first * size;
+            uint8_t padded[4 * PACKED_AT_ONCE];
+            const int64_t there = given - first * size;
+            if (there < count) {
+                memcpy(padded, row, (size_t)(there < 0 ? 0 : there));
+                memset(padded + (there < 0 ? 0 : there), 0, (size_t)(count - (there < 0 ? 0 : there)));
+                row = padded;
+            }
+            put_codes(form, row, (int)count, packed + piece * lane, piece * lanes);
+        }
+    }
 }

@@ -778,6 +778,37 @@ static PyObject *fill(PyObject *module, PyObject *const *args, Py_ssize_t num_ar
     Py_RETURN_NONE;
 }
 
+/* pack(form, lanes, width, num_inputs, rows, stride, num_rows, codes, num_threads): the codes of whole blocks, of rows of
+ * codes in bytes, or of floats. */
+static PyObject *pack(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    int64_t n[9];
+    (void)module;
+    if (!read_integers(args, num_args, 9, n))
+        return NULL;
+    const int64_t most = (int64_t)1 << 31;
+    if (n[0] < 0 || n[0] >= NUM_FORMS || n[1] < 1 || n[1] > most || n[3] < 1 || n[2] < n[3] || n[2] > most || n[6] < 0 ||
+        n[2] % (n[0] >= BF16 && n[0] <= F32 ? 2 : 32)) {
+        PyErr_SetString(PyExc_ValueError, "no matrix has this form");
+        return NULL;
+    }
+    Packing packing = {
+        .work = {.compute = pack_part, .num_parts = (n[6] + n[1] - 1) / n[1], .num_threads = n[8]},
+        .form = (enum Form)n[0],
+        .lanes = n[1],
+        .width = n[2],
+        .num_inputs = n[3],
+        .rows = (const uint8_t *)(intptr_t)n[4],
+        .stride = n[5],
+        .num_rows = n[6],
+        .codes = (uint8_t *)(intptr_t)n[7],
+    };
+    Py_BEGIN_ALLOW_THREADS
+    share(&packing.work, n[6] * n[2]);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 /* block_types(): the numbers in GGUF of the types that `fill` reads. */
 static PyObject *list_block_types(PyObject *module, PyObject *nothing)
 {
@@ -838,6 +869,7 @@ static PyMethodDef methods[] = {
     FAST(multiply),
     FAST(expand),
     FAST(fill),
+    FAST(pack),
     {"block_types", list_block_types, METH_NOARGS, NULL},
     {"use", use, METH_O, NULL},
     {"instructions", instructions, METH_NOARGS, NULL},

@@ -40,6 +40,10 @@ class ChangedCheckpoint(HfCheckpoint):
         changed = self.changed.get(name)
         return super().tensor(name) if changed is None else changed
 
+    def rows(self, name: str, first: int, count: int) -> torch.Tensor:
+        changed = self.changed.get(name)
+        return super().rows(name, first, count) if changed is None else changed[first : first + count]
+
 
 @dataclass(slots=True)
 class _Window:

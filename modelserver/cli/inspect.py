@@ -16,7 +16,7 @@ from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError
 
 _ENGINES = "modelserver_backends.tensorrt.commands"
 _ENGINE_MAGICS = (b"ftrt", b"vtrt")
-_CHECKPOINTS, _GGUF_MAGIC = "modelserver_backends.llm.checkpoint.description", b"GGUF"
+_CHECKPOINTS, _GGUF_MAGIC = "modelserver_backends.llm.description", b"GGUF"
 # Facts that are printed one per line, if a file has them.
 _FACTS = (
     "built_with",
@@ -24,6 +24,7 @@ _FACTS = (
     "opset",
     "producer",
     "external_files",
+    "files",
     "max_batch_size",
     "name",
     "architecture",

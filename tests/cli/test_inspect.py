@@ -61,6 +61,31 @@ def test_a_gguf_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "more than a file of 1000 bytes can hold" in run(capsys, str(path), status=1)[1]
 
 
+def test_a_gguf_file_whose_layers_do_not_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = write_gguf(write_checkpoint(tmp_path / "source"), tmp_path / "tiny.gguf")
+    swapped = path.read_bytes().replace(b"blk.0.attn_k.", b"blk.0.attn_x.").replace(b"blk.0.attn_q.", b"blk.0.attn_k.")
+    path.write_bytes(swapped.replace(b"blk.0.attn_x.", b"blk.0.attn_q."))
+    note = document(capsys, path)["note"]
+    assert note.startswith("it cannot be served: ")
+    assert "layers.0.self_attn.q_proj.weight of shape" in note
+
+
+def test_a_gguf_file_in_parts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source")
+    whole = document(capsys, write_gguf(source, tmp_path / "tiny.gguf"))
+    first = write_gguf(source, tmp_path / "tiny.gguf", split=3)
+    found = document(capsys, first)
+    assert found["files"] == [f"tiny-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    assert {each["name"] for each in found["tensors"]} == {each["name"] for each in whole["tensors"]}
+    assert (found["parameters"], found["model_type"]) == (whole["parameters"], "llama")
+    assert found["bytes"] == sum((tmp_path / name).stat().st_size for name in found["files"])
+    assert "files: tiny-00001-of-00003.gguf, tiny-00002-of-00003.gguf" in run(capsys, str(first))[0]
+    (tmp_path / "tiny-00002-of-00003.gguf").unlink()
+    found = document(capsys, first)
+    assert "tiny-00002-of-00003.gguf cannot be read" in found["note"]
+    assert len(found["tensors"]) < len(whole["tensors"])
+
+
 def test_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "source")
     found = document(capsys, directory)
@@ -76,7 +101,9 @@ def test_a_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     config = json.loads((directory / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 48}
     (directory / "config.json").write_text(json.dumps(config))
-    layers = document(capsys, directory)["layers"]
+    found = document(capsys, directory)
+    assert "layers.0.mlp.up_proj.qzeros" in found["note"]
+    layers = found["layers"]
     assert {"name": up, "form": "gptq: I32, F16", "bytes": 4 * 480 + 2 * 80} in layers
     assert {"name": "model.layers.1.mlp.up_proj", "form": "F32", "bytes": 15360} in layers
     out, _ = run(capsys, str(directory))

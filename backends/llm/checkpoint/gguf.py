@@ -6,7 +6,7 @@ import fnmatch
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,8 +38,6 @@ _WITHOUT_MEANING = frozenset({ROPE_FREQS, ROPE_LONG, ROPE_SHORT})
 _WITHOUT_MEANING_IN_LAYERS = frozenset({"attn_rot_embd"})
 _INPUT_SCALE = "input_scale"
 BLOCKS = "blocks"
-# Of a matrix, what is read at once where it is not read whole.
-_PIECE_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,31 +76,34 @@ class _Source:
 
         if len(self.shape) == 1:
             return torch.from_numpy(self.file.rows(self.place.name, 0, 1))
-        return self._rows(0, self.num_rows, self.num_heads)
+        return self.block_rows(0, self.num_rows)
 
-    def pieces(self) -> Iterator[torch.Tensor]:
-        """The same of a matrix, some rows after the others. Those of a head are never apart."""
-        head = self.num_rows // self.num_heads if self.num_heads else 1
-        step = max(1, _PIECE_BYTES // max(1, self.place.row_bytes * head)) * head
-        for first in range(0, self.num_rows, step):
-            count = min(step, self.num_rows - first)
-            yield self._rows(first, count, count // head if self.num_heads else 0)
-
-    def _rows(self, first: int, count: int, num_heads: int) -> torch.Tensor:
+    def block_rows(self, first: int, count: int) -> torch.Tensor:
+        """The same of some rows of a matrix: the heads that they belong to are read whole."""
         import torch
 
-        return separated_heads(
-            torch.from_numpy(self.file.rows(self.place.name, self.first_row + first, count)), num_heads
-        )
+        head = self.num_rows // self.num_heads if self.num_heads else 1
+        start, stop = first // head * head, -(-(first + count) // head) * head
+        rows = torch.from_numpy(self.file.rows(self.place.name, self.first_row + start, stop - start))
+        return separated_heads(rows, (stop - start) // head if self.num_heads else 0)[first - start :][:count]
 
     def values(self) -> torch.Tensor:
+        return self._values(self.blocks(), self.shape)
+
+    def value_rows(self, first: int, count: int) -> torch.Tensor:
+        """The same of some rows of a matrix."""
+        if self.is_transposed:
+            return self.values()[first : first + count]
+        return self._values(self.block_rows(first, count), (count, self.shape[1]))
+
+    def _values(self, blocks: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         from .gguf_blocks import unpack_rows
 
-        values = unpack_rows(self.place.kind, self.blocks())
-        if len(self.shape) == 1:
-            values = values.flatten()[self.first_row : self.first_row + self.shape[0]]
+        values = unpack_rows(self.place.kind, blocks)
+        if len(shape) == 1:
+            values = values.flatten()[self.first_row : self.first_row + shape[0]]
             values = separated_heads(values, self.num_heads)
-        values = values.view(self.shape)
+        values = values.view(shape)
         if self.offset:
             values = values.float() - self.offset
         return values.t().contiguous() if self.is_transposed else values
@@ -128,7 +129,7 @@ class GgufCheckpoint:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        metadata = Metadata(self._first)
+        metadata = self._metadata
         entries = self._architecture.entries(metadata)
         config = {"model_type": self._architecture.model_type, **entries, **purpose(metadata, entries)}
         types = {source.stored_module: source.place.kind.name for source in self._sources.values() if source.has_blocks}
@@ -226,9 +227,14 @@ class GgufCheckpoint:
             values = values * self.tensor(f"{module}.scale")
         return values
 
-    def pieces(self, name: str) -> Iterator[torch.Tensor]:
-        """The rows of `NAME.blocks`, in turn."""
-        return self._source(f"{name.removesuffix(f'.{BLOCKS}')}.weight").pieces()
+    def rows(self, name: str, first: int, count: int) -> torch.Tensor:
+        module, _, part = name.rpartition(".")
+        if part == BLOCKS:
+            return self._source(f"{module}.weight").block_rows(first, count)
+        values = self._source(name).value_rows(first, count)
+        if part == "weight" and f"{module}.scale" in self._sources:
+            values = values * self.tensor(f"{module}.scale")
+        return values
 
     def shape(self, name: str) -> tuple[int, ...]:
         module, _, part = name.rpartition(".")
@@ -250,6 +256,11 @@ class GgufCheckpoint:
     @property
     def _first(self) -> GgufFile:
         return self._files[0]
+
+    @property
+    def files(self) -> Sequence[GgufFile]:
+        """All of which it is split into. InvalidArgumentError unless they belong together."""
+        return self._files
 
     @cached_property
     def _files(self) -> list[GgufFile]:
@@ -275,12 +286,16 @@ class GgufCheckpoint:
         return files
 
     @cached_property
+    def _metadata(self) -> Metadata:
+        return Metadata(self._files)
+
+    @cached_property
     def _architecture(self) -> Architecture:
-        return find_architecture(self._first)
+        return find_architecture(self._metadata)
 
     @cached_property
     def _documents(self) -> dict[str, Any]:
-        return sentence_documents(Metadata(self._first))
+        return sentence_documents(self._metadata)
 
     @cached_property
     def _sources(self) -> dict[str, _Source]:
@@ -308,7 +323,7 @@ class GgufCheckpoint:
             return []
         known = architecture.top if layer is None else architecture.layer
         inner = known.get(module if expert is None else f"{module}_exps")
-        is_known = layer is None or int(layer) < Metadata(self._first).num_layers
+        is_known = layer is None or int(layer) < self._metadata.num_layers
         if inner is None and is_known and layer is not None and part in _PARTS and module in architecture.fused:
             return self._split(file, place, architecture.layer_name.format(int(layer)), module, part)
         if inner is None or part not in _PARTS or not is_known:
@@ -329,7 +344,7 @@ class GgufCheckpoint:
         architecture, shape = self._architecture, place.shape
         num_heads = 0
         if architecture.interleaves_heads and module in ("attn_q", "attn_k") and part != "scale":
-            metadata = Metadata(self._first)
+            metadata = self._metadata
             heads = metadata.integer("attention.head_count")
             num_heads = heads if module == "attn_q" else metadata.optional_integer("attention.head_count_kv") or heads
             if num_heads < 1 or shape[0] % (2 * num_heads):
@@ -384,7 +399,7 @@ class GgufCheckpoint:
     def _unknown(self, file: GgufFile, place: TensorPlace) -> UnsupportedError:
         return UnsupportedError(
             f"{file.path}: tensor {place.name}, a {place.kind.name} of shape {list(place.shape)}, has no place in a "
-            f"{Metadata(self._first).name} as this version knows it"
+            f"{self._metadata.name} as this version knows it"
         )
 
 
@@ -403,6 +418,9 @@ class GgufModule(GgufCheckpoint):
 
     def tensor(self, name: str) -> torch.Tensor:
         return self._whole_file.tensor(f"{self._name}.{name}")
+
+    def rows(self, name: str, first: int, count: int) -> torch.Tensor:
+        return self._whole_file.rows(f"{self._name}.{name}", first, count)
 
 
 class UnreadGguf(GgufCheckpoint):

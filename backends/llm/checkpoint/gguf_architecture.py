@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
-from .gguf_file import GgufFile
+from .gguf_file import GgufFile, TensorPlace
 from .gguf_types import BY_NAME
 
 Entries = dict[str, Any]
@@ -56,11 +56,16 @@ class Architecture:
 
 
 class Metadata:
-    """What the metadata of one architecture say, by the names without its prefix."""
+    """What the metadata of one architecture say, by the names without its prefix.
 
-    def __init__(self, file: GgufFile) -> None:
-        self.file = file
-        self.name = file.text("general.architecture") or ""
+    Of a model in several files, `file` is the first, which has the metadata; `tensors` are those of all.
+    """
+
+    def __init__(self, files: Sequence[GgufFile]) -> None:
+        self.file = files[0]
+        self.name = self.file.text("general.architecture") or ""
+        self._file_of = {name: file for file in files for name in file.tensors}
+        self.tensors: Mapping[str, TensorPlace] = {name: file.tensors[name] for name, file in self._file_of.items()}
 
     def integer(self, key: str) -> int:
         value = self.optional_integer(key)
@@ -108,7 +113,7 @@ class Metadata:
     def dtype(self) -> str:
         """The type of most weights in floats; bfloat16 if most are quantized."""
         counts: dict[str, int] = {}
-        for place in self.file.tensors.values():
+        for place in self.tensors.values():
             if len(place.shape) > 1:
                 counts[place.kind.name] = counts.get(place.kind.name, 0) + place.num_bytes
         most = max(counts, key=lambda name: counts[name], default="F32")
@@ -116,12 +121,19 @@ class Metadata:
             return "bfloat16"
         return {"F16": "float16", "BF16": "bfloat16"}.get(most, "float32")
 
+    def matrix(self, name: str) -> TensorPlace:
+        found = self.tensors.get(name)
+        if found is None or len(found.shape) != 2:
+            raise InvalidArgumentError(f"{self.file.path} has no matrix {name}")
+        return found
+
     def factors(self, name: str) -> list[float] | None:
-        if name not in self.file.tensors:
+        if name not in self.tensors:
             return None
-        if self.file.place(name).kind.name != "F32":
-            raise InvalidArgumentError(f"{self.file.path}: tensor {name} is not in F32")
-        return [float(value) for value in self.file.rows(name).reshape(-1).view(np.float32)]
+        file = self._file_of[name]
+        if self.tensors[name].kind.name != "F32":
+            raise InvalidArgumentError(f"{file.path}: tensor {name} is not in F32")
+        return [float(value) for value in file.rows(name).reshape(-1).view(np.float32)]
 
     def layer_types(self, usual_pattern: int) -> list[str]:
         """Of layers with a sliding window: one in a period attends to everything, or an array says which ones slide."""
@@ -140,9 +152,7 @@ class Metadata:
 
 def common_entries(metadata: Metadata) -> Entries:
     """What all architectures with rotations and RMS norms share."""
-    embedding = metadata.file.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise InvalidArgumentError(f"{metadata.file.path} has no matrix token_embd.weight")
+    embedding = metadata.matrix("token_embd.weight")
     heads = metadata.integer("attention.head_count")
     entries: Entries = {
         "vocab_size": embedding.shape[0],
@@ -155,7 +165,7 @@ def common_entries(metadata: Metadata) -> Entries:
         "max_position_embeddings": metadata.optional_integer("context_length") or 2048,
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.number("rope.freq_base") or 10000.0,
-        "tie_word_embeddings": "output.weight" not in metadata.file.tensors,
+        "tie_word_embeddings": "output.weight" not in metadata.tensors,
         "dtype": metadata.dtype(),
     }
     rotated = metadata.optional_integer("rope.dimension_count")

@@ -13,7 +13,6 @@ from modelserver.backend import UnsupportedError
 
 from .gguf_architecture import LAYER, TOP, Architecture, Entries, Metadata, common_entries
 from .gguf_encoders import DENSE, ENCODERS, bert_architecture
-from .gguf_file import GgufFile
 
 _EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
@@ -55,7 +54,7 @@ def _mixtral(metadata: Metadata) -> Entries:
 def _sized_by(metadata: Metadata, name: str, dimension: int) -> int | None:
     """The length of a dimension of the first layer's tensor of a name."""
     for index in range(metadata.num_layers):
-        place = metadata.file.tensors.get(f"blk.{index}.{name}.weight")
+        place = metadata.tensors.get(f"blk.{index}.{name}.weight")
         if place is not None and len(place.shape) > dimension:
             return place.shape[dimension]
     return None
@@ -73,9 +72,7 @@ def _qwen_experts(metadata: Metadata) -> Entries:
         or metadata.integer("expert_feed_forward_length"),
         "norm_topk_prob": usual if is_normalised is None else is_normalised,
         "mlp_only_layers": [
-            index
-            for index in range(metadata.num_layers)
-            if f"blk.{index}.ffn_gate_inp.weight" not in metadata.file.tensors
+            index for index in range(metadata.num_layers) if f"blk.{index}.ffn_gate_inp.weight" not in metadata.tensors
         ],
     }
     if shared := _sized_by(metadata, "ffn_up_shexp", 0):
@@ -138,7 +135,7 @@ def _olmo3(metadata: Metadata) -> Entries:
 
 
 def _gpt2(metadata: Metadata) -> Entries:
-    embedding = metadata.file.place("token_embd.weight")
+    embedding = metadata.matrix("token_embd.weight")
     return {
         "vocab_size": embedding.shape[0],
         "n_embd": metadata.integer("embedding_length"),
@@ -164,9 +161,9 @@ def _gemma(model_type: str, entries: Callable[[Metadata], Entries], layer: Mappi
     return Architecture(model_type=model_type, entries=entries, layer=layer, norm_offset=1.0)
 
 
-def find_architecture(file: GgufFile) -> Architecture:
+def find_architecture(metadata: Metadata) -> Architecture:
     """UnsupportedError for one that no family of ours runs."""
-    metadata = Metadata(file)
+    file = metadata.file
     kind = file.text("general.type")
     if kind not in (None, "model"):
         raise UnsupportedError(f"{file.path} holds a GGUF {kind!r}, not a model")

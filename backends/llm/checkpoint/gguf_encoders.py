@@ -33,7 +33,7 @@ def _layer_norm_entries(metadata: Metadata) -> Entries:
         "dtype": metadata.dtype(),
         **_token_ids(metadata),
     }
-    if "token_types.weight" in metadata.file.tensors:
+    if "token_types.weight" in metadata.tensors:
         entries["type_vocab_size"] = _rows(metadata, "token_types")
     return entries
 
@@ -45,7 +45,7 @@ def _token_ids(metadata: Metadata) -> Entries:
 
 
 def _rows(metadata: Metadata, module: str) -> int:
-    shape = metadata.file.place(f"{module}.weight").shape
+    shape = metadata.matrix(f"{module}.weight").shape
     if len(shape) != 2:
         raise InvalidArgumentError(f"{metadata.file.path}: tensor {module}.weight is not a matrix")
     return shape[0]
@@ -106,7 +106,7 @@ def _plain_rope(theta: float) -> Entries:
 
 def bert_architecture(metadata: Metadata) -> Architecture:
     """BERT's, or DistilBERT's, which knows no kinds of tokens."""
-    return _BERT if "token_types.weight" in metadata.file.tensors else _DISTILBERT
+    return _BERT if "token_types.weight" in metadata.tensors else _DISTILBERT
 
 
 def sentence_documents(metadata: Metadata) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def sentence_documents(metadata: Metadata) -> dict[str, Any]:
     pooling = _POOLINGS.get(metadata.optional_integer("pooling_type") or 0)
     if pooling is None:
         return {}
-    dense = [module.partition(".")[0] for name, module in DENSE.items() if f"{name}.weight" in metadata.file.tensors]
+    dense = [module.partition(".")[0] for name, module in DENSE.items() if f"{name}.weight" in metadata.tensors]
     modules = [("Transformer", ""), ("Pooling", "1_Pooling"), *(("Dense", place) for place in dense), ("Normalize", "")]
     documents: dict[str, Any] = {
         "modules.json": [{"type": f"{_MODULES}{kind}", "path": place} for kind, place in modules],
@@ -123,7 +123,7 @@ def sentence_documents(metadata: Metadata) -> dict[str, Any]:
     for place in dense:
         documents[f"{place}/config.json"] = {
             "activation_function": "torch.nn.Identity",
-            "bias": f"dense_{place[0]}.bias" in metadata.file.tensors,
+            "bias": f"dense_{place[0]}.bias" in metadata.tensors,
         }
     return documents
 

@@ -163,6 +163,9 @@ class HfCheckpoint:
     def tensor(self, name: str) -> torch.Tensor:
         return self._tensors.tensor(name)
 
+    def rows(self, name: str, first: int, count: int) -> torch.Tensor:
+        return self._tensors.rows(name, first, count)
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors.shape(name)
 

@@ -93,13 +93,24 @@ class SafetensorsFiles:
         dtype = _DTYPES.get(place.dtype)
         if dtype is None:
             return _rare_tensor(path, stored, place.dtype)
-        tensor = torch.empty(place.shape, dtype=dtype)
-        if not place.num_bytes:
+        return self._read(path, stored, place.start, torch.empty(place.shape, dtype=dtype))
+
+    def rows(self, name: str, first: int, count: int) -> torch.Tensor:
+        path, stored, place = self._place(name)
+        dtype = _DTYPES.get(place.dtype)
+        if dtype is None:
+            return self.tensor(name)[first : first + count]
+        tensor = torch.empty(count, *place.shape[1:], dtype=dtype)
+        return self._read(path, stored, place.start + first * place.num_bytes // place.shape[0], tensor)
+
+    def _read(self, path: Path, stored: str, start: int, tensor: torch.Tensor) -> torch.Tensor:
+        """All of a tensor, from a byte of the file on."""
+        if not tensor.numel():
             return tensor
         if path not in self._files:
             self._files[path] = path.open("rb", buffering=0)
         file, view = self._files[path], memoryview(tensor.view(-1).view(torch.uint8).numpy())
-        file.seek(place.start)
+        file.seek(start)
         while view:
             num_read = file.readinto(view)
             if not num_read:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -98,6 +98,34 @@ class LinearTensors:
         is_smaller = len(dtypes) == 1 and dtypes <= {torch.bfloat16, torch.float16} and self.dtype is torch.float32
         return self._joined(matrices, dtypes.pop() if is_smaller else self.dtype)
 
+    @property
+    def num_outputs(self) -> int:
+        """Of all parts, whole."""
+        return sum(part.num_outputs for part in self.parts)
+
+    @property
+    def is_in_rows(self) -> bool:
+        """Whether this rank has all rows of its parts, each stored in one place."""
+        is_whole = self.rank.size == 1 or self.split is Split.WHOLE
+        return is_whole and (self.split is Split.WHOLE or not self.is_transposed)
+
+    def rows(self, part: Part, suffix: str, shape: tuple[int, int], length: int) -> Iterator[torch.Tensor]:
+        """A matrix of a part, some `length` elements after the others: what it takes does not grow with the matrix.
+
+        InvalidArgumentError if it is missing or of another shape.
+        """
+        name, (num_rows, row_length) = f"{part.name}.{suffix}", shape
+        check_shape(self.checkpoint, name, shape)
+        step = max(1, length // max(1, row_length))
+        for first in range(0, num_rows, step):
+            yield self.checkpoint.rows(name, first, min(step, num_rows - first))
+
+    def weight_rows(self, length: int) -> Iterator[torch.Tensor]:
+        """`weight` in the checkpoint's dtypes, some `length` values after the others. For `is_in_rows` alone."""
+        for part in self.parts:
+            for piece in self.rows(part, "weight", (part.num_outputs, part.num_inputs), length):
+                yield checked_dtype(self.checkpoint, f"{part.name}.weight", piece, FLOATS)
+
     def bias(self) -> torch.Tensor | None:
         """This rank's [out_features], in the network's dtype; zeros for parts without any."""
         names = [f"{part.name}.bias" for part in self.parts]
@@ -190,15 +218,28 @@ def stored_tensor(
     checkpoint: Checkpoint, name: str, shape: tuple[int, ...] | None, dtypes: Sequence[torch.dtype] | None = None
 ) -> torch.Tensor:
     """As it is in the file. InvalidArgumentError if it has not the shape that the config says, or another dtype."""
+    if shape is not None:
+        check_shape(checkpoint, name, shape)
+    tensor = checkpoint.tensor(name)
+    return tensor if dtypes is None else checked_dtype(checkpoint, name, tensor, dtypes)
+
+
+def check_shape(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> None:
+    """InvalidArgumentError if a tensor has not the shape that the config says."""
     found = checkpoint.shape(name)
-    if shape is not None and found != shape:
+    if found != shape:
         raise InvalidArgumentError(
             f"the checkpoint in {checkpoint.place} has {name} of shape {list(found)}, and its "
             f"{'metadata say' if checkpoint.place.is_file() else 'config.json says'} {list(shape)}: they do not belong "
             "together"
         )
-    tensor = checkpoint.tensor(name)
-    if dtypes is not None and tensor.dtype not in dtypes:
+
+
+def checked_dtype(
+    checkpoint: Checkpoint, name: str, tensor: torch.Tensor, dtypes: Sequence[torch.dtype]
+) -> torch.Tensor:
+    """What was read of a tensor. InvalidArgumentError if it is in another dtype."""
+    if tensor.dtype not in dtypes:
         known = ", ".join(_dtype_name(dtype) for dtype in dtypes)
         raise InvalidArgumentError(
             f"the checkpoint in {checkpoint.place} has {name} in {_dtype_name(tensor.dtype)}, expected {known}"

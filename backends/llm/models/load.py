@@ -177,6 +177,16 @@ def _shown(forms: Counter[str]) -> str:
     return ", ".join(f"{form} {count / 1e6:.1f} MB" for form, count in forms.most_common())
 
 
+def check_checkpoint(checkpoint: Checkpoint) -> None:
+    """Raises as a load would for a layer of our own decoders that is missing, wrong, or in an unknown format."""
+    entries = text_config(checkpoint)
+    family = None if is_encoder(entries, checkpoint) else find_family(entries["model_type"])
+    if family is not None:
+        scheme = find_scheme(None, {**checkpoint.config, **entries})
+        with torch.inference_mode():
+            check_layers(checkpoint, scheme, family, family.config_of(checkpoint))
+
+
 def check_layers(
     checkpoint: Checkpoint, scheme: Scheme, family: Family, config: DecoderConfig, rank: Rank = ALONE
 ) -> None:

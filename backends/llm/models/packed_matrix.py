@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
+from typing import Self
 
 import torch
-import torch.nn.functional as F
 
 from ..kernels import device_processors
 from ..step_context import StepContext
@@ -34,29 +34,28 @@ class Form(enum.IntEnum):
         """Whether rows are multiplied in float32; those of the others are quantized to 8 bits."""
         return Form.BF16 <= self <= Form.F32
 
+    @property
+    def bits(self) -> int:
+        """Of an input."""
+        return _BITS[self]
 
+
+_BITS = {
+    Form.CODES4: 4,
+    Form.TABLE4: 4,
+    Form.CODES5: 5,
+    Form.CODES6: 6,
+    Form.CODES8: 8,
+    Form.FLOAT8: 8,
+    Form.BF16: 16,
+    Form.F16: 16,
+    Form.F32: 32,
+}
 _KINDS = {None: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.uint8: 4, torch.int8: 5}
-_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _FLOAT_FORMS = {torch.bfloat16: Form.BF16, torch.float16: Form.F16, torch.float32: Form.F32}
 # Rows in floats come by two.
 _FLOAT_STEP = 2
 _CODE_STEP = 32
-# Values of a matrix that are packed at once: what it takes meanwhile does not grow with the matrix.
-_VALUES_AT_ONCE = 1 << 22
-# (byte of a step, bits of a code there, place of the lowest of these in the code and in the byte)
-_Place = tuple[int, int, int, int]
-# How many inputs a step has, and where the bits of those groups of four inputs are that have no byte of their own.
-_SHARED_BYTES: dict[Form, tuple[int, Sequence[Sequence[_Place]]]] = {
-    Form.CODES5: (
-        32,
-        (
-            ((0, 3, 0, 5), (1, 2, 3, 6)),
-            ((2, 3, 0, 5), (3, 2, 3, 6)),
-            ((4, 3, 0, 5), (1, 1, 3, 5), (3, 1, 4, 5)),
-        ),
-    ),
-    Form.CODES6: (16, (((0, 2, 0, 6), (1, 2, 2, 6), (2, 2, 4, 6)),)),
-}
 _CPU = torch.device("cpu")
 # What kernels take for the address of zeros that are all the same number.
 _CONSTANT = 6
@@ -108,6 +107,22 @@ class PackedMatrix:
                 numbers += [_KINDS[None if values is None else values.dtype], _address(values)]
         numbers += [_address(self.codes), _address(self.table), _address(self.order)]
         object.__setattr__(self, "description", struct.pack(f"{len(numbers)}q", *numbers))
+
+    @property
+    def by_outputs(self) -> dict[str, torch.Tensor]:
+        """What has blocks of outputs, by name."""
+        names = ("codes", "scales", "zeros", "mins", "scale_factors", "min_factors")
+        return {name: values for name in names if isinstance(values := getattr(self, name), torch.Tensor)}
+
+    def stretched(self, num_outputs: int) -> Self:
+        """A matrix like this of so many outputs, which are still to be set."""
+        lanes = self.kernels.lanes()
+        stretched = {}
+        for name, values in self.by_outputs.items():
+            stretched[name] = values.new_empty(-(-num_outputs // lanes), *values.shape[1:])
+            if num_outputs % lanes:
+                stretched[name][-1] = 0
+        return replace(self, num_outputs=num_outputs, **stretched)
 
     @property
     def num_bytes(self) -> int:
@@ -184,7 +199,7 @@ def multiply_groups(
     _multiply(matrix, descriptions, counts, rows, output, first, None, is_added=is_added)
 
 
-def pack_codes(codes: torch.Tensor, form: Form, lanes: int) -> torch.Tensor:
+def pack_codes(codes: torch.Tensor, form: Form, kernels: ModuleType) -> torch.Tensor:
     """[outputs, inputs] -> what lies in memory, [blocks, ...], uint8.
 
     Each output of a block has four bytes of a step: two inputs of bfloat16, four codes of 8 bits, or eight of 4 bits,
@@ -192,46 +207,22 @@ def pack_codes(codes: torch.Tensor, form: Form, lanes: int) -> torch.Tensor:
     Codes of 5 bits have steps of 32 inputs: 20 bytes with 20 codes, and those of the other 12 in the bits above.
     Codes of 6 bits have steps of 16 inputs: 12 bytes with 12 codes, and the other 4 in the bits above.
     """
-    step = max(1, _VALUES_AT_ONCE // max(1, lanes * codes.shape[1])) * lanes
-    if codes.shape[0] <= step:
-        return _packed_blocks(codes, form, lanes)
-    num_blocks = -(-codes.shape[0] // lanes)
-    packed = torch.empty(0, dtype=torch.uint8)
-    for first in range(0, codes.shape[0], step):
-        part = _packed_blocks(codes[first : first + step], form, lanes)
-        if not first:
-            packed = part.new_empty(num_blocks, *part.shape[1:])
-        packed[first // lanes : first // lanes + part.shape[0]] = part
+    lanes, (num_outputs, num_inputs) = kernels.lanes(), codes.shape
+    codes, width = codes if codes.stride(-1) == 1 else codes.contiguous(), padded_width(num_inputs, form)
+    num_blocks, size = -(-num_outputs // lanes), codes.element_size()
+    packed = torch.empty(num_blocks, width * lanes * form.bits // 8, dtype=torch.uint8)
+    kernels.pack(
+        form,
+        lanes,
+        width,
+        num_inputs,
+        codes.data_ptr(),
+        codes.stride(0) * size,
+        num_outputs,
+        packed.data_ptr(),
+        torch.get_num_threads(),
+    )
     return packed
-
-
-def _packed_blocks(codes: torch.Tensor, form: Form, lanes: int) -> torch.Tensor:
-    width = padded_width(codes.shape[1], form)
-    codes = F.pad(codes.view(_SAME_SIZE[codes.dtype.itemsize]), (0, width - codes.shape[1]))
-    blocked = F.pad(codes, (0, 0, 0, -codes.shape[0] % lanes)).unflatten(0, (-1, lanes))
-    if form in (Form.F16, Form.FLOAT8, Form.F32):
-        ordered = blocked.transpose(1, 2)
-    elif form is Form.BF16:
-        ordered = blocked.unflatten(2, (-1, 2)).transpose(1, 2)
-    elif form is Form.CODES8:
-        ordered = blocked.unflatten(2, (-1, 4)).transpose(1, 2)
-    elif form in _SHARED_BYTES:
-        ordered = _shared_bytes(blocked, *_SHARED_BYTES[form]).transpose(1, 2)
-    else:
-        halves = blocked.unflatten(2, (-1, 2, 4))
-        ordered = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).transpose(1, 2)
-    return ordered.contiguous().view(torch.uint8)
-
-
-def _shared_bytes(codes: torch.Tensor, step: int, groups: Sequence[Sequence[_Place]]) -> torch.Tensor:
-    """[blocks, lanes, inputs] -> [blocks, lanes, bytes / 4, 4]; `groups` says where the last of a step's are."""
-    parts = codes.unflatten(2, (-1, step // 4, 4))
-    num_bytes = step // 4 - len(groups)
-    packed = parts[:, :, :, :num_bytes].clone()
-    for number, places in enumerate(groups, num_bytes):
-        for at, count, lowest, place in places:
-            packed[:, :, :, at] |= (parts[:, :, :, number] >> lowest & (1 << count) - 1) << place
-    return packed.flatten(2, 3)
 
 
 def padded_width(num_inputs: int, form: Form) -> int:
@@ -249,7 +240,7 @@ def pack_floats(weight: torch.Tensor, kernels: ModuleType) -> PackedMatrix:
         num_outputs=num_outputs,
         num_inputs=num_inputs,
         width=padded_width(num_inputs, form),
-        codes=pack_codes(weight, form, kernels.lanes()),
+        codes=pack_codes(weight, form, kernels),
     )
 
 

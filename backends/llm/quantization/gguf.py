@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, Self
@@ -12,12 +12,11 @@ import torch
 
 from modelserver.backend import UnsupportedError
 
-from ..checkpoint import GgufCheckpoint
 from ..checkpoint.gguf_blocks import describe
 from ..checkpoint.gguf_types import BY_NAME, TensorType
 from ..kernels import packed_kernels_for
 from ..models.linear import Linear, TokenEmbedding
-from ..models.linear_tensors import LinearTensors, Part, Split
+from ..models.linear_tensors import LinearTensors, Part
 from ..models.packed_matrix import PackedMatrix, PackedMatrixEmbedding
 from .config_fields import checkpoints_only
 from .packing import pack
@@ -27,6 +26,8 @@ from .stored import StoredScheme
 
 # Values of a matrix that are described at once.
 _CHUNK_VALUES = 1 << 22
+# Of blocks that are packed straight from the file, what is read at once.
+_BYTES_AT_ONCE = 1 << 21
 
 
 class Gguf(StoredScheme):
@@ -72,9 +73,8 @@ class Gguf(StoredScheme):
 
     def _packed(self, tensors: LinearTensors) -> list[PackedMatrix] | None:
         """Straight from the file: neighbours of one type become one matrix. None for what `read` has to describe."""
-        kernels, checkpoint = packed_kernels_for(tensors.device), tensors.checkpoint
-        is_whole = tensors.rank.size == 1 or tensors.split is Split.WHOLE
-        if kernels is None or not is_whole or not isinstance(checkpoint, GgufCheckpoint):
+        kernels = packed_kernels_for(tensors.device)
+        if kernels is None or not tensors.is_in_rows:
             return None
         known = kernels.block_types()
         kinds = {part: self._kind(tensors, part) for part in tensors.parts}
@@ -83,7 +83,7 @@ class Gguf(StoredScheme):
         return [
             pack_blocks(
                 kind,
-                (piece for part in parts for piece in checkpoint.pieces(f"{part.name}.blocks")),
+                (piece for part in parts for piece in self._rows(tensors, part, kind)),
                 kernels,
                 shape=(sum(part.num_outputs for part in parts), tensors.parts[0].num_inputs),
             )
@@ -94,11 +94,18 @@ class Gguf(StoredScheme):
     def _kind(self, tensors: LinearTensors, part: Part) -> TensorType:
         return BY_NAME[self._types[tensors.checkpoint.module(part.name) or part.name]]
 
+    def _rows(self, tensors: LinearTensors, part: Part, kind: TensorType) -> Iterator[torch.Tensor]:
+        return tensors.rows(part, "blocks", _shape(part, kind), _BYTES_AT_ONCE)
+
     def _stored(self, tensors: LinearTensors, part: Part) -> tuple[TensorType, torch.Tensor]:
         """Its type, and its blocks [outputs, bytes of a row]."""
         kind = self._kind(tensors, part)
-        shape = (part.num_outputs, part.num_inputs // kind.block_len * kind.block_bytes)
-        return kind, tensors.stored(part, "blocks", shape)
+        return kind, tensors.stored(part, "blocks", _shape(part, kind))
+
+
+def _shape(part: Part, kind: TensorType) -> tuple[int, int]:
+    """Of its blocks: outputs, and bytes of a row."""
+    return part.num_outputs, part.num_inputs // kind.block_len * kind.block_bytes
 
 
 def quantized_weight(kind: TensorType, rows: torch.Tensor) -> QuantizedWeight:
@@ -118,19 +125,11 @@ def pack_blocks(
     `pieces` are its rows in turn, uint8 [some, bytes of a row]. It has the bits that packing `quantized_weight` gives.
     """
     num_outputs, num_inputs = shape
-    lanes = kernels.lanes()
     row = torch.zeros(1, num_inputs // kind.block_len * kind.block_bytes, dtype=torch.uint8)
     # Everything but the number of outputs is that of any row.
     one = pack(quantized_weight(kind, row), kernels)
     assert one is not None, f"a {kind.name} has a packed form"
-    grown = {}
-    for name in ("codes", "scales", "mins", "scale_factors", "min_factors"):
-        values = getattr(one, name)
-        if values is not None:
-            grown[name] = values.new_empty(-(-num_outputs // lanes), *values.shape[1:])
-            if num_outputs % lanes:
-                grown[name][-1] = 0
-    matrix = replace(one, num_outputs=num_outputs, **grown)
+    matrix = one.stretched(num_outputs)
     first = 0
     for piece in pieces:
         assert piece.shape[1] == row.shape[1], "rows of blocks"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
 
 from modelserver.backend import UnsupportedError
 
+from ..kernels import packed_kernels_for
 from ..models.linear import Linear, TokenEmbedding
 from ..models.linear_tensors import LinearTensors
-from ..models.packed_matrix import PackedMatrixEmbedding, PackedMatrixLinear
+from ..models.packed_matrix import PackedMatrix, PackedMatrixEmbedding, PackedMatrixLinear
+from .packing import pack_in_turn
 from .quantized_linear import quantized_embedding, quantized_linear
 from .quantized_weight import QuantizedWeight
 from .scheme import Scheme
@@ -21,6 +23,8 @@ from .scheme import Scheme
 _GROUP_OF_8 = 128
 _GROUP_OF_4 = 32
 _LARGEST_FLOAT8 = 448.0
+# Values of a matrix that are rounded at once: what it takes meanwhile does not grow with the matrix.
+_VALUES_AT_ONCE = 1 << 20
 # Below this float16 has fewer bits.
 _SMALLEST_NORMAL = 2.0**-14
 
@@ -42,15 +46,43 @@ class OnlineScheme(Scheme):
         """Of float32 [outputs, inputs]."""
 
     def linear(self, tensors: LinearTensors) -> Linear:
+        matrix = _packed(tensors, self.rounded)
+        if matrix is not None:
+            return PackedMatrixLinear(matrix, tensors.bias())
         return quantized_linear(self.rounded(tensors.weight().float()), tensors.bias())
 
     def embedding(self, tensors: LinearTensors) -> TokenEmbedding:
+        matrix = _packed(tensors, in_8_bits)
+        if matrix is not None:
+            return PackedMatrixEmbedding(matrix, tensors.dtype)
         return quantized_embedding(in_8_bits(tensors.weight().float()), tensors.dtype)
 
     def tied_head(self, tensors: LinearTensors, embedding: TokenEmbedding) -> Linear:
         if isinstance(embedding, PackedMatrixEmbedding):
             return PackedMatrixLinear(embedding.matrix, None)
         return quantized_linear(in_8_bits(tensors.weight().float()), None)
+
+
+def _packed(tensors: LinearTensors, rounded: Callable[[torch.Tensor], QuantizedWeight]) -> PackedMatrix | None:
+    """Some rows after the others. None where a matrix is rounded whole."""
+    kernels = packed_kernels_for(tensors.device)
+    if kernels is None or not tensors.is_in_rows:
+        return None
+    pieces = _in_blocks(tensors.weight_rows(_VALUES_AT_ONCE), kernels.lanes())
+    return pack_in_turn((rounded(piece) for piece in pieces), tensors.num_outputs, kernels)
+
+
+def _in_blocks(pieces: Iterable[torch.Tensor], lanes: int) -> Iterator[torch.Tensor]:
+    """The same rows, in float32: all pieces but the last have a multiple of `lanes`."""
+    left: torch.Tensor | None = None
+    for piece in pieces:
+        rows = piece.float() if left is None else torch.cat((left, piece.float()))
+        cut = rows.shape[0] // lanes * lanes
+        left = rows[cut:] if cut < rows.shape[0] else None
+        if cut:
+            yield rows[:cut]
+    if left is not None:
+        yield left
 
 
 class Int8(OnlineScheme):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from types import ModuleType
 
@@ -55,7 +56,7 @@ def pack(weight: QuantizedWeight, kernels: ModuleType) -> PackedMatrix | None:
         num_outputs=weight.num_outputs,
         num_inputs=weight.num_inputs,
         width=width,
-        codes=pack_codes(weight.codes, form, lanes),
+        codes=pack_codes(weight.codes, form, kernels),
         group=weight.group,
         scales=grouped(weight.scales),
         zeros=int(zeros[0, 0]) if zeros is not None and has_one_zero else grouped(zeros),
@@ -67,6 +68,39 @@ def pack(weight: QuantizedWeight, kernels: ModuleType) -> PackedMatrix | None:
         table=None if weight.table is None else weight.table.contiguous(),
         order=None if weight.order is None else weight.order.to(torch.int64).contiguous(),
     )
+
+
+def pack_in_turn(parts: Iterable[QuantizedWeight], num_outputs: int, kernels: ModuleType) -> PackedMatrix | None:
+    """The same of a matrix whose outputs come in parts, of which none is kept: all but the last are whole blocks.
+
+    Parts differ in nothing but the datatypes of their scales, and in whether all zeros, of 8 bits, are the same.
+    """
+    whole: PackedMatrix | None = None
+    first = 0
+    for part in parts:
+        packed = pack(part, kernels)
+        if packed is None or part.num_outputs == num_outputs:
+            return packed
+        whole = _alike(packed.stretched(num_outputs) if whole is None else whole, packed)
+        stop = first + packed.codes.shape[0]
+        for name, values in whole.by_outputs.items():
+            values[first:stop] = getattr(packed, name)
+        first = stop
+    return whole
+
+
+def _alike(whole: PackedMatrix, part: PackedMatrix) -> PackedMatrix:
+    """`whole`, in datatypes that hold the values of a part too."""
+    widened: dict[str, torch.Tensor] = {}
+    for name in ("scales", "mins"):
+        own, its = getattr(whole, name), getattr(part, name)
+        if own is not None and own.dtype is not its.dtype:
+            widened[name] = own.float()
+    zeros = part.zeros
+    if isinstance(whole.zeros, int) and not (isinstance(zeros, int) and zeros == whole.zeros):
+        assert whole.scales is not None, "codes have scales"
+        widened["zeros"] = torch.full(whole.scales.shape, whole.zeros, dtype=torch.uint8)
+    return replace(whole, **widened) if widened else whole
 
 
 def _form(weight: QuantizedWeight) -> Form | None:

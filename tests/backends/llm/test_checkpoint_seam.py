@@ -63,6 +63,9 @@ class MemoryCheckpoint:
     def tensor(self, name: str) -> torch.Tensor:
         return self._tensors[name].clone()
 
+    def rows(self, name: str, first: int, count: int) -> torch.Tensor:
+        return self._tensors[name][first : first + count].clone()
+
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
 

@@ -84,10 +84,13 @@ def test_texts_and_templates_are_the_same(checkpoint: Callable[[str], Path], tmp
 
 def test_files_that_were_split(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     directory = checkpoint("qwen3")
+    (tmp_path / "whole").mkdir()
     first = write_gguf(directory, tmp_path / "m.gguf", split=3)
     assert first.name == "m-00001-of-00003.gguf"
     with open_checkpoint(tmp_path) as found, open_checkpoint(directory) as expected:
         assert found.place == first
+        with GgufCheckpoint(write_gguf(directory, tmp_path / "whole" / "m.gguf")) as whole:
+            assert found.config == whole.config
         for name in expected.names():
             assert torch.equal(found.tensor(name), expected.tensor(name))
     (tmp_path / "m-00002-of-00003.gguf").rename(tmp_path / "b")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from modelserver_backends.llm.quantization import find_scheme
+from modelserver_backends.llm.quantization import find_scheme, online
 from modelserver_backends.llm.quantization.online import Fp8, Int4, Int8, OnlineScheme, in_8_bits
 from safetensors.torch import load_file, save_file
 from support.generations import generate, loaded_engine
@@ -35,8 +35,14 @@ def test_online_schemes_are_close_to_the_floats_they_are_made_of(
 @pytest.mark.parametrize("scheme", [Int8(), Int4(), Fp8()], ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_an_engine_in_few_bits_says_what_the_rounded_floats_say(
-    family: str, scheme: OnlineScheme, checkpoint: Callable[[str], Path], tmp_path: Path
+    family: str,
+    scheme: OnlineScheme,
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A matrix is rounded in several parts, as large ones are."""
+    monkeypatch.setattr(online, "_VALUES_AT_ONCE", 1000)
     directory, twin, prompt = checkpoint(family), tmp_path / "twin", list(range(20, 40))
     shutil.copytree(directory, twin)
     tensors = load_file(directory / "model.safetensors")

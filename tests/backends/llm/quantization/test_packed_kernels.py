@@ -2,30 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as functional
 from modelserver_backends.llm.extend import quantized_linear
 from modelserver_backends.llm.kernels import PACKED_KERNELS
-from modelserver_backends.llm.models import packed_matrix
 from modelserver_backends.llm.models.linear import ListedLinears
 from modelserver_backends.llm.models.packed_matrix import (
+    Form,
     PackedExperts,
     PackedMatrixEmbedding,
     PackedMatrixLinear,
     SideBySide,
     grouped_linears,
+    pack_codes,
     pack_floats,
+    padded_width,
 )
-from modelserver_backends.llm.quantization.packing import pack
+from modelserver_backends.llm.quantization.packing import pack, pack_in_turn
 from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
 
 from .test_quantized_weight import KINDS, made
 
 CODE_KINDS = [kind for kind in KINDS if kind != "float 8"]
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]
+
+
+# (byte of a step, bits of a code there, place of the lowest of these in the code and in the byte)
+Place = tuple[int, int, int, int]
+# How many inputs a step has, and where the bits of those groups of four inputs are that have no byte of their own.
+SHARED_BYTES: dict[Form, tuple[int, Sequence[Sequence[Place]]]] = {
+    Form.CODES5: (
+        32,
+        (
+            ((0, 3, 0, 5), (1, 2, 3, 6)),
+            ((2, 3, 0, 5), (3, 2, 3, 6)),
+            ((4, 3, 0, 5), (1, 1, 3, 5), (3, 1, 4, 5)),
+        ),
+    ),
+    Form.CODES6: (16, (((0, 2, 0, 6), (1, 2, 2, 6), (2, 2, 4, 6)),)),
+}
+
+
+def packed_codes(codes: torch.Tensor, form: Form, lanes: int) -> torch.Tensor:
+    """What the kernels read, uint8 [blocks, bytes]: in torch, as `pack_codes` says it."""
+    width = padded_width(codes.shape[1], form)
+    codes = functional.pad(
+        codes.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[codes.dtype.itemsize]), (0, width - codes.shape[1])
+    )
+    blocked = functional.pad(codes, (0, 0, 0, -codes.shape[0] % lanes)).unflatten(0, (-1, lanes))
+    if form in (Form.F16, Form.FLOAT8, Form.F32):
+        ordered = blocked.transpose(1, 2)
+    elif form is Form.BF16:
+        ordered = blocked.unflatten(2, (-1, 2)).transpose(1, 2)
+    elif form is Form.CODES8:
+        ordered = blocked.unflatten(2, (-1, 4)).transpose(1, 2)
+    elif form in SHARED_BYTES:
+        ordered = shared_bytes(blocked, *SHARED_BYTES[form]).transpose(1, 2)
+    else:
+        halves = blocked.unflatten(2, (-1, 2, 4))
+        ordered = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).transpose(1, 2)
+    return ordered.contiguous().view(torch.uint8).flatten(1)
+
+
+def shared_bytes(codes: torch.Tensor, step: int, groups: Sequence[Sequence[Place]]) -> torch.Tensor:
+    """[blocks, lanes, inputs] -> [blocks, lanes, bytes / 4, 4]; `groups` says where the last of a step's are."""
+    parts = codes.unflatten(2, (-1, step // 4, 4))
+    num_bytes = step // 4 - len(groups)
+    packed = parts[:, :, :, :num_bytes].clone()
+    for number, places in enumerate(groups, num_bytes):
+        for at, count, lowest, place in places:
+            packed[:, :, :, at] |= (parts[:, :, :, number] >> lowest & (1 << count) - 1) << place
+    return packed.flatten(2, 3)
 
 
 def quantized_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -177,12 +228,42 @@ if PACKED_KERNELS is not None:
         torch.testing.assert_close(linear_of(weight)(rows, None).double(), exact, atol=1e-3, rtol=1e-4)
         assert torch.equal(linear_of(weight).matrix.expanded(torch.arange(9)), weight.dequantized())
 
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_a_large_matrix_is_packed_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        weight = made(kind, 45, 512)
-        whole = linear_of(weight).matrix.codes
-        monkeypatch.setattr(packed_matrix, "_VALUES_AT_ONCE", 1)
-        assert torch.equal(linear_of(weight).matrix.codes, whole)
+    def test_parts_of_a_matrix_are_packed_in_turn(instructions: str) -> None:
+        """Where one needs wider scales than the others, and zeros that are not all the same."""
+        parts = [made("symmetric 4", 16, 256, seed=seed) for seed in range(3)] + [made("symmetric 4", 5, 256, seed=3)]
+        assert parts[1].zeros is not None
+        parts[1] = replace(parts[1], scales=parts[1].scales.float() * 1e-6, zeros=parts[1].zeros.clone())
+        parts[1].zeros[3, 1] = 5
+        matrix = pack_in_turn(iter(parts), 53, PACKED_KERNELS)
+        assert matrix is not None
+        expected = torch.cat([part.dequantized() for part in parts])
+        assert torch.equal(matrix.expanded(torch.arange(53)), expected)
+        rows = torch.randn(2, 256)
+        exact = quantized_rows(rows) @ expected.double().T
+        assert torch.allclose(matrix.multiply(rows, None, None).double(), exact, atol=1e-4)
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.float8_e4m3fn, *FLOATS], ids=str)
+    @pytest.mark.parametrize(("outputs", "inputs"), [(45, 544), (16, 7), (3, 256)])
+    def test_codes_lie_where_the_kernels_read_them(
+        instructions: str, dtype: torch.dtype, outputs: int, inputs: int
+    ) -> None:
+        """Rows of a wider matrix, too, which are not next to each other."""
+        generator = torch.Generator().manual_seed(0)
+        size = (outputs, (inputs + 3) * dtype.itemsize)
+        stored = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
+        forms = {
+            torch.uint8: (Form.CODES4, Form.TABLE4, Form.CODES5, Form.CODES6),
+            torch.int8: (Form.CODES8,),
+            torch.float8_e4m3fn: (Form.FLOAT8,),
+            torch.bfloat16: (Form.BF16,),
+            torch.float16: (Form.F16,),
+            torch.float32: (Form.F32,),
+        }[dtype]
+        for form in forms:
+            given = stored & (1 << form.bits) - 1 if form.bits < 8 else stored
+            codes = given.view(dtype)[:, :inputs]
+            found = pack_codes(codes, form, PACKED_KERNELS)
+            assert torch.equal(found, packed_codes(codes, form, PACKED_KERNELS.lanes())), form
 
     @pytest.mark.parametrize("kind", [*CODE_KINDS, "float 8", "bfloat16", "two forms"])
     @pytest.mark.parametrize("biased", [0, 3])

@@ -13,10 +13,9 @@ from typing import Any
 
 from modelserver.backend import ServerError
 
-from .gguf import GgufCheckpoint
-from .gguf_file import GgufFile
-from .hf import HfCheckpoint
-from .safetensors_header import read_headers
+from .checkpoint import Checkpoint, GgufCheckpoint, HfCheckpoint
+from .checkpoint.gguf_file import GgufFile
+from .checkpoint.safetensors_header import read_headers
 
 # Fields of a quantization config that are shown, where it has them.
 _QUANTIZATION_FIELDS = ("bits", "w_bit", "group_size", "q_group_size", "format", "quant_algo", "weight_block_size")
@@ -40,12 +39,21 @@ class _Described:
 
 def describe_gguf(path: Path) -> dict[str, Any]:
     """A JSON document. Raises ServerError for a file whose header is broken; one that cannot be served has a note."""
-    file = GgufFile(path)
+    file, checkpoint = GgufFile(path), GgufCheckpoint(path)
+    try:
+        files, note = checkpoint.files, None
+    except ServerError as error:
+        files, note = [file], error.message
     architecture = file.text("general.architecture")
-    tensors = [_Described(name, place.kind.name, place.shape, place.num_bytes) for name, place in file.tensors.items()]
+    tensors = [
+        _Described(name, place.kind.name, place.shape, place.num_bytes)
+        for each in files
+        for name, place in each.tensors.items()
+    ]
     document: dict[str, Any] = {
         "kind": "GGUF model",
-        "bytes": path.stat().st_size,
+        "bytes": sum(each.path.stat().st_size for each in files),
+        "files": [each.path.name for each in files] if len(files) > 1 else [],
         "name": file.text("general.name"),
         "architecture": architecture,
         "parameters": sum(math.prod(tensor.shape) for tensor in tensors),
@@ -54,12 +62,15 @@ def describe_gguf(path: Path) -> dict[str, Any]:
         "has_chat_template": "tokenizer.chat_template" in file,
         **_stored(tensors, ""),
     }
-    try:
-        checkpoint = GgufCheckpoint(path)
-        checkpoint.names()
-        document["model_type"] = checkpoint.config["model_type"]
-    except ServerError as error:
-        document["note"] = f"it cannot be served: {error.message}"
+    if note is None:
+        try:
+            checkpoint.names()
+            document["model_type"] = checkpoint.config["model_type"]
+            _check(checkpoint)
+        except ServerError as error:
+            note = error.message
+    if note is not None:
+        document["note"] = f"it cannot be served: {note}"
     return document
 
 
@@ -85,9 +96,20 @@ def describe_directory(directory: Path) -> dict[str, Any]:
     try:
         document["has_chat_template"] = bool(checkpoint.chat_templates)
         document["tokenizer"] = checkpoint.tokenizer.path.name
+        _check(checkpoint)
     except ServerError as error:
         document["note"] = f"it cannot be served: {error.message}"
     return document
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    """ServerError for a layer that a load would refuse. Without torch, layers are not looked at."""
+    try:
+        from .models.load import check_checkpoint
+    except ModuleNotFoundError:
+        return
+    with checkpoint:
+        check_checkpoint(checkpoint)
 
 
 def _stored(tensors: Sequence[_Described], method: str) -> dict[str, Any]:
