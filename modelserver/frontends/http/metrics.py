@@ -34,22 +34,24 @@ _QUERY = {"type": "object", "properties": {"model": {"type": "string"}}}
 class Metrics:
     """Serves the page that `collect` makes: its first slice on the event loop, the others beside it."""
 
-    def __init__(self, collect: Callable[[], Slices[Sequence[Metric]]], load: LoadPage) -> None:
+    def __init__(self, collect: Callable[[], Slices[Sequence[Metric]]], load: LoadPage | None = None) -> None:
+        """Without `load`, as in a router, which has no models, there is no page of it."""
         self._collect = collect
         self._load = load
 
     def api(self, port: int | None = None) -> Api:
         """Errors are lines of text, as scrapers show them."""
-        routes = (
-            Route("GET", PATH, self.answer, ApiGroup.STATISTICS),
-            Route("GET", LOAD_PATH, self.answer_load, ApiGroup.STATISTICS),
-        )
+        routes = [Route("GET", PATH, self.answer, ApiGroup.STATISTICS)]
+        if self._load is not None:
+            routes.append(Route("GET", LOAD_PATH, self.answer_load, ApiGroup.STATISTICS))
         text = RouteSchema(answer="string", media_type="text/plain")
         schemas = {f"GET {PATH}": text, f"GET {LOAD_PATH}": replace(text, query=_QUERY)}
-        return Api("metrics", routes, TextErrors(), port=port).described(schemas, {})
+        schemas = {call: schemas[call] for call in (f"{route.method} {route.pattern}" for route in routes)}
+        return Api("metrics", tuple(routes), TextErrors(), port=port).described(schemas, {})
 
     def answer_load(self, exchange: HttpExchange) -> None:
         """The load: requests that wait and that run, of all models or of one."""
+        assert self._load is not None, "there is a route of it"
         query = exchange.head.query
         name = parse_qs(query).get("model", [""])[-1] if query else ""
         exchange.respond(HttpResponse(200, _LOAD_HEADERS, (self._load.text(name),)))
