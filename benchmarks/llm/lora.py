@@ -72,18 +72,19 @@ def step_times(engine: Engine, batch: int, names: list[str]) -> list[float]:
     return times[2:-1]
 
 
-def measure(base: Path, places: dict[str, Path], quantization: str | None, batches: list[int], rounds: int) -> None:
+def measure(base: Path, places: dict[str, Path], quantization: str | None, arguments: argparse.Namespace) -> None:
     common = {"device": "cpu", "max_model_len": 512, "max_num_seqs": 64, "quantization": quantization}
+    common["num_threads"] = arguments.threads
     modules = tuple((name, str(place)) for name, place in places.items())
     with ExitStack() as opened_engines:
         plain = opened(base, EngineOptions(**common))  # type: ignore[arg-type]
         opened_engines.callback(plain.close)
         adapted = opened(base, EngineOptions(**common, lora_modules=modules, max_loras=len(modules)))  # type: ignore[arg-type]
         opened_engines.callback(adapted.close)
-        for batch in batches:
+        for batch in arguments.batches:
             kinds = {"plain": (plain, []), "base only": (adapted, []), "adapters": (adapted, list(places))}
             times: dict[str, list[float]] = {kind: [] for kind in kinds}
-            for round_number in range(rounds + 1):
+            for round_number in range(arguments.rounds + 1):
                 for kind, (engine, names) in kinds.items():
                     found = step_times(engine, batch, names)
                     times[kind] += found if round_number else []
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="100 M")
     parser.add_argument("--quantization", nargs="*", default=[], help="besides weights as they are stored")
     parser.add_argument("--batches", type=int, nargs="*", default=[8, 32])
+    parser.add_argument("--threads", type=int, help="of the engines; without it as many as torch takes")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     print(f"{arguments.shape}, {_NUM_ADAPTERS} adapters of rank {_RANK}; CPU ms of a decode step")
@@ -107,7 +109,7 @@ def main() -> None:
         base = write_checkpoint(Path(root) / "base", SHAPES[arguments.shape])
         places = {f"a{seed}": write_adapter(base, Path(root) / f"a{seed}", seed) for seed in range(_NUM_ADAPTERS)}
         for quantization in (None, *arguments.quantization):
-            measure(base, places, quantization, arguments.batches, arguments.rounds)
+            measure(base, places, quantization, arguments)
 
 
 if __name__ == "__main__":
