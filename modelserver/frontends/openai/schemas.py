@@ -231,12 +231,15 @@ SCHEMAS: dict[str, RouteSchema] = {
     "POST /v1/models/{id}/load": RouteSchema(answer="Model"),
     "POST /v1/models/{id}/unload": RouteSchema(answer="{status: 'success', model: string}"),
     "POST /v1/load_lora_adapter": RouteSchema(
-        body="{lora_name: string, lora_path: string, load_inplace?: boolean, model?: string, *: any}",
+        body="""{lora_name: string, lora_path: string, load_inplace?: boolean, model?: string, base_model_name?: string,
+            *: any}""",
         answer="string",
         media_type="text/plain",
     ),
     "POST /v1/unload_lora_adapter": RouteSchema(
-        body="{lora_name: string, model?: string, *: any}", answer="string", media_type="text/plain"
+        body="{lora_name: string, model?: string, base_model_name?: string, *: any}",
+        answer="string",
+        media_type="text/plain",
     ),
     "POST /v1/completions": RouteSchema(body="Completion", answer="CompletionAnswer", event="CompletionAnswer"),
     "POST /v1/chat/completions": RouteSchema(body="Chat", answer="ChatAnswer", event="ChatChunk"),
