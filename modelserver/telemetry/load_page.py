@@ -72,16 +72,23 @@ class LoadPage:
         self._models = models
         self._now_s = now_s
         self._engines: dict[int, tuple[BusyModel, _Engine]] = {}
+        # Whether a model is an ensemble, and whether it measures itself: both stay while it is loaded.
+        self._kinds: dict[BusyModel, tuple[bool, bool]] = {}
 
     def text(self, name: str = "") -> bytes:
         """The page, of all models or of the one of that name. Raises NotFoundError if none of that name is loaded."""
         num_inflight = num_queued = num_in_engines = 0
         use, cache, is_known = 0.0, "", not name
-        for model in self._models():
+        models, kinds = self._models(), self._kinds
+        for model in models:
             if name and model.name != name:
                 continue
             is_known = True
-            if model.is_ensemble:
+            kind = kinds.get(model)
+            if kind is None:
+                kind = kinds[model] = model.is_ensemble, model.measures
+            is_ensemble, measures = kind
+            if is_ensemble:
                 if not name:
                     continue
                 num_inflight += model.inflight
@@ -90,12 +97,14 @@ class LoadPage:
             if inflight:
                 num_inflight += inflight
                 num_queued += model.queue_depth
-            if model.measures:
+            if measures:
                 engine = self._engine(model)
                 # It is a little older than the numbers above.
                 num_in_engines += min(engine.num_waiting, inflight)
                 use = max(use, engine.use)
                 cache = cache or engine.cache
+        if len(kinds) > len(models):
+            self._kinds = {model: kinds[model] for model in models if model in kinds}
         if not is_known:
             raise NotFoundError(f"no version of model '{name:.100}' is loaded")
         num_waiting = min(num_queued + num_in_engines, num_inflight)

@@ -17,7 +17,7 @@ from modelserver.telemetry.load_page import LoadPage
 from modelserver.telemetry.measurement import Measurement
 
 
-@dataclass
+@dataclass(eq=False)
 class Model:
     """`waiting` are the requests that wait within a language model, by instance."""
 
