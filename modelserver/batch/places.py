@@ -48,7 +48,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def move(self, name: str, target: str) -> None:
-        """Rename a file, or replace another. May be repeated after a kill."""
+        """Rename a file, or replace another. May be repeated after a kill, and done by several workers at once."""
 
     @abc.abstractmethod
     def remove(self, name: str) -> None:
@@ -101,7 +101,12 @@ class LocalPlace(Place):
             Path(temporary).unlink(missing_ok=True)
 
     def move(self, name: str, target: str) -> None:
-        (self._directory / name).replace(self._made(target))
+        path = self._made(target)
+        try:
+            (self._directory / name).replace(path)
+        except FileNotFoundError:
+            if not path.exists():  # another worker, or this one before it was killed, has moved it
+                raise
 
     def remove(self, name: str) -> None:
         (self._directory / name).unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from modelserver_backends.llm import kernels
@@ -31,7 +32,12 @@ def prompts_of(family: str) -> list[list[int]]:
     return [prompt[: LENGTHS.get(family, 128) - NUM_TOKENS] for prompt in prompts]
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *FOREIGN_FAMILIES])
+def _foreign(family: str) -> Any:
+    """Those whose relatives run in any case are slow."""
+    return pytest.param(family, marks=pytest.mark.slow) if family in ("zamba", "qwen3_5_moe") else family
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *(_foreign(family) for family in FOREIGN_FAMILIES)])
 def test_a_batch_equals_transformers(family: str, checkpoint: Checkpoints) -> None:
     directory, prompts = checkpoint(family), prompts_of(family)
     with loaded_engine(directory, max_model_len=LENGTHS.get(family, 128)) as engine:

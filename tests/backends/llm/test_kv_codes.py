@@ -62,6 +62,7 @@ def test_the_same_memory_has_room_for_more_tokens(checkpoint: Checkpoints) -> No
     assert num_blocks[1] > 2.5 * num_blocks[0]
 
 
+@pytest.mark.slow
 def test_ranks_and_networks_of_transformers_keep_codes_too(checkpoint: Checkpoints) -> None:
     directory = checkpoint("llama")
     with loaded_engine(directory, kv_cache_dtype="int8") as engine:

@@ -104,6 +104,7 @@ def test_batching_wins_and_the_model_is_given_back(client: ServerClient, tmp_pat
     assert json.loads(json.dumps(tune_document(result)))["winner"]["instances"] in (1, 2)
 
 
+@pytest.mark.slow
 def test_a_target_that_nobody_meets_and_limits(client: ServerClient) -> None:
     result = tune(options(client, limit_us=1000.0, max_trials=2, is_exhaustive=True), Silent())
     assert result.end == "ended after 2 trials (--max-trials)"

@@ -70,6 +70,7 @@ def test_a_server_that_looks_at_its_callers_has_none() -> None:
         "keys_file": "keys",
         "is_logged": True,
         "callers_by": "address",
+        "objectives": (("batch", 2),),
     }
     assert set(given) == {field.name for field in dataclasses.fields(Access)}
     for name, value in given.items():

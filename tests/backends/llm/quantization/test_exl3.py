@@ -105,7 +105,13 @@ def exl3(bits: int, codebook: str, *, has_factors: bool, seed: int = 0):
     return pack
 
 
-@pytest.mark.parametrize(("bits", "codebook", "has_factors"), [(2, "", True), (3, "mcg", True), (4, "mul1", False)])
+@pytest.mark.parametrize(
+    ("bits", "codebook", "has_factors"),
+    [
+        (2, "", True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, "mcg", True), (4, "mul1", False))),
+    ],
+)
 def test_a_checkpoint_is_its_float_twin(bits: int, codebook: str, has_factors: bool, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", "llama", values=VALUES)
     pack = exl3(bits, codebook, has_factors=has_factors)

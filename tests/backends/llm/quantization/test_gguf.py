@@ -241,6 +241,7 @@ def test_ranks_share_blocks(tmp_path: Path) -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_blocks_that_ranks_cannot_share(tmp_path: Path) -> None:
     twins = Twins(tmp_path, "llama", ["Q4_K"], intermediate_size=768)
     with (

@@ -90,6 +90,7 @@ def test_every_width_order_and_group_is_its_float_twin(
     assert_is_its_twin(packed, twin)
 
 
+@pytest.mark.slow
 def test_each_rank_has_its_share(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", "llama", values=VALUES)
     packed, twin = write_quantized(source, tmp_path, packer(4, 32, is_symmetric=False), config(4, 32))
@@ -194,7 +195,7 @@ def test_a_wrong_tensor_is_named_before_weights_are_read(tmp_path: Path, monkeyp
     ("group_size", "is_ordered", "message"),
     [
         pytest.param(64, False, "are not whole groups of 64", marks=pytest.mark.slow),
-        (32, True, "that are sorted by group cannot be split"),
+        pytest.param(32, True, "that are sorted by group cannot be split", marks=pytest.mark.slow),
     ],
 )
 def test_a_group_that_would_lie_on_two_ranks_is_refused(
