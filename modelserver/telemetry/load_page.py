@@ -41,9 +41,11 @@ class BusyModel(Protocol):
     def queue_depth(self) -> int: ...
 
     @property
-    def measures(self) -> bool: ...
+    def measures(self) -> bool:
+        """Whether its instances may have measurements."""
 
-    def measure(self) -> Sequence[Sequence[Measurement]]: ...
+    def measure(self) -> Sequence[Sequence[Measurement]]:
+        """The measurements of each of its instances."""
 
 
 class _Engine:

@@ -13,7 +13,8 @@ from modelserver.config.schema import ModelConfig
 from modelserver.core.long_work import Slices
 from modelserver.telemetry.exposition import RenderedFamily, SampleBlock, sample_block
 from modelserver.telemetry.histogram import FIRST_RESPONSE_MS, HistogramSnapshot
-from modelserver.telemetry.measurement import Measurement, restart_family
+from modelserver.telemetry.load_page import BusyModel
+from modelserver.telemetry.measurement import restart_family
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 
@@ -21,11 +22,8 @@ from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 _KEPT_PER_SLICE = 64
 
 
-class MeasuredModel(Protocol):
+class MeasuredModel(BusyModel, Protocol):
     """The properties of a loaded model version that the metrics read."""
-
-    @property
-    def name(self) -> str: ...
 
     @property
     def version(self) -> int: ...
@@ -41,22 +39,6 @@ class MeasuredModel(Protocol):
 
     @property
     def namespace(self) -> str: ...
-
-    @property
-    def is_ensemble(self) -> bool: ...
-
-    @property
-    def inflight(self) -> int: ...
-
-    @property
-    def queue_depth(self) -> int: ...
-
-    @property
-    def measures(self) -> bool:
-        """Whether its instances may have measurements."""
-
-    def measure(self) -> Sequence[Sequence[Measurement]]:
-        """The measurements of each of its instances."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from ..sequence import Sequence as Generated
 from .config import SpeculativeConfig
@@ -14,6 +15,20 @@ _LEAST_SUFFIX = 2
 _MOST_PAST_TOKENS = 1 << 20
 # Stands between past answers; no token.
 _GAP = -1
+
+
+class Proposer(Protocol):
+    """A way to guess."""
+
+    def propose(self, wanted: Sequence[tuple[Generated, int]]) -> None:
+        """Set the `drafts` of sequences, up to a number for each; all of their tokens but the last are computed."""
+        ...
+
+    def end(self, sequence: Generated) -> None:
+        """A sequence has ended, with the tokens that it has."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class NgramProposer:

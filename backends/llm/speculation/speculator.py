@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..admission import is_host_bound
 from ..engine_statistics import SpeculationStatistics
@@ -19,7 +19,7 @@ from ..plan import SampledToken, StepPlan
 from ..sequence import Sequence as Generated
 from .config import SpeculativeConfig
 from .draft_model import DraftModel
-from .lookup import NgramProposer, SuffixProposer
+from .lookup import NgramProposer, Proposer, SuffixProposer
 
 if TYPE_CHECKING:
     from ..options import EngineOptions
@@ -124,20 +124,6 @@ class Gain:
             self._rest, self._next_rest = self._next_rest, min(_MOST_REST, 2 * self._next_rest)
         elif drafted.num_steps >= 4 * _LEAST_STEPS:
             self._next_rest = _FIRST_REST
-
-
-class Proposer(Protocol):
-    """A way to guess."""
-
-    def propose(self, wanted: Sequence[tuple[Generated, int]]) -> None:
-        """Set the `drafts` of sequences, up to a number for each; all of their tokens but the last are computed."""
-        ...
-
-    def end(self, sequence: Generated) -> None:
-        """A sequence has ended, with the tokens that it has."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Speculator:
