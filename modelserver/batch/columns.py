@@ -128,7 +128,7 @@ class ColumnMap:
                     f"{', '.join(self._inputs)} and the outputs {', '.join(self._outputs)}"
                 )
         if unknown := set(binary) - set(self._outputs.values()):
-            raise InvalidArgumentError(f"--binary names '{min(unknown)}', which is no column of an output")
+            raise InvalidArgumentError(f"--binary names '{min(unknown)}', expected a column of an output")
         self._binary = frozenset(binary)
 
     @property

@@ -260,7 +260,7 @@ class Run:
                 waiter.set_result(None)
 
     async def _slot(self) -> None:
-        """Send units one by one, as long as so many requests may be in flight."""
+        """Send units one by one, as the number of requests in flight allows."""
         session = self._target.session()
         try:
             while not self._stopping.is_set() and self._num_slots <= self._concurrency.limit:

@@ -176,7 +176,7 @@ def decode_records(content: bytes) -> list[Record]:
 
 @dataclass
 class Claim:
-    """The right to work on a shard, as long as nobody has a claim of a higher number."""
+    """The right to work on a shard, until another worker has a claim of a higher number."""
 
     shard: int
     number: int
@@ -267,7 +267,7 @@ class Job:
         return sum(self.manifest.shards[number].num_rows for number in self._done)
 
     def _look(self, scope: Sequence[int]) -> None:
-        """List which shards are done and which nobody claims."""
+        """List which shards are done, and which no worker claims."""
         claimed: set[int] = set()
         for name in self.place.names("_state"):
             match = _STATE.fullmatch(name)

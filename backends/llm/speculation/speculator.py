@@ -129,7 +129,7 @@ class Gain:
 class Speculator:
     """Called from the engine's thread: `draft` before each plan, `observe` with what came of it.
 
-    `most_sequences`: with more that run nobody gets drafts, because a step of that many rows costs what it computes.
+    `most_sequences`: with more of them running, no sequence gets drafts, because such a step costs what it computes.
     """
 
     def __init__(
