@@ -42,6 +42,7 @@ from modelserver.planes.shared_memory import SharedMemory
 from modelserver.platform.interpreter import keep_for_good, shorten_switch_interval, tune_malloc
 from modelserver.repository.options import repository_options
 from modelserver.repository.repository import ModelRepository
+from modelserver.repository.roots import check_paths
 from modelserver.repository.unsupported import unknown_backends
 from modelserver.scheduling.rate_limit import RateLimiter
 from modelserver.telemetry.gpu import GpuGauges
@@ -143,11 +144,13 @@ class Server:
     async def start(self) -> None:
         """Open the ports, then load the models.
 
-        Raises ServerError when a port cannot be had or, with --exit-on-error, a model cannot be loaded; the parts that
-        had started are stopped again.
+        Raises ServerError when a model repository is not there, a port cannot be had or, with --exit-on-error, a model
+        cannot be loaded; the parts that had started are stopped again.
         """
         _warn_ineffective(self.options)
-        for sentence in unknown_backends(repository_options(self.options).definition):
+        repository = repository_options(self.options)
+        check_paths(repository)  # before ports are opened, or found to be taken
+        for sentence in unknown_backends(repository.definition):
             logger.warning("%s", sentence)
         if self.options.tune_malloc:
             tune_malloc()

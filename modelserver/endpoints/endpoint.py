@@ -122,6 +122,18 @@ class Endpoint:
         """Requests in hand: ours, and what is known of others'."""
         return self.outstanding + self.excess
 
+    def news(self, now_ns: int) -> str:
+        """Its state, for logs: `http://a:8000 is ready`."""
+        if not self.is_member:
+            return f"{self.address} has left"
+        if self.is_available(now_ns):
+            return f"{self.address} is ready"
+        return self.describe(now_ns)
+
+    def is_available(self, now_ns: int) -> bool:
+        """Whether it gets new work."""
+        return self.state is EndpointState.READY and max(self.paused_until_ns, self.ejected_until_ns) <= now_ns
+
     def describe(self, now_ns: int) -> str:
         """Why the endpoint gets no work, for errors: `grpc://a:8001 is down (connection refused)`."""
         state = self.state

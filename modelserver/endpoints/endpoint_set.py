@@ -28,8 +28,8 @@ _SERVER_FAILURES = frozenset({Outcome.TIMED_OUT, Outcome.SERVER_ERROR})
 class EjectionRules:
     """When an endpoint that fails gets no work for a while, and for how long.
 
-    It is ejected after so many consecutive failures of one kind, or when more than half of the requests of a window
-    failed. The time grows with each ejection that follows soon, and varies by `jitter`. At most half of the
+    It is ejected after that number of consecutive failures of one kind, or when more than half of the requests of a
+    window failed. The time grows with each ejection that follows soon, and varies by `jitter`. At most half of the
     endpoints are ejected at once, and never the last.
     """
 

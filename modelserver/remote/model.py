@@ -126,12 +126,9 @@ class RemoteModel:
 
     def _changed(self, endpoint: Endpoint) -> None:
         """Break the connections of an endpoint that is down; forget one that left, when nothing is in flight there."""
-        logger.log(
-            logging.INFO if endpoint.state is EndpointState.READY else logging.WARNING,
-            "model '%s': %s",
-            self.name,
-            endpoint.describe(self.endpoints.clock.now_ns()) if endpoint.is_member else f"{endpoint.address} has left",
-        )
+        now_ns = self.endpoints.clock.now_ns()
+        level = logging.INFO if endpoint.is_available(now_ns) else logging.WARNING
+        logger.log(level, "model '%s': %s", self.name, endpoint.news(now_ns))
         if endpoint.state is EndpointState.DOWN and endpoint in self._transports:
             self._transports[endpoint].lose(f"the endpoint is down: {endpoint.problem}")
         self._forget_idle()

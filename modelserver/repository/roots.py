@@ -159,7 +159,7 @@ def resolve_root(path: Path, model_name: str, find_backend: BackendFinder) -> Re
         own_name = name_of_modelfile(path) if is_modelfile(path) else path.stem
         return RepositoryRoot(path.absolute().parent, _single_name(path, own_name, model_name), path.name)
     if not path.is_dir():
-        raise NotFoundError(f"model repository '{path}' is not a directory: there is nothing at that path")
+        raise _missing(path)
     try:
         names = subdirectories(path)
         if any(not is_version(name) and _may_be_model(path / name) for name in names):
@@ -337,6 +337,17 @@ _VARIABLES = {
     "gs": "TRITON_GCS_MOUNT_DIRECTORY",
     "as": "TRITON_AZURE_MOUNT_DIRECTORY",
 }
+
+
+def check_paths(options: RepositoryOptions) -> None:
+    """Raises NotFoundError for the first path at which there is nothing: as `open_roots`, but before any work."""
+    for path in options.roots:
+        if isinstance(path, Path) and not path.exists():
+            raise _missing(path)
+
+
+def _missing(path: Path) -> NotFoundError:
+    return NotFoundError(f"model repository '{path}' is not a directory: there is nothing at that path")
 
 
 def open_roots(options: RepositoryOptions) -> tuple[RepositoryRoot, ...]:

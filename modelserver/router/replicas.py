@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,6 +18,8 @@ from modelserver.router.grpc_upstream import GrpcPool
 from modelserver.router.http_upstream import HttpPool
 from modelserver.wire.context import WireContext
 from modelserver.wire.sockets.poller import Poller
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PORT: Final = 8000
 _SWEEP_S: Final = 1.0
@@ -239,6 +242,8 @@ class Replicas:
     # Changes.
 
     def _changed(self, endpoint: Endpoint) -> None:
+        now_ns = self.endpoints.clock.now_ns()
+        logger.log(logging.INFO if endpoint.is_available(now_ns) else logging.WARNING, "%s", endpoint.news(now_ns))
         state = endpoint.state
         if state is EndpointState.READY:
             if self._waiting:

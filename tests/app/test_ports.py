@@ -19,7 +19,7 @@ from support.model_files import write_identity
 from support.serving import running_server
 
 from modelserver.app.ports import wire_limits
-from modelserver.errors import InvalidArgumentError
+from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.options.server_options import ServerOptions
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.wire.limits import WireLimits
@@ -192,6 +192,15 @@ def test_a_certificate_without_its_switch_is_a_warning(
     with running_server(root, **files(authority.pair("server"), "grpc")) as running:
         assert ask(running.server.grpc_port, "grpc") == "live"
     assert "--grpc-server-cert has no effect without --grpc-use-ssl" in caplog.text
+
+
+def test_a_wrong_path_is_named_before_a_port_that_is_taken(root: Path) -> None:
+    with (
+        running_server(root) as running,
+        pytest.raises(NotFoundError, match="nothing at that path"),
+        running_server(root / "missing", metrics_port=int(running.metrics_url.rpartition(":")[2])),
+    ):
+        pass
 
 
 def test_files_that_are_no_good_end_the_start(root: Path, authority: Authority) -> None:

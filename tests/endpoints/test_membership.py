@@ -25,7 +25,7 @@ from modelserver.errors import InvalidArgumentError, UnavailableError
 
 
 async def _no_lines(_: str) -> AsyncIterator[bytes]:
-    raise UnavailableError("nobody listens")
+    raise UnavailableError("connection refused")
     yield b""
 
 

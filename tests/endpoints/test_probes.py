@@ -15,7 +15,7 @@ from modelserver.errors import UnavailableError
 
 
 def _asked(schedule: ProbeSchedule, clock: ManualClock, seconds: float, *, sick: str = "") -> list[tuple[float, str]]:
-    """The probes of so many seconds: when, and of which endpoint. Those of `sick` stay without an answer."""
+    """The probes of that number of seconds: when, and of which endpoint. Those of `sick` stay without an answer."""
     found = []
     for _ in range(int(seconds * 20)):
         for endpoint in schedule.due(clock.now_ns()):

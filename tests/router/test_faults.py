@@ -177,7 +177,8 @@ def test_requests_leave_a_replica_that_answers_nothing() -> None:
             assert {http.post("/v2/models/m/infer", content=b"{}").status_code for _ in range(10)} == {200}
 
 
-def test_a_replica_that_is_not_ready_gets_no_requests() -> None:
+def test_a_replica_that_is_not_ready_gets_no_requests(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "modelserver.router")
     with replicas(answer_ok, answer_ok) as both, running_router([each.url for each in both]) as router:
         until_true(lambda: states(router) == [EndpointState.READY] * 2, "both are ready")
         both[0].is_ready = False
@@ -185,6 +186,9 @@ def test_a_replica_that_is_not_ready_gets_no_requests() -> None:
         with httpx.Client(base_url=f"http://{router.http_url}") as http:
             assert {http.post("/v2/models/m/infer", content=b"{}").status_code for _ in range(5)} == {200}
         assert not both[0].requests
+        told = [record.getMessage().partition("://")[2] for record in caplog.records]
+        assert f"{both[0].url.rpartition('://')[2]} is ready" in told
+        assert any(text.startswith(both[0].url.rpartition("://")[2]) and "ready" not in text for text in told)
 
 
 def test_requests_wait_for_the_first_replica(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class Matcher(Protocol):
         """Take back the last tokens, of which at least this many were accepted."""
 
     def forced(self, num_tokens: int) -> list[int]:
-        """At most so many tokens that will most likely come next, because the text can only go on as they do."""
+        """Up to that number of tokens that will most likely come next, as the text can go on in one way only."""
 
     def fill(self, batch: MaskBatch, row: int) -> None:
         """Write which tokens may come next to a row of zeros, at once or by `defer`."""

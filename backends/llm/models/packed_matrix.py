@@ -115,7 +115,7 @@ class PackedMatrix:
         return {name: values for name in names if isinstance(values := getattr(self, name), torch.Tensor)}
 
     def stretched(self, num_outputs: int) -> Self:
-        """A matrix like this of so many outputs, which are still to be set."""
+        """A matrix of the same form with that number of outputs, which are still to be set."""
         lanes = self.kernels.lanes()
         stretched = {}
         for name, values in self.by_outputs.items():

@@ -127,7 +127,7 @@ class Gain:
 
 
 class Speculator:
-    """Called from the engine's thread: `draft` before each plan, `observe` with what came of it.
+    """Called from the engine's thread: `draft` before each plan, `observe` with its result.
 
     `most_sequences`: with more of them running, no sequence gets drafts, because such a step costs what it computes.
     """

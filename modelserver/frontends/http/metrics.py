@@ -35,7 +35,7 @@ class Metrics:
     """Serves the page that `collect` makes: its first slice on the event loop, the others beside it."""
 
     def __init__(self, collect: Callable[[], Slices[Sequence[Metric]]], load: LoadPage | None = None) -> None:
-        """Without `load`, as in a router, which has no models, there is no page of it."""
+        """`load` is absent in a router, which has no models: then the route of its page is, too."""
         self._collect = collect
         self._load = load
 

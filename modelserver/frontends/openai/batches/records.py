@@ -175,7 +175,7 @@ class RowCounts:
 
 
 def batch_families(records: Collection[BatchRecord], written: RowCounts, num_running: int) -> list[Metric]:
-    """The batches that there are, their requests, and what was answered."""
+    """Batches by state, requests that run or wait, and requests that have ended."""
     batches = Metric("modelserver_batches", "Batches of OpenAI's API by status, until they are removed", "gauge")
     counts = Counter(record.status for record in records)
     for status in BatchStatus:
