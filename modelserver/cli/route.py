@@ -12,7 +12,7 @@ from modelserver.app.logs import start_logs
 from modelserver.cli.completion import FlagCommand
 from modelserver.cli.foreground import loop_factory
 from modelserver.cli.output import print_error, print_line
-from modelserver.cli.serve import help_lines
+from modelserver.cli.serve import print_options
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.router_options import RouterOptions, resolve_router_options, router_table
 
@@ -77,11 +77,4 @@ def _print_help() -> None:
         100,
     ):
         print_line(line)
-    group = ""
-    for option in router_table():
-        if option.flag.group != group:
-            group = option.flag.group
-            print_line("")
-            print_line(f"{group}:")
-        for line in help_lines(option):
-            print_line(line)
+    print_options(router_table())

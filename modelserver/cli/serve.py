@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,18 +138,22 @@ def _print_help() -> None:
     print_line("a flag wins over a variable, a variable over the file. --print-config shows the result.")
     print_line(f"{_AS_TRITON}, which the program tritonserver gives, takes Triton's: every address, exit on error, and")
     print_line("shared memory of clients.")
+    print_options(option_table())
+
+
+def print_options(options: Iterable[Option]) -> None:
+    """The options in the help of their command, by group."""
     group = ""
-    for option in option_table():
+    for option in options:
         if option.flag.group != group:
             group = option.flag.group
             print_line("")
             print_line(f"{group}:")
-        for line in help_lines(option):
+        for line in _help_lines(option):
             print_line(line)
 
 
-def help_lines(option: Option) -> Sequence[str]:
-    """The lines about an option in the help of its command."""
+def _help_lines(option: Option) -> Sequence[str]:
     kind = {bool: "true|false", int: "INTEGER", float: "NUMBER"}.get(option.kind, "TEXT")
     value = option.flag.metavar or "|".join(option.flag.choices) or kind
     aliases = "".join(f", --{alias.replace('_', '-')}" for alias in option.flag.aliases)
