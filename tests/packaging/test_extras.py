@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,41 @@ def test_an_extra_that_the_toolkit_names_brings_what_it_needs() -> None:
 def test_the_extra_of_a_backend_brings_its_library(name: str) -> None:
     backend = BUNDLED[name]
     assert DISTRIBUTIONS.get(str(backend.library), backend.library) in EXTRAS[backend.extra or ""]
+
+
+def test_whatever_the_tests_import_is_installed_by_make_test() -> None:
+    """A library that lies here by chance would be missing on a new machine."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    installed = [*project["dependencies"], "torch", "text-generation", "modelserver"]
+    for extra in ("onnx", "pytorch", "images", "llm", "dev"):
+        installed += project["optional-dependencies"][extra]
+    brought: set[str] = set()
+    while installed:
+        name = _normalized(installed.pop())
+        if name not in brought:
+            brought.add(name)
+            try:
+                installed += [need for need in requires(name) or () if "extra ==" not in need or name == "moto"]
+            except PackageNotFoundError:
+                continue
+    distributions = packages_distributions()
+    lacking = {
+        f"{path.relative_to(ROOT)}: {module}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for module in _imported(path)
+        if module in distributions and not {_normalized(each) for each in distributions[module]} & brought
+    }
+    assert not lacking
+
+
+def _normalized(requirement: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[\[<>=~!; (]", requirement)[0]).lower()
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """The top packages that a file imports as it is loaded."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (each.name.partition(".")[0] for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
