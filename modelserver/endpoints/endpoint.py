@@ -34,6 +34,9 @@ class Outcome(enum.Enum):
     # The caller has left before the answer: says nothing about the endpoint.
     ABANDONED = "cancelled"
 
+    # They are compared by identity; that of Enum is computed in Python for each request.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class Member:

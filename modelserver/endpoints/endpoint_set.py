@@ -58,8 +58,8 @@ class EndpointSet:
         self.clock = clock or SystemClock()
         self.retry_budget = RetryBudget(self.clock)
         self.observers: list[Callable[[Endpoint], None]] = []
-        # Called when a request goes out while no other one is under way.
-        self.on_busy: Callable[[], None] | None = None
+        # Called with the next request, and then no more: it ends the sleep of whoever watches an idle pool.
+        self.on_request: Callable[[], None] | None = None
         # The requests that have no outcome yet, those to former members included.
         self.outstanding = 0
         self._random = random or Random()  # noqa: S311 - it spreads load
@@ -174,8 +174,9 @@ class EndpointSet:
 
     def begin(self, endpoint: Endpoint) -> None:
         """A request, or a new attempt of one, goes to `endpoint`. `finish` must follow."""
-        if not self.outstanding and self.on_busy is not None:
-            self.on_busy()
+        if self.on_request is not None:
+            wake, self.on_request = self.on_request, None
+            wake()
         endpoint.outstanding += 1
         self.outstanding += 1
 

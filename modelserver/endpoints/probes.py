@@ -80,9 +80,7 @@ class ProbeSchedule:
             self.plan(endpoint, now_ns + int((self._times.interval_s if is_well else self._times.trouble_s) * 1e9))
 
     def wait_s(self, now_ns: int) -> float | None:
-        """How long to sleep before the next look; None while there is nothing to look at."""
-        if self._endpoints.outstanding:
-            return self._times.silence_s / 3
+        """How long to sleep before the next look at an idle pool; None while there is nothing to look at."""
         return max(0.0, (self._heap[0][0] - now_ns) / 1e9) if self._heap else None
 
 
@@ -105,29 +103,31 @@ class Prober:
         for endpoint in self._endpoints.endpoints:
             self._schedule.plan(endpoint, clock.now_ns())
         self._endpoints.observers.append(self._changed)
-        self._endpoints.on_busy = self._wake.set
+        self._endpoints.on_request = self._wake.set
         try:
             while True:
                 for endpoint in self._schedule.due(clock.now_ns()):
                     task = asyncio.create_task(self._ask(endpoint))
                     self._probes.add(task)
                     task.add_done_callback(self._probes.discard)
-                await self._sleep(self._schedule.wait_s(clock.now_ns()))
+                await self._sleep(clock.now_ns())
         finally:
             self._endpoints.observers.remove(self._changed)
-            self._endpoints.on_busy = None
+            self._endpoints.on_request = None
             for task in self._probes:
                 task.cancel()
 
-    async def _sleep(self, seconds: float | None) -> None:
-        if self._endpoints.outstanding:
-            # Not woken by each request that finds the pool idle: a look every quarter of a second is enough.
-            await asyncio.sleep(seconds or 0)
-            self._wake.clear()
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
+    async def _sleep(self, now_ns: int) -> None:
+        """Until the next look. A busy pool is looked at a few times a second, and requests wake nothing."""
+        if self._endpoints.on_request is None:
+            # There was a request since the last look, so that there may be one now.
+            await asyncio.sleep(self._times.silence_s / 3)
+            if not self._endpoints.outstanding:
+                self._endpoints.on_request = self._wake.set
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._schedule.wait_s(now_ns)):
+                    await self._wake.wait()
         self._wake.clear()
 
     def _changed(self, endpoint: Endpoint) -> None:

@@ -148,16 +148,16 @@ class HttpUpstream(asyncio.BufferedProtocol):
         "_left",
         "_pool",
         "_rest",
-        "_transport",
         "idle_since_s",
         "is_full",
         "is_lost",
+        "transport",
     )
 
     def __init__(self, pool: HttpPool) -> None:
         self._pool = pool
         self._arena = pool.arena.view
-        self._transport: asyncio.Transport
+        self.transport: asyncio.Transport
         self._asking: Asking | None = None
         # Of the answer that is being received: its head, the bytes to come of a body of known length, its chunks.
         self._head: AnswerHead | None = None
@@ -178,45 +178,40 @@ class HttpUpstream(asyncio.BufferedProtocol):
         self._asking = asking
         self._is_whole = is_whole
         if len(body) <= _MAX_JOINED_BYTES:
-            self._transport.write(head + body if body else head)
+            self.transport.write(head + body if body else head)
         else:
-            self._transport.writelines((head, body))
+            self.transport.writelines((head, body))
 
     def send(self, data: Buffer, *, is_whole: bool = False) -> None:
         """Send more of the request's body; the caller minds `is_full`."""
         self._is_whole = is_whole
         if data:
-            self._transport.write(data)
+            self.transport.write(data)
 
     def abandon(self) -> None:
         """The answer is no longer wanted: the replica learns of it by the end of the connection."""
         self._asking = None
-        self._transport.abort()
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether it has ended, which it may not have been told yet."""
-        return self.is_lost or self._transport.is_closing()
+        self.transport.abort()
 
     def pause(self) -> None:
         """Receive nothing until `resume`."""
         self._is_paused = True
-        self._transport.pause_reading()
+        self.transport.pause_reading()
 
     def resume(self) -> None:
         if self._is_paused and not self.is_lost:
             self._is_paused = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     def close(self) -> None:
         """Close an idle connection."""
-        self._transport.abort()
+        self.transport.abort()
 
     # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports write like asyncio.Transport without inheriting from it.
-        self._transport = transport  # type: ignore[assignment]
+        self.transport = transport  # type: ignore[assignment]
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         return self._arena
@@ -320,25 +315,26 @@ class HttpUpstream(asyncio.BufferedProtocol):
         """The answer is complete: the connection is free, unless it must close."""
         self._asking = self._head = self._chunks = None
         if head.is_last or not self._is_whole:
-            self._transport.abort()
+            self.transport.abort()
         else:
-            self.resume()  # its last reader was slow
+            if self._is_paused:
+                self.resume()  # its last reader was slow
             self._pool.give_back(self)
 
     def _judge(self) -> None:
         if self.is_lost:
             return
         refused: Exception | None = None
-        opened = self._transport.get_extra_info("socket")
+        opened = self.transport.get_extra_info("socket")
         with suppress(OSError, AttributeError):
             if opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSED:
                 refused = ConnectionResetError("the request was not read")
         self.connection_lost(refused)
-        self._transport.abort()
+        self.transport.abort()
 
     def _break(self, reason: str) -> None:
         asking, self._asking = self._asking, None
-        self._transport.abort()
+        self.transport.abort()
         if asking is not None:
             asking.lost(reason, is_refused=False)
 
@@ -361,7 +357,7 @@ class HttpPool:
         """An idle connection, if there is one."""
         while self._idle:
             upstream = self._idle.pop()
-            if not upstream.is_closing:
+            if not upstream.transport.is_closing():
                 return upstream
         return None
 
