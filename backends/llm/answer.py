@@ -11,7 +11,7 @@ import orjson
 
 from modelserver.backend import Array, InferResponse, InternalError, InvalidArgumentError, Tensor
 
-from .contract import OUTPUTS
+from .contract import OUTPUTS, PREDICTED
 from .generation import SequenceOutput
 from .plan import TokenLogprobs
 from .text.tokenizer import Tokenizer
@@ -95,6 +95,9 @@ class AnswerWriter:
             yield numbers("num_output_tokens", [len(output.token_ids) for output in outputs])
         if "num_cached_tokens" in wants:
             yield numbers("num_cached_tokens", [output.num_cached_tokens for output in outputs])
+        for place, name in enumerate(PREDICTED):
+            if name in wants and all(output.finish_reason is not None for output in outputs):
+                yield numbers(name, [(output.predicted or (0, 0))[place] for output in outputs])
 
     def _token_ids(self, outputs: Sequence[SequenceOutput]) -> list[Tensor]:
         if "token_ids" in self._wants and len(outputs) == 1:

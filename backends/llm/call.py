@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from modelserver.backend import (
     parse_long_json,
 )
 
-from .contract import COMPANIONS, OUTPUTS, RETURNS, Operation
+from .contract import COMPANIONS, OUTPUTS, PREDICTED, PREDICTION, RETURNS, Operation
 from .json_fields import integer, quote, string
 from .lora.uses import ADAPTER_PARAMETERS, AdapterUse, read_uses
 from .sampling_params import CONVERTERS, SamplingParams
@@ -62,7 +62,7 @@ class Chat:
 class Call:
     """One of `text`, `chat` and `token_ids` is there. `wants` are the outputs that were asked for.
 
-    A long `text` is UTF-8, and was not checked.
+    A long `text` or `prediction` is UTF-8, and was not checked.
 
     `has_special_tokens` None: as usual for what was given. `dimensions` is of embeddings, `truncation` of texts that
     are embedded or classified; `pair_truncation` is the number of tokens of the `pair` that are read.
@@ -87,6 +87,7 @@ class Call:
     pair_truncation: int | None = None
     is_raw: bool = False  # scores are the network's own numbers
     adapters: tuple[AdapterUse, ...] = ()
+    prediction: str | bytes | None = None  # the answer that is expected
 
     def longest(self, max_model_len: int) -> int | None:
         """How many tokens of the text are read; None: it may not be cut. InvalidArgumentError for what is none."""
@@ -114,6 +115,10 @@ def read_call(
     wants = {output for name, output in RETURNS.items() if _flag(request, name)}
     wants |= OUTPUTS.keys() & set(request.outputs or ())
     wants |= {companion for output, companion in COMPANIONS.items() if output in wants}
+    if PREDICTION in request.inputs:
+        if operation is not Operation.GENERATE:
+            raise InvalidArgumentError(f"input '{PREDICTION}' goes with the operation 'generate' only")
+        wants.update(PREDICTED)
     excludes_input = _flag(request, "exclude_input_in_output")
     if excludes_input is False and is_streamed:
         raise InvalidArgumentError(
@@ -161,6 +166,7 @@ def read_call(
         pair_truncation,
         _flag(request, "raw_scores") or False,
         adapters,
+        _long_text(request, PREDICTION),
     )
 
 
@@ -189,9 +195,7 @@ def _prompt(request: InferRequest, operation: Operation) -> tuple[str | bytes | 
     if given[0] == "input_ids":
         return None, None, request.inputs["input_ids"].data.ravel()
     if given[0] == "text_input":
-        element = request.inputs["text_input"].data.item()
-        is_long = isinstance(element, bytes) and len(element) > _MAX_DECODED_BYTES
-        return element if is_long else _text(request, "text_input"), None, None
+        return _long_text(request, "text_input"), None, None
     return None, _chat(request), None
 
 
@@ -313,6 +317,14 @@ def _text(request: InferRequest, name: str) -> str | None:
         raise InvalidArgumentError(f"input '{name}' is not UTF-8: {error}") from None
 
 
+def _long_text(request: InferRequest, name: str) -> str | bytes | None:
+    """The same, but for a text that is too long to be decoded at once."""
+    tensor = request.inputs.get(name)
+    element = None if tensor is None else tensor.data.item()
+    is_long = isinstance(element, bytes) and len(element) > _MAX_DECODED_BYTES
+    return element if is_long else _text(request, name)
+
+
 def _object(request: InferRequest, name: str) -> dict[str, Any]:
     """A JSON object in an input; empty text is an empty one."""
     tensor = request.inputs.get(name)
@@ -336,7 +348,7 @@ class ReadRequest:
     """As a model takes it on, or with its answer, where reading is all that was asked for.
 
     `text` is the source of `token_ids`; None if tokens were given, or if the text is not needed. `type_ids` say which
-    token belongs to which text of a pair.
+    token belongs to which text of a pair. `prediction` are the tokens of the expected answer.
     """
 
     call: Call
@@ -345,3 +357,4 @@ class ReadRequest:
     response: InferResponse | None = None
     pictures: PromptPictures | None = None
     type_ids: list[int] | None = None
+    prediction: Sequence[int] = ()

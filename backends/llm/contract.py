@@ -39,6 +39,9 @@ RETURNS: Mapping[str, str] = {
 }
 # Of models that see pictures: their files, base64 or data: URLs.
 IMAGE = "image"
+# The answer that a client expects; the outputs say how much of it was right.
+PREDICTION = "prediction"
+PREDICTED = ("num_accepted_prediction_tokens", "num_rejected_prediction_tokens")
 _INPUTS: Mapping[str, tuple[Datatype, int]] = {
     "text_input": (Datatype.BYTES, 1),
     "messages": (Datatype.BYTES, 1),
@@ -49,6 +52,7 @@ _INPUTS: Mapping[str, tuple[Datatype, int]] = {
     **dict.fromkeys(RETURNS, (Datatype.BOOL, 1)),
     "operation": (Datatype.BYTES, 1),
     "add_special_tokens": (Datatype.BOOL, 1),
+    PREDICTION: (Datatype.BYTES, 1),
     "dimensions": (Datatype.INT32, 1),
     "truncate_prompt_tokens": (Datatype.INT32, 1),
     IMAGE: (Datatype.BYTES, -1),
@@ -67,6 +71,7 @@ OUTPUTS: Mapping[str, Datatype] = {
     "num_input_tokens": Datatype.UINT32,
     "num_output_tokens": Datatype.UINT32,
     "num_cached_tokens": Datatype.UINT32,
+    **dict.fromkeys(PREDICTED, Datatype.UINT32),
     "token_ids": Datatype.INT32,
     "choice_token_ids": Datatype.BYTES,
     "index": Datatype.INT32,

@@ -71,6 +71,8 @@ class Delivery:
         if sequence.finish_reason is not None:
             output.finish_reason = sequence.finish_reason
             output.stop_reason = sequence.stop_reason
+            if (prediction := sequence.prediction) is not None:
+                output.predicted = prediction.num_accepted, prediction.num_rejected
             if self.first_token_ns:
                 output.phases = (self.scheduled_ns, self.first_token_ns, self.last_token_ns)
         if self.logprobs:

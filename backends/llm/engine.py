@@ -29,7 +29,8 @@ from .plan import SampledToken, StepPlan, StepResult
 from .sampling_params import MAX_SEED
 from .scheduler import Scheduler
 from .sequence import FinishReason, Sequence, find_stop
-from .speculation.speculator import make_speculator
+from .speculation.prediction import Prediction
+from .speculation.speculator import make_predicting, make_speculator
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint
@@ -107,6 +108,9 @@ class Engine:
         self._seeds = random.Random(options.seed)  # noqa: S311 - noise of sampling, no secret
         self._speculator = make_speculator(runner, options, drafter, clock_ns)
         self.statistics = EngineStatistics(max_model_len=self.max_model_len)
+        self._note_speculator()
+
+    def _note_speculator(self) -> None:
         if self._speculator is not None:
             self.statistics.speculation = self._speculator.statistics
 
@@ -209,6 +213,9 @@ class Engine:
     def _begin(self, request: GenerationRequest, grammar: Grammar | None) -> None:
         """Let the sequences of a request wait for their turn."""
         params = request.params
+        if request.prediction and self._speculator is None:
+            self._speculator = make_predicting(self.runner, self._clock_ns)
+            self._note_speculator()
         self.statistics.request_params_n.observe(params.n)
         sequences: list[Sequence] = []
         for choice in range(params.n):
@@ -231,6 +238,7 @@ class Engine:
                 matcher=grammar.matcher() if grammar is not None else None,
                 adapter=request.adapter,
                 pictures=request.pictures,
+                prediction=Prediction(request.prediction) if request.prediction else None,
             )
             self._num_sequences += 1
             sequences.append(sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,8 @@ class GenerationRequest:
 
     `priority`: lower goes first, where the engine schedules by priority. `cache_salt` separates prefixes that must not
     be shared. `arrival_ns` by the engine's clock; 0 is now. Not `is_streamed`: one output per choice, when it has
-    ended. `pictures` are those in the prompt. `adapters` are those that it asks for, and `adapter` what the engine has
-    made of them.
+    ended. `pictures` are those in the prompt; `prediction` is the answer that the client expects. `adapters`
+    are those that it asks for, and `adapter` what the engine has made of them.
     """
 
     prompt_token_ids: list[int]
@@ -36,6 +37,7 @@ class GenerationRequest:
     prompt_text: str | None = None
     is_streamed: bool = True
     pictures: PromptPictures | None = None
+    prediction: Sequence[int] = ()
     adapters: tuple[AdapterUse, ...] = ()
     adapter: Adapter | None = None
 
@@ -48,6 +50,7 @@ class SequenceOutput:
     the start. `finish_reason` is there in the last output, with what stopped it (None: end of sequence, or length).
     `prompt_logprobs` is in the first output of choice 0 only: one entry per prompt token, None for the first.
     `phases` too: when it was scheduled, and had its first and its last token (monotonic, ns); None if it had none.
+    `predicted` comes with the end of a choice that had a prediction: how many tokens of it were accepted, and rejected.
     `error`: the whole request is refused after it was taken on, and this is all that comes of it.
     """
 
@@ -63,6 +66,7 @@ class SequenceOutput:
     stop_reason: str | int | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     phases: tuple[int, int, int] | None = None
+    predicted: tuple[int, int] | None = None
     error: ServerError | None = None
 
     def extend(self, later: SequenceOutput) -> None:
@@ -78,4 +82,4 @@ class SequenceOutput:
         self.num_cached_tokens = later.num_cached_tokens
         self.cumulative_logprob = later.cumulative_logprob
         self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
-        self.phases = later.phases
+        self.phases, self.predicted = later.phases, later.predicted

@@ -155,10 +155,12 @@ class LlmInstance(StepInstance):
                     check_length, max_tokens=call.params.max_tokens, max_model_len=self.engine.max_model_len
                 )
                 if call.text == "" and not call.images:
-                    return ReadRequest(call, self._empty_prompt(call), "")
-                if call.images:
-                    return self._read_with_pictures(call, both_checks(check_left, check))
-                return ReadRequest(call, *self._prompt(call, both_checks(check_left, check)))
+                    read = ReadRequest(call, self._empty_prompt(call), "")
+                elif call.images:
+                    read = self._read_with_pictures(call, both_checks(check_left, check))
+                else:
+                    read = ReadRequest(call, *self._prompt(call, both_checks(check_left, check)))
+                return self._with_prediction(read, check_left)
             case Operation.EMBED:
                 return ReadRequest(call, self._embedded_token_ids(call, check_left))
             case Operation.LOAD_ADAPTER:
@@ -200,6 +202,7 @@ class LlmInstance(StepInstance):
             arrival_ns=request.arrival_ns,
             is_streamed=call.is_streamed,
             pictures=read.pictures,
+            prediction=read.prediction,
             adapters=call.adapters,
         )
         self.engine.add(asked)
@@ -267,6 +270,14 @@ class LlmInstance(StepInstance):
         text = given if isinstance(given, str) else str(given, "utf-8", "replace")
         token_ids = self._tokenizer.encode(reader.expand(text, seen), has_special_tokens, check_length=check)
         return ReadRequest(call, token_ids, text, pictures=reader.place(seen, token_ids))
+
+    def _with_prediction(self, read: ReadRequest, check_left: LengthCheck) -> ReadRequest:
+        """With the tokens of the expected answer, as many as the model has room for."""
+        text = read.call.prediction
+        if not text:
+            return read
+        longest = self.engine.max_model_len
+        return replace(read, prediction=self._tokenizer.encode(text, False, longest=longest, check_length=check_left))
 
     def _empty_prompt(self, call: Call) -> list[int]:
         """The tokens of an empty text: those added to every text, or else the one that begins texts."""

@@ -12,7 +12,7 @@ from threading import Event
 from modelserver.backend import CancelledError, InferRequest, InferResponse, InternalError, ResponseSender, ServerError
 
 from .call import ReadRequest
-from .contract import IMAGE
+from .contract import IMAGE, PREDICTION
 from .text.tokenizer import LONG_TEXT, LengthCheck
 
 logger = logging.getLogger(__name__)
@@ -100,6 +100,6 @@ def _is_long(request: InferRequest) -> bool:
     """Pictures take as long to read as long texts."""
     return IMAGE in request.inputs or any(
         len(tensor.data.item()) > LONG_TEXT
-        for name in ("text_input", "messages", "text_pair")
+        for name in ("text_input", "messages", "text_pair", PREDICTION)
         if (tensor := request.inputs.get(name)) is not None
     )

@@ -12,6 +12,7 @@ from .sampling_params import SamplingParams
 if TYPE_CHECKING:
     from .lora.adapter import Adapter
     from .pictures.prompt import PromptPictures
+    from .speculation.prediction import Prediction
 
 
 class FinishReason(enum.Enum):
@@ -85,6 +86,8 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)
     pace: Any = None
     token_index: Any = None
+    # The answer that the client expects.
+    prediction: Prediction | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -45,7 +45,8 @@ _MOST_DEPTH = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """`method` is one of METHODS. A step checks up to `num_speculative_tokens` drafts of a sequence.
+    """`method` is one of METHODS, or "prediction" for what clients predict alone. A step checks up to
+    `num_speculative_tokens` drafts of a sequence.
 
     `prompt_lookup_min` to `prompt_lookup_max` tokens are looked for earlier in the text (ngram). A match of suffixes
     counts up to `max_tree_depth` tokens, gives `max_spec_factor` times as many drafts, and each draft is as probable
@@ -67,6 +68,10 @@ class SpeculativeConfig:
     def most_sequences(self, *, is_gpu: bool) -> int:
         """How many sequences may run while there are drafts."""
         return self.disable_by_batch_size or (_GPU_SEQUENCES if is_gpu else _CPU_SEQUENCES)
+
+
+# Of requests with a prediction, on a model that speculates nothing else.
+PREDICTED = SpeculativeConfig(method="prediction", num_speculative_tokens=16)
 
 
 def read_speculative_config(name: str, value: Any) -> SpeculativeConfig | None:

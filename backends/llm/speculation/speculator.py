@@ -17,7 +17,7 @@ from ..engine_statistics import SpeculationStatistics
 from ..grammar.matcher import accepted_prefix
 from ..plan import SampledToken, StepPlan
 from ..sequence import Sequence as Generated
-from .config import SpeculativeConfig
+from .config import PREDICTED, SpeculativeConfig
 from .draft_model import DraftModel
 from .lookup import NgramProposer, Proposer, SuffixProposer
 
@@ -129,13 +129,14 @@ class Gain:
 class Speculator:
     """Called from the engine's thread: `draft` before each plan, `observe` with its result.
 
-    `most_sequences`: with more of them running, no sequence gets drafts, because such a step costs what it computes.
+    Without a `proposer` only sequences whose client has sent a prediction get drafts. `most_sequences`: with more of
+    them running, no sequence gets drafts, because such a step costs what it computes.
     """
 
     def __init__(
         self,
         config: SpeculativeConfig,
-        proposer: Proposer,
+        proposer: Proposer | None,
         *,
         most_sequences: int,
         clock_ns: Callable[[], int] = time.monotonic_ns,
@@ -163,6 +164,8 @@ class Speculator:
         # What a step may check in all, shared evenly.
         most = (self._most_rows - len(running)) // max(1, len(running))
         for sequence in running:
+            if self._proposer is None and sequence.prediction is None:
+                continue
             sequence.is_host_bound = True  # its next drafts depend on its last token
             if sequence.num_placeholders:
                 continue
@@ -189,13 +192,19 @@ class Speculator:
 
     def _propose(self, wanted: list[tuple[Generated, int]]) -> None:
         guessed: list[tuple[Generated, int]] = []
+        unpredicted: list[tuple[Generated, int]] = []
         for sequence, num_drafts in wanted:
             if sequence.matcher is not None:
                 sequence.drafts = sequence.matcher.forced(num_drafts)
+            if sequence.drafts:
+                continue
+            guessed.append((sequence, num_drafts))
+            if sequence.prediction is not None:
+                sequence.prediction.propose(sequence, num_drafts)
             if not sequence.drafts:
-                guessed.append((sequence, num_drafts))
-        if guessed:
-            self._proposer.propose(guessed)
+                unpredicted.append((sequence, num_drafts))
+        if unpredicted and self._proposer is not None:
+            self._proposer.propose(unpredicted)
         for sequence, _ in guessed:
             if sequence.matcher is not None and sequence.drafts:
                 sequence.drafts = accepted_prefix(sequence.matcher, sequence.drafts)
@@ -227,13 +236,17 @@ class Speculator:
                 drafts = sequence.drafts[:num_drafts]
                 num_accepted = sum(token.token_id == draft for token, draft in zip(tokens, drafts, strict=False))
                 self._pace(sequence).observe(num_drafts, num_accepted)
+                if sequence.prediction is not None:
+                    sequence.prediction.observe(num_drafts, num_accepted)
                 self.statistics.observe(num_drafts, num_accepted)
 
     def end(self, sequence: Generated) -> None:
-        self._proposer.end(sequence)
+        if self._proposer is not None:
+            self._proposer.end(sequence)
 
     def close(self) -> None:
-        self._proposer.close()
+        if self._proposer is not None:
+            self._proposer.close()
 
 
 def make_speculator(
@@ -259,3 +272,12 @@ def make_speculator(
         proposer = NgramProposer(config) if config.method == "ngram" else SuffixProposer(config)
     most_sequences = config.most_sequences(is_gpu=runner.is_asynchronous)
     return Speculator(config, proposer, most_sequences=most_sequences, clock_ns=clock_ns)
+
+
+def make_predicting(runner: Runner, clock_ns: Callable[[], int]) -> Speculator | None:
+    """For an engine that speculates only where a client predicts the answer; None for a model whose states cannot go
+    back."""
+    if runner.has_states:
+        return None
+    most_sequences = PREDICTED.most_sequences(is_gpu=runner.is_asynchronous)
+    return Speculator(PREDICTED, None, most_sequences=most_sequences, clock_ns=clock_ns)

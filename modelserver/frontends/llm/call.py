@@ -24,6 +24,7 @@ class GenerateCall:
     - `pictures` are those of each prompt, whose text has a mark in the place of each; none: no prompt has any.
     - `sampling` has the names of vLLM's sampling parameters; `structured_outputs` in it says what the text must be.
     - `suffix` is what follows the text that is to be generated, for models that fill in the middle.
+    - `prediction` is the answer that the client expects, which makes it come sooner where it is right.
     - `num_choices` is how many continuations each prompt gets.
     - `tools` may be called, or must; `has_reasoning`: reasoning is told, where the model's can be told apart.
     - `has_token_ids`: the tokens of the text are told. `adds_special_tokens` None: as usual for what was given.
@@ -36,6 +37,7 @@ class GenerateCall:
     conversation: dict[str, Any] | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     suffix: str = ""
+    prediction: str = ""
     num_choices: int = 1
     tools: Tools = field(default_factory=Tools)
     echo: str = ""
@@ -91,6 +93,8 @@ def common_inputs(call: GenerateCall, offered: Collection[str]) -> tuple[dict[st
     }
     if call.is_streamed:
         wanted["stream"] = True
+    if call.prediction:
+        wanted["prediction"] = call.prediction
     # A model that takes no parameters is asked plainly, as long as the client has no wishes of its own.
     has_wishes = any(name != "max_tokens" for name in call.sampling)
     (needed if has_wishes else wanted)["sampling_parameters"] = call.sampling

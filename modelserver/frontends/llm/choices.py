@@ -15,6 +15,7 @@ class Usage:
     """How many tokens a call took: sums over its prompts and their choices.
 
     `num_reasoning_tokens` of the outputs were reasoning; None of models that do not tell it from the rest.
+    `num_predicted` tokens of a prediction were accepted, and rejected; None without one, or of models that take none.
     """
 
     def __init__(self) -> None:
@@ -22,6 +23,7 @@ class Usage:
         self._num_cached: dict[int, int] = {}
         self.num_output_tokens = 0
         self.num_reasoning_tokens: int | None = None
+        self.num_predicted: tuple[int, int] | None = None
 
     @property
     def num_input_tokens(self) -> int:
@@ -44,6 +46,9 @@ class Usage:
             self._num_inputs[prompt] = delta.num_input_tokens
         if delta.num_cached_tokens is not None:
             self._num_cached[prompt] = delta.num_cached_tokens
+        if delta.num_predicted is not None:
+            before = self.num_predicted or (0, 0)
+            self.num_predicted = before[0] + delta.num_predicted[0], before[1] + delta.num_predicted[1]
         num_new = delta.num_output_tokens
         if num_new is None:
             # A model that does not count may still tell its tokens.

@@ -17,7 +17,8 @@ class TokenDelta:
     """News of one choice: text and tokens since the last ones. What the model does not tell is None or empty.
 
     `finish_reason` is empty while the choice goes on. `num_output_tokens` counts the new tokens; `num_input_tokens` and
-    `num_cached_tokens` are of the whole request.
+    `num_cached_tokens` are of the whole request. `num_predicted` comes with the end: how many tokens of the client's
+    prediction were accepted, and rejected.
     """
 
     choice: int
@@ -31,6 +32,7 @@ class TokenDelta:
     num_output_tokens: int | None = None
     num_cached_tokens: int | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    num_predicted: tuple[int, int] | None = None
 
 
 def read_deltas(response: InferResponse) -> list[TokenDelta]:
@@ -82,6 +84,8 @@ def _read(row: dict[str, Any]) -> TokenDelta:
     # Models write "None", as Triton's vLLM backend does, or nothing while a choice goes on.
     if reason and reason not in _UNFINISHED:
         delta.finish_reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        if (num_accepted := get("num_accepted_prediction_tokens")) is not None:
+            delta.num_predicted = num_accepted, get("num_rejected_prediction_tokens") or 0
     if (value := get("stop_reason", b"null")) != b"null":
         delta.stop_reason = _json(value)
     # Only `token_logprobs` has the bytes of tokens.

@@ -73,8 +73,13 @@ def usage_document(usage: Usage) -> dict[str, Any]:
         "total_tokens": num_inputs + num_outputs,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
     }
+    details = {}
     if usage.num_reasoning_tokens is not None:
-        document["completion_tokens_details"] = {"reasoning_tokens": min(num_outputs, usage.num_reasoning_tokens)}
+        details["reasoning_tokens"] = min(num_outputs, usage.num_reasoning_tokens)
+    if usage.num_predicted is not None:
+        details["accepted_prediction_tokens"], details["rejected_prediction_tokens"] = usage.num_predicted
+    if details:
+        document["completion_tokens_details"] = details
     return document
 
 

@@ -11,7 +11,7 @@ from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.llm.tools import Tools, ToolUse
 from modelserver.frontends.openai.answer_parts import AnswerOptions, read_stream_options
 from modelserver.frontends.openai.limits import OpenAiLimits
-from modelserver.frontends.openai.messages import read_messages
+from modelserver.frontends.openai.messages import read_messages, read_text
 from modelserver.frontends.openai.sampling import VERBOSITIES, read_choices, read_sampling, unsupported
 from modelserver.frontends.openai.structure import read_structure
 from modelserver.frontends.openai.tools import read_tools
@@ -66,6 +66,7 @@ def read_chat(fields: Fields, limits: OpenAiLimits) -> ChatRequest:
             conversation=conversation,
             sampling=sampling,
             num_choices=num_choices,
+            prediction=_read_prediction(fields),
             tools=tools,
             echo=last["content"] if fields.flag("echo") and last["role"] == "assistant" else "",
             is_streamed=is_streamed,
@@ -130,6 +131,17 @@ def _read_kwargs(fields: Fields) -> dict[str, Any]:
     if verbosity is not None:
         kwargs.setdefault("verbosity", verbosity)
     return kwargs
+
+
+def _read_prediction(fields: Fields) -> str:
+    """The text that is expected as the answer; empty if none is."""
+    prediction = fields.fields("prediction")
+    if prediction is None:
+        return ""
+    prediction.need("type", "content")
+    prediction.word("type", ("content",))
+    prediction.need("content", "a string or an array of parts")
+    return read_text(prediction, "content") or ""
 
 
 def _read_max_tokens(fields: Fields) -> int | None:

@@ -76,7 +76,7 @@ _OTHER_NAMES: dict[str, str] = {
     "max_new_tokens": "max_tokens",
     "num_predict": "max_tokens",
 }
-# What says nothing about the answer; it must be of its type all the same. A prediction only makes it come sooner.
+# What says nothing about the answer; it must be of its type all the same. Only chats have a prediction.
 _TEXTS_WITHOUT_EFFECT = (
     "user",
     "service_tier",

@@ -66,7 +66,8 @@ TYPES: dict[str, Schema] = {
         add_special_tokens?: boolean}""",
     # Answers.
     "Usage": """{prompt_tokens: integer, completion_tokens: integer, total_tokens: integer,
-        prompt_tokens_details?: {cached_tokens: integer}, completion_tokens_details?: {reasoning_tokens: integer}}""",
+        prompt_tokens_details?: {cached_tokens: integer}, completion_tokens_details?: {reasoning_tokens?: integer,
+        accepted_prediction_tokens?: integer, rejected_prediction_tokens?: integer}}""",
     "TokenLogprob": "{token: string, logprob: number | null, bytes: [integer] | null, *: any}",
     "ChatLogprobs": "{content: [TokenLogprob & {top_logprobs: [TokenLogprob]}] | null, refusal?: string}",
     "Answer": """{role: 'assistant', content: string | null, refusal?: string, tool_calls?: [ToolCall],

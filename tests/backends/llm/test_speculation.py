@@ -16,6 +16,7 @@ from modelserver_backends.llm.sequence import Sequence as Generated
 from modelserver_backends.llm.speculation.config import SpeculativeConfig, read_speculative_config
 from modelserver_backends.llm.speculation.draft_model import DraftModel
 from modelserver_backends.llm.speculation.lookup import NgramProposer, SuffixProposer
+from modelserver_backends.llm.speculation.prediction import Prediction
 from modelserver_backends.llm.speculation.speculator import Gain, Pace, Speculator
 from modelserver_backends.llm.speculation.token_index import TokenIndex
 from support.fake_engine import engine, request, run
@@ -322,6 +323,38 @@ def test_what_a_grammar_forces_is_drafted(directory: Path) -> None:
             statistics = llm.engine.statistics
         assert statistics.speculation is not None
         assert statistics.speculation.num_accepted_tokens > 0
+
+
+def test_what_a_client_predicts_is_drafted(is_asynchronous: bool) -> None:
+    """By an engine that speculates nothing else. The answer differs from the prediction in one place."""
+    guessing = engine(FakeRunner(num_blocks=64, vocab_size=40, is_asynchronous=is_asynchronous), clock=still)
+    answer = expected_tokens([3, 4, 5], 60, vocab_size=40, ignore_eos=True)
+    predicted, alone = request([3, 4, 5], max_tokens=60), request([9], max_tokens=20)
+    predicted.prediction = [*answer[:30], 41, 42, *answer[31:]]
+    found = run(guessing, alone, predicted)
+    assert found[predicted, 0].token_ids == answer
+    assert found[alone, 0].token_ids == expected_tokens([9], 20, vocab_size=40, ignore_eos=True)
+    assert guessing.statistics.num_steps < 45
+    accepted, rejected = found[predicted, 0].last.predicted or (0, 0)
+    assert accepted > 35
+    assert 0 < rejected < 20
+    assert found[alone, 0].last.predicted is None
+    wrong = request([3, 4, 5], max_tokens=60)
+    wrong.prediction = [0, 1]
+    assert run(guessing, wrong)[wrong, 0].last.predicted == (0, 0)
+
+
+def test_an_answer_leaves_its_prediction_and_returns() -> None:
+    prediction = Prediction([1, 2, 3, 4, 5, 1, 2, 6, 7, 8])
+    sequence = generated([50, 1], 1)
+    drafts = {}
+    for token in (2, 3, 9, 5, 1, 9, 9, 9, 6, 7, 30, 1, 2):  # 9 instead of 4; three for 2; a second beginning
+        prediction.propose(sequence, 2)
+        drafts[len(sequence.token_ids) - 2] = sequence.drafts
+        sequence.token_ids.append(token)
+    prediction.propose(sequence, 2)
+    assert list(drafts.values()) == [[2, 3], [3, 4], [4, 5], [], [1, 2], [2, 6], [], [], [], [], [8], [], []]
+    assert sequence.drafts == [3, 4]
 
 
 def test_measurements(directory: Path) -> None:
