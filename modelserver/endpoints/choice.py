@@ -40,7 +40,11 @@ class Candidates:
         self._seeds = np.fromiter((each.seed for each in endpoints), dtype=np.uint64, count=len(endpoints))
 
     def least_loaded(self, random: Random) -> Endpoint:
-        """The less loaded of two that chance picks; of equals the one that answers sooner."""
+        """The less loaded of two that chance picks.
+
+        Of equals, the one that answers in half the time gets twice as many, so that one that was slow once is asked
+        again.
+        """
         endpoints = self.endpoints
         count = len(endpoints)
         if count == 1:
@@ -52,7 +56,7 @@ class Candidates:
         one, other = endpoints[first], endpoints[second]
         if one.load != other.load:
             return one if one.load < other.load else other
-        return one if one.latency_s <= other.latency_s else other
+        return one if random.random() * (one.latency_s + other.latency_s) < other.latency_s else other
 
     def by_key(self, key: bytes, *, total_load: int | None, excluded: Collection[Endpoint] = ()) -> Endpoint:
         """The endpoint that a rendezvous hash prefers for `key`, among those whose load is near the mean.
