@@ -21,6 +21,8 @@ _AnyLayer = TypeVar("_AnyLayer", Linear, GroupedLinear, TokenEmbedding)
 
 # Free memory, in bytes and of what layers take, that is returned to the system between two layers.
 _MUCH_LEFT_BYTES, _MUCH_LEFT = 8 << 20, 0.03
+# How much more memory than it takes itself a layer may leave free: what was read, in wider numbers, and copies of that.
+_MOST_LEFT_BY_A_LAYER = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Weights:
         self.layers: list[StoredLayer] = []
         self.is_capturable = True
         self._num_bytes = 0
+        self._num_bytes_since = 0  # since free memory was last returned
         self._scheme = scheme
         self.is_transposed = is_transposed
         self._adapted = adapted
@@ -124,9 +127,18 @@ class Weights:
         if isinstance(layer, StoredLinear):
             self.layers.append(StoredLayer(tuple(part.name for part in parts), layer.form, layer.num_bytes))
             self._num_bytes += layer.num_bytes
-        # What packing frees is not all used again by the C library, and would grow with the network.
-        give_back(max(_MUCH_LEFT_BYTES, int(self._num_bytes * _MUCH_LEFT)))
+            self._num_bytes_since += layer.num_bytes
+        self._give_back()
         return layer
+
+    def _give_back(self) -> None:
+        """What packing frees is not all used again by the C library, and would grow with the network.
+
+        Small layers leave little, and to look through the memory of a process that holds much else takes milliseconds.
+        """
+        much = max(_MUCH_LEFT_BYTES, int(self._num_bytes * _MUCH_LEFT))
+        if self._num_bytes_since * _MOST_LEFT_BY_A_LAYER >= much and give_back(much):
+            self._num_bytes_since = 0
 
     def _tensors(self, parts: Sequence[Part], split: Split) -> LinearTensors:
         return LinearTensors(
