@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 Array = np.ndarray[Any, Any]
 
@@ -18,6 +16,9 @@ SPLIT_SEED = 0
 
 
 def _split() -> tuple[Array, Array, Array, Array]:
+    from sklearn.datasets import load_digits  # takes seconds to import
+    from sklearn.model_selection import train_test_split
+
     digits = load_digits()
     images = (digits.images / 16.0).astype(np.float32)
     labels = digits.target.astype(np.int64)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import anthropic
 import httpx
 import pytest
 from support.mock_llm import write_mock_llm
 from support.serving import RunningServer, running_server
+
+if TYPE_CHECKING:
+    import anthropic  # for seconds
 
 
 def write_models(root: Path) -> None:
@@ -30,6 +33,8 @@ def llm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServ
 @pytest.fixture
 def client(llm_server: RunningServer) -> Iterator[anthropic.Anthropic]:
     """Anthropic's client; it does not try again."""
+    import anthropic
+
     url = f"http://{llm_server.http_url}"
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as connected:
         yield connected

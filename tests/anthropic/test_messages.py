@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import pytest
 from support.mock_llm import say, user
+
+if TYPE_CHECKING:
+    import anthropic  # for seconds
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -211,6 +213,8 @@ def test_the_tokens_of_a_prompt_are_counted(client: anthropic.Anthropic) -> None
 
 
 def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_know(client: anthropic.Anthropic) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: 600 tokens > 512 maximum"):
         ask(client, " one" * 600)
 

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import skops.io
 import torch
-from sklearn.linear_model import LinearRegression
 from support.onnx_models import onnx_model, value
 
 from modelserver.cli.main import main
@@ -40,6 +38,9 @@ def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of models in files of their own names."""
+    import skops.io
+    from sklearn.linear_model import LinearRegression
+
     root = tmp_path_factory.mktemp("files")
     model = LinearRegression().fit([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [0.5, 1.5, 2.5])
     skops.io.dump(model, root / "prices.skops")

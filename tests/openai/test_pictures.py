@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import ollama
 import openai
@@ -87,6 +86,8 @@ def test_tokens_of_pictures_are_counted(served: RunningServer, checkpoint: Path)
 
 
 def test_a_message_of_anthropics_api(served: RunningServer, checkpoint: Path) -> None:
+    import anthropic
+
     length, text = expected(checkpoint, "hello", FIRST)
     source: dict[str, Any] = {"type": "base64", "media_type": "image/png", "data": data_url(FIRST).partition(",")[2]}
     content = [{"type": "image", "source": source}, {"type": "text", "text": "hello"}]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
-import anthropic
 import openai
 import pytest
 from support.asking import ask
@@ -324,6 +323,8 @@ def test_anthropics_api_is_asked_in_its_form(client: openai.OpenAI, front: Runni
     assert sent["stop_sequences"] == ["x"]
     assert sent["messages"][1]["content"][1] == {"type": "tool_use", "id": "c9", "name": "add", "input": {"a": 1}}
     assert sent["messages"][2]["content"] == [{"type": "tool_result", "tool_use_id": "c9", "content": "3"}]
+    import anthropic
+
     with anthropic.Anthropic(base_url=f"http://{front.http_url}", api_key="none", max_retries=0) as other:
         told = other.messages.create(model="speaks", max_tokens=5, messages=[{"role": "user", "content": "Hi"}])
     assert [block.text for block in told.content if block.type == "text"] == ["Good day"]

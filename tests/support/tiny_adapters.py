@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import peft
 import torch
 from safetensors.numpy import load_file
 from support.gguf_models import converted
-from transformers import AutoModelForCausalLM
 
 
 @contextmanager
@@ -27,6 +25,9 @@ def _quiet() -> Iterator[None]:
 
 def write_adapter(base: Path, place: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **config: Any) -> Path:
     """An adapter whose matrices are drawn wide enough to change texts, in the directory `place`."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(seed)
     values = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **config}
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -44,6 +45,9 @@ def write_adapter(base: Path, place: Path, *, seed: int = 0, dtype: torch.dtype 
 
 def peft_tokens(base: Path, place: Path, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
     """Greedy tokens of the base with an adapter."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     with _quiet():
         adapted = peft.PeftModel.from_pretrained(model, place).float().eval()

@@ -10,7 +10,6 @@ import numpy as np
 import soundfile
 import torch
 import tqdm
-import transformers
 from tokenizers import pre_tokenizers
 
 RATE = 16_000
@@ -24,6 +23,8 @@ _SPECIALS = (
 
 def write_whisper(directory: Path, *, is_multilingual: bool = True) -> None:
     """The network, its tokenizer of single bytes, and its settings."""
+    import transformers
+
     tqdm.tqdm.monitor_interval = 0  # no thread
     torch.manual_seed(0)
     times = [f"<|{number * 0.02:.2f}|>" for number in range(WINDOW_S * 50 + 1)]

@@ -12,11 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import skops.io
 from modelserver_backends.tabular import onnx_form
-from modelserver_backends.tabular.sklearn import SklearnModel
-from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.preprocessing import FunctionTransformer
 from support.contexts import context_of, loaded
 from support.tabular_models import ROWS, TWO, Trained
 
@@ -73,12 +69,16 @@ def test_a_damaged_file_is_refused_with_the_reason(trained: Trained, tmp_path: P
 
 
 def place(directory: Path, model: Any) -> Path:
+    import skops.io
+
     (directory / "1").mkdir()
     skops.io.dump(model, directory / "1" / "model.skops")
     return directory
 
 
 def test_pickles_have_to_be_vouched_for(tmp_path: Path) -> None:
+    from sklearn.linear_model import LinearRegression
+
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "model.pkl").write_bytes(pickle.dumps(LinearRegression().fit(ROWS, TWO)))
     with pytest.raises(ServerError, match=r"can run any code .* skops\.io\.dump .* --allow-pickle-models"):
@@ -87,12 +87,16 @@ def test_pickles_have_to_be_vouched_for(tmp_path: Path) -> None:
 
 
 def test_functions_in_a_file_of_skops_have_to_be_vouched_for(tmp_path: Path) -> None:
+    from sklearn.preprocessing import FunctionTransformer
+
     context = context_of(place(tmp_path, FunctionTransformer(re.escape).fit(ROWS)))
     with pytest.raises(ServerError, match=r"objects of re\.escape, which may run any code"):
         loaded(find_backend("sklearn"), context)
 
 
 def test_a_pickle_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.linear_model import LinearRegression
+
     (tmp_path / "1").mkdir()
     model = LinearRegression().fit(ROWS, TWO)
     monkeypatch.setattr(sys.modules["sklearn.base"], "__version__", "1.2.3")
@@ -107,6 +111,8 @@ def test_a_pickle_of_another_version_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_not_fitted_is_refused(tmp_path: Path) -> None:
+    from sklearn.linear_model import LinearRegression
+
     with pytest.raises(InvalidArgumentError, match=r"a LinearRegression without n_features_in_ is not fitted"):
         loaded(find_backend("sklearn"), context_of(place(tmp_path, LinearRegression())))
 
@@ -114,6 +120,8 @@ def test_what_is_not_fitted_is_refused(tmp_path: Path) -> None:
 def test_a_converted_model_is_used_only_if_it_answers_alike(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from modelserver_backends.tabular.sklearn import SklearnModel
+
     caplog.set_level(logging.INFO)
     context = context_of(trained.repository / "forest", options={"allow-pickle": "true"})
     rows = {"input-0": ROWS.astype(np.float64)}
@@ -141,12 +149,16 @@ def test_a_converted_model_is_used_only_if_it_answers_alike(
 
 def test_rows_for_the_comparison_lie_around_the_thresholds(trained: Trained) -> None:
     """Of numbers far from all thresholds a model that was converted badly would not be told apart."""
+    from modelserver_backends.tabular.sklearn import SklearnModel
+
     model = SklearnModel(trained.models["forest"], 1)
     rows = onnx_form._sample(model.to_onnx(), model)
     assert len({tuple(row) for row in model.predict(rows, ["predict_proba"])["predict_proba"].tolist()}) > 20
 
 
 def test_inputs_and_outputs_may_be_chosen(tmp_path: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+
     model = LogisticRegression().fit(ROWS, TWO)
     directory = place(tmp_path, model)
     (directory / "config.pbtxt").write_text('input { name: "x" }\noutput { name: "decision_function" }')

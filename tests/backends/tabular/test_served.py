@@ -7,11 +7,10 @@ import urllib.request
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from support.clients import ClientError, ProtocolClient
 from support.serving import RunningServer
-from support.tabular_models import PEOPLE, ROWS, TEXTS, Trained
+from support.tabular_models import ROWS, TEXTS, Trained, people_table
 
 X = ROWS[:7]
 
@@ -88,15 +87,18 @@ def test_named_columns(tables_client: ProtocolClient, trained: Trained) -> None:
     """As MLServer's codec for pandas sends them; a pipeline over columns needs them."""
     columns = {name: X[:, [index]] for index, name in enumerate("dcba")}
     answer = tables_client.infer("frame", columns)
+    import pandas as pd
+
     frame = pd.DataFrame(X[:, ::-1], columns=list("abcd"))
     expected = trained.models["frame"].predict_proba(frame)
     np.testing.assert_allclose(answer["predict_proba"], expected, rtol=1e-4)
     np.testing.assert_allclose(tables_client.infer("frame", {"x": X[:, ::-1]})["predict_proba"], expected, rtol=1e-4)
     with pytest.raises(ClientError, match="lack the columns c, d"):
         tables_client.infer("frame", {"a": X[:, :1], "b": X[:, :1]})
-    people = {"age": PEOPLE["age"].to_numpy()[:, None], "city": PEOPLE["city"].to_numpy(object)[:, None]}
+    table = people_table()
+    people = {"age": table["age"].to_numpy()[:, None], "city": table["city"].to_numpy(object)[:, None]}
     got = tables_client.infer("people", people)["predict_proba"]
-    np.testing.assert_allclose(got, trained.models["people"].predict_proba(PEOPLE), rtol=1e-6)
+    np.testing.assert_allclose(got, trained.models["people"].predict_proba(table), rtol=1e-6)
     with pytest.raises(ClientError, match="the model refuses the inputs: Found unknown categories"):
         tables_client.infer("people", people | {"city": np.full((60, 1), b"atlantis", object)})
 
