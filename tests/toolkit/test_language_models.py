@@ -31,6 +31,14 @@ def rows_in_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "PACKED_KERNELS", None)
 
 
+_PAIRS = (
+    ("int4", "qwen3_moe"),
+    ("int4", "llama"),
+    ("int8", "phi3"),
+    ("int8", "qwen3_moe"),
+    ("fp8", "llama"),
+    ("fp8", "phi3"),
+)
 TEXT = "the server answers every request that it is given, and then it waits for the next one to come\n" * 3
 
 
@@ -51,8 +59,15 @@ def rounding(method: str):
     return {"int4": lambda one: integers(4, 32, one), "int8": lambda one: integers(8, -1, one), "fp8": floats}[method]
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "qwen3_moe"])
-@pytest.mark.parametrize("method", ["int4", "int8", "fp8"])
+# Each method and each family; the other pairs are slow.
+@pytest.mark.parametrize(
+    ("method", "family"),
+    [
+        pytest.param(method, family, marks=() if (method, family) in _PAIRS else pytest.mark.slow)
+        for method in ("int4", "int8", "fp8")
+        for family in ("llama", "phi3", "qwen3_moe")
+    ],
+)
 def test_a_checkpoint_is_rounded_and_serves(method: str, family: str, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", family, values=VALUES)
     _, twin = write_quantized(source, tmp_path, rounding(method), {})
@@ -107,6 +122,7 @@ def test_a_calibration_text_makes_layers_lose_less_on_it() -> None:
     assert error(guided) < 0.6 * error(round_integers(weight, 4, 32))
 
 
+@pytest.mark.slow
 def test_what_a_text_shows_makes_a_trained_model_lose_less_on_another() -> None:
     """The smallest margins are half of those measured: chance gives none of them."""
     paragraphs = [text for text in topics.values() if len(text) > 2000]

@@ -50,7 +50,7 @@ def test_a_batch_equals_transformers(family: str, checkpoint: Checkpoints) -> No
         )
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *FOREIGN_FAMILIES])
+@pytest.mark.parametrize("family", [*FAMILIES, *(_foreign(family) for family in FOREIGN_FAMILIES)])
 def test_small_blocks_chunks_and_preemptions_change_nothing(family: str, checkpoint: Checkpoints) -> None:
     directory = checkpoint(family)
     options = {"block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 16, "num_gpu_blocks_override": 55}
