@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "modelserver.batch",
         "modelserver.bench",
         "modelserver.cli",
+        "modelserver.cluster",
         "modelserver.embed",
         "modelserver.remote",
         "modelserver.router",

@@ -28,6 +28,8 @@ COMMANDS = {
     "stop": ("store", "Unload a model of a running server; its next request loads it again."),
     "serve": ("serve", "Serve model repositories over HTTP and gRPC."),
     "route": ("route", "Put one address in front of several identical servers."),
+    "deploy": ("cluster", "Start pools of servers on a Ray cluster, or change those that run, as a file says."),
+    "cluster": ("cluster", "Look at what is deployed in a Ray cluster, and change it."),
     "check": ("check", "Validate every model of a repository without serving it."),
     "list": ("models", "List the models of a running server, or of a repository."),
     "show": ("models", "Show a model: its inputs and outputs, its completed config, and its statistics."),

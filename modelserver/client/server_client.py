@@ -103,6 +103,10 @@ class ServerClient(ControlClient):
         """Status of the server, its host and each model version."""
         return dict(self._request("GET", "/v2/overview").document())
 
+    def metrics(self, path: str = "/metrics") -> bytes:
+        """A page of metrics, in Prometheus's text format."""
+        return self._request("GET", path).body
+
     def log_lines(self, num_lines: int, *, follows: bool = False) -> Iterator[str]:
         """The newest lines of the server's log; with `follows`, also each new line as it is written."""
         path = f"/v2/logging/lines?lines={num_lines}&follow={str(follows).lower()}"

@@ -23,6 +23,7 @@ MESSAGES = {
     "modelserver/store/cloud_store.py": {"cloud": {"fsspec", *CLOUD_LIBRARIES.values()}},
     "modelserver/batch/formats.py": {"batch": {"pyarrow"}},
     "modelserver/cache/open_store.py": {"redis": {"redis"}},
+    "modelserver/cluster/ray_cluster.py": {"ray": {"ray"}},
     "modelserver/cli/infer.py": {"images": {"pillow"}},
     "modelserver/store/hub.py": {"hub": {"huggingface_hub"}},
     "backends/onnxruntime/diagnosis.py": {"onnx": {"onnxruntime"}},

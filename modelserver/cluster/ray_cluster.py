@@ -1,0 +1,152 @@
+"""Ray, as far as we use it: actors by name, what they answer, and a store of a few bytes.
+
+Ray places the hosts of replicas and says when one has ended. Requests never pass it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from modelserver.cluster.deployment import Pool
+from modelserver.cluster.host import ReplicaHost, Report
+from modelserver.errors import UnavailableError
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE: Final = "modelserver"
+_HOST: Final = "replica:"
+_STATE: Final = b"plans"
+
+
+def import_ray() -> Any:
+    """The library. Raises UnavailableError when it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"a cluster needs the Python package '{error.name}', which is not installed: "
+            "install it with pip install 'modelserver[ray]'"
+        ) from None
+
+
+class StateStore:
+    """A few kilobytes that outlive the controller, though not the cluster's head."""
+
+    def __init__(self) -> None:
+        self._kv = importlib.import_module("ray.experimental.internal_kv")
+
+    def read(self) -> bytes:
+        """Empty if nothing was written."""
+        content = self._kv._internal_kv_get(_STATE, namespace=NAMESPACE.encode())
+        return bytes(content) if content else b""
+
+    def write(self, content: bytes) -> None:
+        if content:
+            self._kv._internal_kv_put(_STATE, content, overwrite=True, namespace=NAMESPACE.encode())
+        else:
+            self._kv._internal_kv_del(_STATE, namespace=NAMESPACE.encode())
+
+
+class HostActor(ReplicaHost):
+    """A host on the node where Ray put it."""
+
+    def __init__(self, replica: str, pool: Pool) -> None:
+        ray = import_ray()
+        node = ray.get_runtime_context().get_node_id()[:8]
+        super().__init__(replica, pool, host=ray.util.get_node_ip_address(), node=node)
+
+
+@dataclass(slots=True)
+class Answers:
+    """What the hosts said since they were last asked. `lost` says why a host has ended."""
+
+    reports: list[Report] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
+
+
+class Hosts:
+    """The host actors by the names of their replicas. One thread."""
+
+    def __init__(self) -> None:
+        """Finds those that run already."""
+        self._ray = import_ray()
+        self._kind = self._ray.remote(HostActor)
+        self._actors: dict[str, Any] = {}
+        self._asked: dict[str, Any] = {}
+        for each in self._ray.util.list_named_actors(all_namespaces=True):
+            if each["namespace"] == NAMESPACE and each["name"].startswith(_HOST):
+                try:
+                    actor = self._ray.get_actor(each["name"], namespace=NAMESPACE)
+                except ValueError:
+                    continue  # it has ended meanwhile
+                self._actors[each["name"].removeprefix(_HOST)] = actor
+
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self._actors)
+
+    @property
+    def address(self) -> str:
+        """That of this node."""
+        return str(self._ray.util.get_node_ip_address())
+
+    def start(self, replica: str, pool: Pool) -> None:
+        """Ask for a host with the pool's resources; Ray places it as soon as a node has them."""
+        own = pool.resources
+        options: dict[str, Any] = {"num_cpus": own.cpus, "num_gpus": own.gpus, "resources": dict(own.custom)}
+        if own.memory_bytes:
+            options["memory"] = own.memory_bytes
+        self._actors[replica] = self._kind.options(
+            name=f"{_HOST}{replica}",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=0,
+            max_concurrency=4,
+            scheduling_strategy="SPREAD" if pool.placement == "spread" else "DEFAULT",
+            **options,
+        ).remote(replica, pool)
+
+    def tell(self, replica: str, method: str) -> None:
+        """Have the host do something; what becomes of it is in its reports."""
+        getattr(self._actors[replica], method).remote()
+
+    def log_lines(self, replica: str, num_lines: int) -> list[str]:
+        """Raises UnavailableError when the host does not answer."""
+        try:
+            return list(self._ray.get(self._actors[replica].log_lines.remote(num_lines), timeout=10))
+        except (self._ray.exceptions.RayActorError, self._ray.exceptions.GetTimeoutError):
+            raise UnavailableError(f"the host of replica '{replica}' does not answer") from None
+
+    def end(self, replica: str) -> None:
+        """Kill the host, and with it what is left of its server."""
+        actor = self._actors.pop(replica, None)
+        self._asked.pop(replica, None)
+        if actor is not None:
+            self._ray.kill(actor, no_restart=True)
+
+    def ask(self, timeout_s: float) -> Answers:
+        """Ask every host that does not owe an answer, and return what came in time."""
+        for name, actor in self._actors.items():
+            if name not in self._asked:
+                self._asked[name] = actor.report.remote()
+        answers = Answers()
+        if not self._asked:
+            return answers
+        names: Mapping[Any, str] = {ref: name for name, ref in self._asked.items()}
+        done, _ = self._ray.wait(list(names), num_returns=len(names), timeout=timeout_s)
+        for ref in done:
+            name = names[ref]
+            del self._asked[name]
+            try:
+                answers.reports.append(self._ray.get(ref))
+            except self._ray.exceptions.ActorUnavailableError:
+                continue  # its node does not answer now
+            except self._ray.exceptions.RayActorError as error:
+                answers.lost[name] = str(error).strip().splitlines()[0]
+            except self._ray.exceptions.RayError as error:
+                logger.warning("the host of %s cannot be asked: %s", name, error)
+        return answers
