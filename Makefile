@@ -4,7 +4,7 @@
 #   make test  ARGS="tests/config -x"     arguments for pytest
 #   make quick                            the tests of the rooms that start no server, in under a minute
 #   make nightly                          all of the tests, those marked slow too
-#   make packages                         the tests of the wheel and of the parts in C, which compile for minutes
+#   make packages                         the tests of the wheel and of the parts in C, which compile for minutes, and of Ray
 #   make kernels                          the tests of kernels for GPUs, without a GPU (a gigabyte more on disk)
 #   make wheel                            an sdist and a wheel in dist/, for Python 3.11 and newer
 #   make docs                             the documentation as a site, in site/; make docs-serve shows it
@@ -49,9 +49,9 @@ nightly: $(VENV)/.dev
 	$(TESTS) $(ARGS)
 
 # The wheel and the parts in C, built as a user's machine builds them, for other processors, and with sanitizers: minutes
-# of compiling.
+# of compiling. And servers on a Ray cluster of three nodes.
 packages: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow tests/packaging tests/core/test_accelerator.py tests/backends/llm/test_vectors.py $(ARGS)
+	$(BIN)/python -m pytest -m slow tests/packaging tests/cluster/test_ray.py tests/core/test_accelerator.py tests/backends/llm/test_vectors.py $(ARGS)
 
 # The language models' kernels in Triton's interpreter. Its wheel for Linux is large, and nothing else needs it: it lies
 # in a directory of its own, where torch does not find it when a server starts.

@@ -55,6 +55,9 @@ def deploy(
         for sentence in controller.call("deploy", deployment):
             print_line(sentence)
         document = _wait(controller, wait_s, lambda pools: all(pool["settled"] for pool in pools))
+        for pool in document["pools"] if wait_s else ():
+            if pool["rejected"]:
+                raise UnavailableError(f"pool {pool['name']} runs its previous servers: {pool['rejected']}")
         for pool in document["pools"]:
             if pool["discover"] and not pool["leaving"]:
                 print_line(f"pool {pool['name']}: modelserver route --discover='{pool['discover']}'")
@@ -162,16 +165,13 @@ def _preview(ray: Any, deployment: Deployment) -> list[str]:
 def _wait(controller: ControllerClient, wait_s: float, is_done: Callable[[list[Any]], bool]) -> dict[str, Any]:
     """The status as soon as its pools are as wanted, or at once if there is nothing to wait for.
 
-    Raises UnavailableError after `wait_s`, or when a pool went back to its previous servers.
+    Raises UnavailableError after `wait_s`.
     """
     deadline_s = time.monotonic() + wait_s
     while True:
         document: dict[str, Any] = controller.call("status")
         pools = document["pools"]
         if not wait_s or is_done(pools):
-            for pool in pools if wait_s else ():
-                if pool["rejected"]:
-                    raise UnavailableError(f"pool {pool['name']} runs its previous servers: {pool['rejected']}")
             return document
         if time.monotonic() > deadline_s:
             states = "; ".join(f"{pool['name']}: {pool['ready']} of {pool['wanted']} ready" for pool in pools)

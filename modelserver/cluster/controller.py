@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _INTERVAL_S: Final = 0.5
 _ASK_S: Final = 0.25
+# As much of a node's id as people need.
+_NODE_LEN: Final = 8
 # Hosts that do not answer for so long after the start of a controller are taken for unreachable.
 _FIRST_LOOK_S: Final = 20.0
 # Feed states by those of replicas; the others are not told.
@@ -96,6 +98,8 @@ class Controller:
         }
         self._cordoned = set(saved.cordoned)
         self._demands: dict[str, int | None] = {}
+        # Pools that an operator has changed since they were last planned.
+        self._unplanned: set[str] = set()
         self._started_s = time.monotonic()
         self._records = {
             name: _Record(Replica(name, "", since_s=self._started_s), name.rpartition("-")[0])
@@ -117,6 +121,7 @@ class Controller:
         with self._lock:
             sentences = list(changes(self._deployment(), deployment))
             self._open_feed(deployment.discovery_port)
+            self._unplanned |= {*self._plans, *(pool.name for pool in deployment.pools)}
             for pool in deployment.pools:
                 before = self._plans.get(pool.name)
                 self._plans[pool.name] = PoolPlan.begin(pool) if before is None else before.deployed(pool)
@@ -136,6 +141,7 @@ class Controller:
         with self._lock:
             before = self._plan(name)
             self._plans[name] = replace(before, held=count)
+            self._unplanned.add(name)
             self._save()
 
     def drain(self, replica: str) -> None:
@@ -151,7 +157,7 @@ class Controller:
             self._record(replica)
         return self._hosts.log_lines(replica, num_lines)
 
-    def leave(self, *, at_once: bool) -> None:
+    def leave(self, at_once: bool) -> None:
         """Drain all replicas, or kill them."""
         with self._lock:
             for name, before in self._plans.items():
@@ -243,6 +249,7 @@ class Controller:
         replicas = [replace(each.replica, is_cordoned=each.replica.name in self._cordoned) for each in records]
         after, actions = plan(before, replicas, demand, now_s)
         self._plans[name] = after
+        self._unplanned.discard(name)
         if after.rejected and not before.rejected:
             logger.warning("pool %s goes back to revision %s: %s", name, after.target.revision, after.rejected)
         for action in actions:
@@ -350,7 +357,7 @@ class Controller:
             "held": each.held,
             "ready": len(ready),
             "demand": self._demands.get(name),
-            "settled": not each.is_leaving and len(records) == len(new) == each.wanted,
+            "settled": name not in self._unplanned and not each.is_leaving and len(records) == len(new) == each.wanted,
             "leaving": each.is_leaving,
             "rejected": each.rejected,
             "problem": each.problem,
@@ -372,7 +379,7 @@ def _describe(record: _Record, now_s: float) -> dict[str, Any]:
         "state": replica.state.value,
         "revision": replica.revision,
         "version": report.pool.version if report is not None else "",
-        "node": report.node if report is not None else "",
+        "node": report.node[:_NODE_LEN] if report is not None else "",
         "address": report.address if report is not None else "",
         "pid": report.pid if report is not None else 0,
         "ongoing": replica.ongoing,

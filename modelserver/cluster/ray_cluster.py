@@ -56,7 +56,7 @@ class HostActor(ReplicaHost):
 
     def __init__(self, replica: str, pool: Pool) -> None:
         ray = import_ray()
-        node = ray.get_runtime_context().get_node_id()[:8]
+        node = ray.get_runtime_context().get_node_id()
         super().__init__(replica, pool, host=ray.util.get_node_ip_address(), node=node)
 
 
@@ -77,6 +77,8 @@ class Hosts:
         self._kind = self._ray.remote(HostActor)
         self._actors: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
+        # The nodes where replicas are, or should come to be.
+        self._nodes: dict[str, str] = {}
         for each in self._ray.util.list_named_actors(all_namespaces=True):
             if each["namespace"] == NAMESPACE and each["name"].startswith(_HOST):
                 try:
@@ -106,9 +108,29 @@ class Hosts:
             lifetime="detached",
             max_restarts=0,
             max_concurrency=4,
-            scheduling_strategy="SPREAD" if pool.placement == "spread" else "DEFAULT",
+            scheduling_strategy=self._strategy(replica, pool),
             **options,
         ).remote(replica, pool)
+
+    def _strategy(self, replica: str, pool: Pool) -> Any:
+        """Of the nodes with room, prefer the one with the fewest replicas of the pool: Ray itself does not know which
+        actors stand in for one another."""
+        if pool.placement == "pack":
+            return "DEFAULT"
+        own = pool.resources
+        needed = {"CPU": own.cpus, "GPU": own.gpus, "memory": own.memory_bytes, **own.custom}
+        rooms: Mapping[str, Mapping[str, float]] = importlib.import_module(
+            "ray._private.state"
+        ).available_resources_per_node()
+        fitting = sorted(
+            node for node, room in rooms.items() if all(room.get(key, 0) >= value for key, value in needed.items())
+        )
+        if not fitting:
+            return "SPREAD"  # it waits, and Ray's autoscaler sees it
+        siblings = [node for name, node in self._nodes.items() if name.rpartition("-")[0] == pool.name]
+        node = self._nodes[replica] = min(fitting, key=siblings.count)
+        affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        return affinity(node, soft=True, _spill_on_unavailable=True)
 
     def tell(self, replica: str, method: str) -> None:
         """Have the host do something; what becomes of it is in its reports."""
@@ -125,6 +147,7 @@ class Hosts:
         """Kill the host, and with it what is left of its server."""
         actor = self._actors.pop(replica, None)
         self._asked.pop(replica, None)
+        self._nodes.pop(replica, None)
         if actor is not None:
             self._ray.kill(actor, no_restart=True)
 
@@ -142,7 +165,9 @@ class Hosts:
             name = names[ref]
             del self._asked[name]
             try:
-                answers.reports.append(self._ray.get(ref))
+                report: Report = self._ray.get(ref)
+                self._nodes[name] = report.node
+                answers.reports.append(report)
             except self._ray.exceptions.ActorUnavailableError:
                 continue  # its node does not answer now
             except self._ray.exceptions.RayActorError as error:

@@ -19,10 +19,11 @@ MODEL = "identity"
 class Load:
     """Clients that ask until they are stopped: answered requests by kind, and what went wrong."""
 
-    def __init__(self, http_url: str, grpc_url: str) -> None:
+    def __init__(self, http_url: str, grpc_url: str, pause_s: float = 0.0) -> None:
         self.num_answered: Counter[str] = Counter()
         self.failures: list[str] = []
         self._http_url, self._grpc_url = http_url, grpc_url
+        self._pause_s = pause_s
         self._is_over = threading.Event()
 
     def ask_over_http(self) -> None:
@@ -53,7 +54,7 @@ class Load:
 
     def _ask(self, kind: str, infer: Callable[[Any], Any], library: Any) -> None:
         number = 0
-        while not self._is_over.is_set():
+        while not self._is_over.wait(self._pause_s):
             number += 1
             tensor = library.InferInput("INPUT0", [1, 2], "FP32")
             tensor.set_data_from_numpy(np.full((1, 2), number, np.float32))
@@ -71,9 +72,9 @@ class Load:
 
 
 @contextmanager
-def constant_load(http_url: str, grpc_url: str, *, num_clients: int = 3) -> Iterator[Load]:
-    """`num_clients` of each kind ask at the same time until the block ends."""
-    load = Load(http_url, grpc_url)
+def constant_load(http_url: str, grpc_url: str, *, num_clients: int = 3, pause_s: float = 0.0) -> Iterator[Load]:
+    """`num_clients` of each kind ask at the same time until the block ends, each after a pause between its requests."""
+    load = Load(http_url, grpc_url, pause_s)
     threads = [
         threading.Thread(target=target, name=f"load-{target.__name__}-{number}")
         for target in (load.ask_over_http, load.ask_over_grpc, load.ask_in_streams)
