@@ -234,13 +234,13 @@ def _scale(before: PoolPlan, demand: int | None, now_s: float) -> PoolPlan:
 
 
 def _sort(after: PoolPlan, replicas: Sequence[Replica], now_s: float) -> _Count:
-    count = _Count()
+    count, revision = _Count(), after.target.revision
     for each in replicas:
         if each.state in _ENDED:
             count.ended.append(each)
         elif each.state is ReplicaState.DRAINING or _is_missing(each, now_s):
             continue
-        elif each.revision == after.target.revision and not each.is_cordoned:
+        elif each.revision == revision and not each.is_cordoned:
             count.new.append(each)
         else:
             count.old.append(each)
@@ -253,11 +253,11 @@ def _is_missing(replica: Replica, now_s: float) -> bool:
 
 def _replace(after: PoolPlan, count: _Count) -> Iterator[Action]:
     """End what is too much: of the new ones those beyond the wanted number, and the old ones as new ones take over."""
-    surplus = max(0, len(count.new) - after.wanted)
-    for each in _least_worth_first(count.new)[:surplus]:
-        yield _end(after, each)
+    num_surplus = max(0, len(count.new) - after.wanted)
+    surplus = _least_worth_first(count.new)[:num_surplus] if num_surplus else []
+    yield from (_end(after, each) for each in surplus)
     num_ready = sum(each.state is ReplicaState.READY for each in (*count.new, *count.old))
-    num_ready -= sum(each.state is ReplicaState.READY for each in _least_worth_first(count.new)[:surplus])
+    num_ready -= sum(each.state is ReplicaState.READY for each in surplus)
     num_needed = after.wanted - after.target.rollout.max_unavailable if after.wanted else 0
     for each in _least_worth_first(count.old):
         if each.state is ReplicaState.READY:
