@@ -58,6 +58,13 @@ def loaded(url: str, **options: Any) -> Iterator[tuple[RunningRouter, Load]]:
             goes_on(load)
 
 
+def actors() -> list[psutil.Process]:
+    """The processes of the controller and of the hosts."""
+    every = psutil.process_iter(["name", "status"])
+    named = [each for each in every if str(each.info["name"]).startswith(("ray::HostA", "ray::Contr"))]
+    return [each for each in named if each.info["status"] != psutil.STATUS_ZOMBIE]
+
+
 def goes_on(load: Load) -> None:
     before = dict(load.num_answered)
     until_true(
@@ -154,7 +161,7 @@ def test_servers_hosts_and_nodes_that_die_are_replaced(
 
         # The controller dies, and the next one finds what runs.
         pids = {each["pid"] for each in pool["replicas"]}
-        (controller,) = [each for each in psutil.process_iter() if each.name().startswith("ray::Contr")]
+        (controller,) = [each for each in actors() if each.name().startswith("ray::Contr")]
         controller.kill()
         controller.wait(30)
         goes_on(load)
@@ -189,4 +196,4 @@ def test_a_pool_goes_to_zero_and_comes_back_and_down_leaves_nothing(
     capsys.readouterr()
     command("cluster", "status", status=1)
     assert "nothing is deployed in this cluster" in capsys.readouterr().err
-    assert not [each for each in psutil.process_iter() if each.name().startswith(("ray::HostA", "ray::Contr"))]
+    until_true(lambda: not actors(), "the actors end", interval_s=0.5)
