@@ -120,6 +120,7 @@ static inline float half_to_float(uint16_t half)
 #define CODE_ROWS 2
 #define FLOAT_ROWS 4
 #define MOST_BLOCKS 1
+#define ROW_BLOCKS 1
 #define NAME(name) name##_generic
 #include "_packed_vector.h"
 #undef ISA
@@ -128,6 +129,7 @@ static inline float half_to_float(uint16_t half)
 #undef CODE_ROWS
 #undef FLOAT_ROWS
 #undef MOST_BLOCKS
+#undef ROW_BLOCKS
 #undef NAME
 
 #if defined(__aarch64__) && defined(__linux__)
@@ -137,6 +139,7 @@ static inline float half_to_float(uint16_t half)
 #define CODE_ROWS 8
 #define FLOAT_ROWS 6
 #define MOST_BLOCKS 2
+#define ROW_BLOCKS 1
 
 #define ISA DOTPROD
 #ifdef __clang__
@@ -169,6 +172,7 @@ static inline float half_to_float(uint16_t half)
 #define CODE_ROWS 4
 #define FLOAT_ROWS 6
 #define MOST_BLOCKS 2
+#define ROW_BLOCKS 2
 
 #define ISA AVX2
 #define TARGET TARGET_OF("avx2,fma,f16c")
@@ -191,8 +195,10 @@ static inline float half_to_float(uint16_t half)
 
 #undef LANES
 #undef CODE_ROWS
+#undef ROW_BLOCKS
 #define LANES 16
 #define CODE_ROWS 8
+#define ROW_BLOCKS 1
 
 #define ISA AVX512
 #define TARGET TARGET_OF("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
@@ -213,30 +219,31 @@ static inline float half_to_float(uint16_t half)
 
 typedef struct {
     const char *name;
-    int isa, lanes, float_rows, most_blocks;
+    int isa, lanes, float_rows, most_blocks, row_blocks;
     void (*multiply_codes)(const Matrix *, const Quantized *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
     void (*multiply_floats)(const Matrix *, const float *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
     void (*quantize)(const Matrix *, const float *, int8_t *, float *, float *, int32_t *);
 } Kernels;
 
-#define KERNELS(name, isa, lanes, float_rows, most_blocks) \
-    {#name, isa, lanes, float_rows, most_blocks, multiply_codes_##name, multiply_floats_##name, quantize_##name}
+#define KERNELS(name, isa, lanes, float_rows, most_blocks, row_blocks) \
+    {#name, isa, lanes, float_rows, most_blocks, row_blocks, \
+     multiply_codes_##name, multiply_floats_##name, quantize_##name}
 
 /* The fastest first: the module takes the first of them that this processor has. */
 static const Kernels all_kernels[] = {
 #ifdef __x86_64__
-    KERNELS(avx512vnni, AVX512VNNI, 16, 6, 2),
+    KERNELS(avx512vnni, AVX512VNNI, 16, 6, 2, 1),
 #ifdef HAS_AVXVNNI
-    KERNELS(avxvnni, AVXVNNI, 8, 6, 2),
+    KERNELS(avxvnni, AVXVNNI, 8, 6, 2, 2),
 #endif
-    KERNELS(avx512, AVX512, 16, 6, 2),
-    KERNELS(avx2, AVX2, 8, 6, 2),
+    KERNELS(avx512, AVX512, 16, 6, 2, 1),
+    KERNELS(avx2, AVX2, 8, 6, 2, 2),
 #endif
 #ifdef HAS_DOTPROD
-    KERNELS(i8mm, I8MM, 4, 6, 2),
-    KERNELS(dotprod, DOTPROD, 4, 6, 2),
+    KERNELS(i8mm, I8MM, 4, 6, 2, 1),
+    KERNELS(dotprod, DOTPROD, 4, 6, 2, 1),
 #endif
-    KERNELS(generic, GENERIC, 4, 4, 1),
+    KERNELS(generic, GENERIC, 4, 4, 1, 1),
 };
 #define NUM_KERNELS ((int)(sizeof all_kernels / sizeof all_kernels[0]))
 
@@ -388,7 +395,8 @@ static void multiply_part(const Work *shared, int64_t part)
     float sums[MOST_ROWS * SUMS_PER_ROW];
     for (int64_t row = group->row; row < last_row; row += MOST_ROWS) {
         const int64_t num_rows = last_row - row < MOST_ROWS ? last_row - row : MOST_ROWS;
-        const int64_t together = is_float(w) ? 4 : num_rows == 1 ? product->kernels->most_blocks : 1;
+        const Kernels *kernels = product->kernels;
+        const int64_t together = is_float(w) ? 4 : num_rows == 1 ? kernels->most_blocks : kernels->row_blocks;
         const int64_t stride = num_rows > 8 ? stop - block : together;
         memset(sums, 0, (size_t)num_rows * SUMS_PER_ROW * sizeof *sums);
         for (int64_t outer = block; outer < stop; outer += stride)

@@ -378,6 +378,7 @@ typedef struct {
     const float *steps, *sums;
     const int32_t *starts;
     int64_t row_bytes, row_steps, row_units;
+    int has_starts; /* some of them are not 0 */
 } NAME(Tile);
 
 INLINE int32_t NAME(four)(const int8_t *row)
@@ -394,6 +395,14 @@ INLINE void NAME(add_offsets)(const NAME(Tile) *t, int64_t unit, fvec least[][2]
         UNROLL for (int m = 0; m < num_rows; m++)
             least[m][b] = FMA(offset, NAME(all)(t->sums[m * t->row_units + unit]), least[m][b]);
     }
+}
+
+/* How much higher the codes are than what they mean; VNNI's signed ones are another 128 higher. */
+INLINE int32_t NAME(codes_above)(const Matrix *w)
+{
+    const int is_small = w->form != CODES8 && w->form != TABLE4;
+    const int32_t zero = w->zeros.kind == CONSTANT ? (int32_t)(intptr_t)w->zeros.data : 0;
+    return zero + (IS_VNNI && !is_small ? 128 : 0);
 }
 
 /* Groups of four inputs in a step of codes. */
@@ -440,6 +449,8 @@ INLINE void NAME(multiply_unit)(const NAME(Tile) *t, const uint8_t *codes, const
     const int is_small = form != CODES8 && form != TABLE4, num_bits = FORM_BITS(form), num_groups = unit / 4;
     /* `span`: groups of four inputs whose products are added in 16 bits. */
     const int each = NAME(groups_of_step)(form), span = form == CODES6 ? 2 : form == CODES5 ? 4 : 8;
+    /* Where sums of 16 bits are added anyway, starts are, too, unless all are 0. */
+    const int begins_with_starts = !is_small || IS_VNNI;
     ivec parts[8][2];
     UNROLL for (int b = 0; b < num_blocks; b++)
         UNROLL for (int at_byte = 0; at_byte < unit * LANES * num_bits / 8; at_byte += 64)
@@ -452,7 +463,7 @@ INLINE void NAME(multiply_unit)(const NAME(Tile) *t, const uint8_t *codes, const
 #endif
     UNROLL for (int m = 0; m < num_rows; m++)
         UNROLL for (int b = 0; b < num_blocks; b++) {
-            sums[m][b] = NAME(all_integers)(t->starts[m * t->row_units + at]);
+            sums[m][b] = begins_with_starts ? NAME(all_integers)(t->starts[m * t->row_units + at]) : (ivec){0};
             parts[m][b] = (ivec){0};
         }
     UNROLL for (int group = 0; group < num_groups; group++) {
@@ -472,6 +483,10 @@ INLINE void NAME(multiply_unit)(const NAME(Tile) *t, const uint8_t *codes, const
             }
         }
     }
+    if (!begins_with_starts && t->has_starts)
+        UNROLL for (int m = 0; m < num_rows; m++)
+            UNROLL for (int b = 0; b < num_blocks; b++)
+                sums[m][b] += NAME(all_integers)(t->starts[m * t->row_units + at]);
 }
 
 /* Adds to `output` [num_rows][SUMS_PER_ROW]. */
@@ -516,17 +531,24 @@ INLINE void NAME(advance)(NAME(Tile) *t, int64_t num_rows)
     t->starts += num_rows * t->row_units;
 }
 
-/* Two blocks are for a single row: what is read of it serves both. */
+/* `num_blocks` is at most MOST_BLOCKS for one row, and ROW_BLOCKS for several: what is read of the rows serves all. */
 INLINE void NAME(multiply_tiles)(NAME(Tile) *t, float *output, int64_t num_rows, int64_t num_blocks, const int form,
                                  const int unit)
 {
-    if (MOST_BLOCKS == 2 && num_blocks == 2) {
+    const int are_two = MOST_BLOCKS == 2 && num_blocks == 2;
+    if (are_two && ROW_BLOCKS == 1) {
         NAME(multiply_tile)(t, output, 1, 2, form, unit);
         return;
     }
     for (int64_t taken; num_rows > 0; num_rows -= taken, output += taken * SUMS_PER_ROW) {
         taken = num_rows >= CODE_ROWS ? CODE_ROWS : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
-        if (CODE_ROWS >= 8 && taken == 8)
+        if (ROW_BLOCKS == 2 && are_two && taken == 4)
+            NAME(multiply_tile)(t, output, 4, 2, form, unit);
+        else if (ROW_BLOCKS == 2 && are_two && taken == 2)
+            NAME(multiply_tile)(t, output, 2, 2, form, unit);
+        else if (ROW_BLOCKS == 2 && are_two)
+            NAME(multiply_tile)(t, output, 1, 2, form, unit);
+        else if (CODE_ROWS >= 8 && taken == 8)
             NAME(multiply_tile)(t, output, 8, 1, form, unit);
         else if (CODE_ROWS >= 4 && taken == 4)
             NAME(multiply_tile)(t, output, 4, 1, form, unit);
@@ -538,7 +560,7 @@ INLINE void NAME(multiply_tiles)(NAME(Tile) *t, float *output, int64_t num_rows,
     }
 }
 
-/* Rows [row, row + num_rows) times inputs [first, first + count) of a block, or of two blocks where there is one row;
+/* Rows [row, row + num_rows) times inputs [first, first + count) of one block or of two;
  * adds to `output` [num_rows][SUMS_PER_ROW]. */
 static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int64_t block, int64_t num_blocks,
                                         int64_t first, int64_t count, int64_t row, int64_t num_rows, float *output)
@@ -562,6 +584,7 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
         .row_bytes = w->width,
         .row_steps = w->width / 32,
         .row_units = w->width / w->unit,
+        .has_starts = NAME(codes_above)(w) != 0,
     };
     if (w->form == CODES4 && w->unit == 32)
         NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES4, 32);
@@ -585,10 +608,8 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
  * the products. */
 static TARGET void NAME(quantize)(const Matrix *w, const float *row, int8_t *codes, float *step, float *sums, int32_t *starts)
 {
-    const int unit = (int)w->unit, is_small = w->form != CODES8 && w->form != TABLE4;
-    /* How much higher the codes are than what they mean; VNNI's signed ones are another 128 higher. */
-    const int32_t zero = w->zeros.kind == CONSTANT ? (int32_t)(intptr_t)w->zeros.data : 0;
-    const int32_t above = zero + (IS_VNNI && !is_small ? 128 : 0);
+    const int unit = (int)w->unit;
+    const int32_t above = NAME(codes_above)(w);
     const float round = 12582912.0f; /* 1.5 * 2^23: the sum's last bit is 1 */
     ivec greatest = {0};
     UNROLL for (int at = 0; at < 32; at += LANES) {
