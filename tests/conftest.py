@@ -6,7 +6,7 @@ import gc
 import os
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,18 +111,22 @@ class LongFilesFirst:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # until all tests are collected
     # An HTTP client would read the 150 certificates that it trusts, which takes 30 ms, and no test is on the web.
     os.environ.setdefault("SSL_CERT_DIR", str(ROOT / "tests"))
     if hasattr(config, "workerinput"):  # one of xdist's processes
         config.pluginmanager.register(LongFilesFirst())
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Millions of objects stay to the end. The collector need not walk them each time."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
