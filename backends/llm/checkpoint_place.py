@@ -87,8 +87,13 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
         place = path
     elif path.is_file() and is_modelfile(path):
         modelfile = _read_modelfile(what, path)
-        place = _source(what, path, modelfile, context)
+        place = _part(what, path, f"FROM {modelfile.source:.200}", modelfile.source, context)
         described = _engine_options(modelfile)
+        if modelfile.drafts:
+            (text,) = modelfile.drafts
+            described["speculative_config"] = _drafting(
+                modelfile, _part(what, path, f"DRAFT {text:.200}", text, context)
+            )
     elif path.is_file() and path.name != CONFIG_JSON:
         described = _read(what, path)
         place = _named_place(what, path, described)
@@ -179,11 +184,8 @@ def _read_modelfile(what: str, path: Path) -> Modelfile:
         modelfile = read_modelfile(path)
     except InvalidArgumentError as error:
         raise ConfigError(f"{what}: {error.message}") from None
-    if modelfile.drafts:
-        raise UnsupportedError(
-            f"{what}: {path}: DRAFT {modelfile.drafts[0]:.200} is not supported: remove the line, and serve weights "
-            "that need no other file"
-        )
+    if len(modelfile.drafts) > 1:
+        raise UnsupportedError(f"{what}: {path} has several DRAFT lines: keep one draft model")
     if len(modelfile.sources) > 1:
         raise UnsupportedError(
             f"{what}: {path} has several FROM lines: pictures and other parts beside a language model are not supported"
@@ -191,22 +193,27 @@ def _read_modelfile(what: str, path: Path) -> Modelfile:
     return modelfile
 
 
-def _source(what: str, path: Path, modelfile: Modelfile, context: BackendContext) -> Path:
-    """The checkpoint that FROM names: below the model's directory, but for a Modelfile on the command line."""
-    name = Path(modelfile.source).expanduser()
+def _part(what: str, path: Path, line: str, text: str, context: BackendContext) -> Path:
+    """The checkpoint that a line names: below the model's directory, but for a Modelfile on the command line."""
+    name = Path(text).expanduser()
     is_given = path.parent == context.model_directory and not context.is_uploaded
     place = Path(os.path.normpath(path.parent / name))
     root = Path(os.path.normpath(context.model_directory))
     if not place.is_relative_to(root) and not (is_given and name.is_absolute()):
         raise ConfigError(
-            f"{what}: {path}: FROM {modelfile.source:.200} is outside {root}: name a GGUF file or a directory in it. "
+            f"{what}: {path}: {line} is outside {root}: name a GGUF file or a directory in it. "
             "Only a Modelfile that is named on the command line may have an absolute path"
         )
     if not place.is_dir() and not (place.is_file() and is_gguf(place)):
-        raise NotFoundError(
-            f"{what}: {path}: FROM {modelfile.source:.200}: there is no directory and no .gguf file {place}"
-        )
+        raise NotFoundError(f"{what}: {path}: {line}: there is no directory and no .gguf file {place}")
     return place
+
+
+def _drafting(modelfile: Modelfile, place: Path) -> dict[str, Any]:
+    """Speculation by a draft model, with as many tokens as the Modelfile says."""
+    num_tokens = modelfile.parameters.get("draft_num_predict", 0)
+    given = {"num_speculative_tokens": num_tokens} if num_tokens > 0 else {}
+    return {"method": "draft_model", "model": str(place), **given}
 
 
 def _engine_options(modelfile: Modelfile) -> dict[str, Any]:

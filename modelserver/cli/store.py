@@ -64,6 +64,7 @@ def create(
     source: Annotated[str, typer.Option("--from", help="A file, a directory, or a model of the store.")] = "",
     template: Annotated[str | None, typer.Option(help="Its template.")] = None,
     system: Annotated[str | None, typer.Option(help="Its system message.")] = None,
+    quantize: Annotated[str, typer.Option("-q", "--quantize", help="Write few bits: q8_0, q6_K, q4_K_M, q4_0.")] = "",
     store: Directory = None,
 ) -> None:
     """Make a model in the store by a Modelfile, or from files or another model."""
@@ -74,6 +75,10 @@ def create(
         recipe = replace(recipe, template=template)
     if system is not None:
         recipe = replace(recipe, system=system)
+    if quantize:
+        from modelserver.frontends.ollama.store import quantization_of
+
+        recipe = replace(recipe, quantization=quantization_of(quantize))
     with shown_task() as task:
         made = Store(store).create(name, recipe, task)
     print_line(f"created {made}")

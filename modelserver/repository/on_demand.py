@@ -24,6 +24,7 @@ from modelserver.errors import (
     NotFoundError,
     ServerError,
     UnavailableError,
+    UnloadedError,
 )
 from modelserver.repository.lru_policy import LruPolicy, MemoryBudget, NoRoomError, Sweeper
 from modelserver.repository.namespaces import key_of
@@ -257,7 +258,8 @@ class OnDemandModels:
     def unloaded_error(self, name: str, version: int | None) -> ServerError | None:
         """The error for a request to a model on demand that is not ready.
 
-        LoadOnDemandError for a model that can be loaded, UnavailableError for one that has just failed to load.
+        LoadOnDemandError for a model that can be loaded, UnavailableError for one that has just failed to load,
+        UnloadedError for one that was removed and still answers what is in flight.
         """
         keys = self._keys(name)
         if len(keys) != 1:
@@ -267,6 +269,8 @@ class OnDemandModels:
         if lifecycle is not None and lifecycle.replacing is not None:
             return LoadOnDemandError(f"model '{name}' is being replaced; try again", _waiter(lifecycle.replacing))
         if not self._is_loadable(key) or not self._has_version(key, version):
+            if self.lru.is_on_demand(key) and key not in self._access.scan().models:
+                return UnloadedError(f"Request for unknown model: '{name}' is not found: it was removed")
             return None
         refusal = self._backoff.refusal(key, name)
         return refusal or LoadOnDemandError(

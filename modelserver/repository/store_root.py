@@ -26,7 +26,7 @@ from pathlib import Path
 from modelserver.config.modelfile import FILENAME as MODELFILE
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.repository.namespaces import name_problem
-from modelserver.store.manifest import ADAPTER, MODEL, PROJECTOR, Layer, Manifest, parse_manifest
+from modelserver.store.manifest import ADAPTER, DRAFT, MODEL, PROJECTOR, Layer, Manifest, parse_manifest
 from modelserver.store.names import ModelName
 from modelserver.store.store import Store
 
@@ -141,10 +141,9 @@ class StoreRoot:
                 link.symlink_to(os.path.relpath(self.store.blobs.path(layer.digest), link.parent))
         if MODELFILE not in files:
             described = self.store.describe(str(name))
-            adapters = sorted(
-                {f"./{'/'.join(title.split('/')[:2])}" for title in files if title.startswith("adapter/")}
+            written = described.modelfile(
+                "./model.gguf" if "model.gguf" in files else ".", _parts(files, ADAPTER, 2), _parts(files, DRAFT, 1)
             )
-            written = described.modelfile("./model.gguf" if "model.gguf" in files else ".", adapters)
             text = replace(written, licenses=()).text()
             if text.count("\n") > 1:
                 (version / MODELFILE).write_text(text)
@@ -164,10 +163,22 @@ class StoreRoot:
 def _files(manifest: Manifest) -> dict[str, Layer]:
     """The layers that are files, by their path in the model's directory. Texts become the Modelfile."""
     found: dict[str, Layer] = {}
-    for media_type, usual in ((MODEL, "model{}.gguf"), (PROJECTOR, "mmproj{}.gguf"), (ADAPTER, "adapter/{}.gguf")):
+    usual_titles = {
+        MODEL: "model{}.gguf",
+        PROJECTOR: "mmproj{}.gguf",
+        ADAPTER: "adapter/{}.gguf",
+        DRAFT: "draft/model{}.gguf",
+    }
+    for media_type, usual in usual_titles.items():
         for number, layer in enumerate(manifest.of_type(media_type)):
             found[layer.title or usual.format(number or ("" if media_type != ADAPTER else 0))] = layer
     return found | {layer.title: layer for layer in manifest.layers if layer.title}
+
+
+def _parts(files: dict[str, Layer], media_type: str, depth: int) -> list[str]:
+    """The files of layers of a type, or the directories that they are in, so many levels down."""
+    titles = [title for title, layer in files.items() if layer.media_type == media_type]
+    return sorted({"./" + "/".join(title.split("/")[:depth]) for title in titles})
 
 
 def _parameters(config: str, name: ModelName) -> str:

@@ -18,6 +18,7 @@ from modelserver.store.blobs import Blobs
 from modelserver.store.manifest import (
     ADAPTER,
     CONFIG_TYPE,
+    DRAFT,
     FILE,
     LICENSE,
     MESSAGES,
@@ -56,7 +57,9 @@ class Recipe:
     It is made from `base`, the name of a model, which is pulled if it is absent; or from `path`, a file or a directory
     of this machine; or from `files`, digests of blobs by the name of the file that each is. A text that is None is the
     base's; `parameters` and `config` go over the base's own; messages and licenses replace the base's if there are any.
-    With a `quantization` the weights become a GGUF file in few bits.
+    With a `quantization` the weights become a GGUF file in few bits. Adapters, as blobs (`adapters`) or at
+    `adapter_paths`, are added to the base's own: each GGUF file is one, and the other files of one directory or of all
+    blobs are one. A draft model, in `draft_files` or at `draft_path`, replaces the base's.
     """
 
     base: str = ""
@@ -64,6 +67,8 @@ class Recipe:
     files: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)
     adapter_paths: Sequence[Path] = ()
+    draft_files: Mapping[str, str] = field(default_factory=dict)
+    draft_path: Path | None = None
     template: str | None = None
     system: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -75,8 +80,8 @@ class Recipe:
     @classmethod
     def of(cls, modelfile: Modelfile, directory: Path) -> Recipe:
         """As a Modelfile in that directory says. Raises UnsupportedError for parts that a store does not keep."""
-        if modelfile.drafts or len(modelfile.sources) > 1:
-            raise UnsupportedError("a Modelfile with DRAFT or with several FROM lines is not supported")
+        if len(modelfile.sources) > 1 or len(modelfile.drafts) > 1:
+            raise UnsupportedError("a Modelfile with several FROM or DRAFT lines is not supported")
         path = directory / Path(modelfile.source).expanduser()
         is_path = path.exists() or modelfile.source.startswith((".", "/", "~"))
         kept = {name: value for name in ("renderer", "parser", "requires") if (value := getattr(modelfile, name))}
@@ -84,6 +89,7 @@ class Recipe:
             base="" if is_path else modelfile.source,
             path=path if is_path else None,
             adapter_paths=[directory / Path(each).expanduser() for each in modelfile.adapters],
+            draft_path=directory / Path(modelfile.drafts[0]).expanduser() if modelfile.drafts else None,
             template=modelfile.template,
             system=modelfile.system,
             parameters=modelfile.parameters,
@@ -104,11 +110,12 @@ class Description:
     licenses: Sequence[str] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    def modelfile(self, source: str, adapters: Sequence[str] = ()) -> Modelfile:
+    def modelfile(self, source: str, adapters: Sequence[str] = (), drafts: Sequence[str] = ()) -> Modelfile:
         """A Modelfile `FROM source`, with the parameters that are known."""
         return Modelfile(
             sources=(source,),
             adapters=tuple(adapters),
+            drafts=tuple(drafts),
             template=self.template,
             system=self.system,
             parameters={name: value for name, value in self.parameters.items() if name in OPTION_KINDS},
@@ -177,13 +184,7 @@ class Draft:
 
     def add_path(self, path: Path) -> None:
         """A file of this machine, or all visible files of a directory. Raises NotFoundError, StorageFullError."""
-        if path.is_dir():
-            found = _model_files(path)
-        elif path.is_file():
-            found = {path.name: path}
-        else:
-            raise NotFoundError(f"there is no file and no directory '{path}'")
-        self.add_files({title: self._add_file(each) for title, each in found.items()})
+        self.add_files(self._stored(_files_at(path, _model_files)))
 
     def add_files(self, files: Mapping[str, str]) -> None:
         """Blobs of the store by the names of the files that they are.
@@ -208,14 +209,13 @@ class Draft:
         """The quantization, the adapters and the texts of a recipe. Raises as `Quantization.write`."""
         if recipe.quantization is not None:
             self._quantize(recipe.quantization)
-        for title, digest in recipe.adapters.items():
-            self._add(ADAPTER, digest, f"adapter/{check_title(title)}" if len(recipe.adapters) > 1 else "")
-        for path in recipe.adapter_paths:
-            if path.is_dir():
-                for title, each in _all_files(path).items():
-                    self._add(ADAPTER, self._add_file(each), f"adapter/{title}")
-            else:
-                self._add(ADAPTER, self._add_file(path), "")
+        for adapter in (recipe.adapters, *(self._stored(_files_at(path, _all_files)) for path in recipe.adapter_paths)):
+            self._add_adapter(adapter)
+        draft = recipe.draft_files
+        if recipe.draft_path is not None:
+            draft = self._stored(_files_at(recipe.draft_path, _model_files))
+        if draft:
+            self._replace_draft(draft)
         if recipe.template is not None:
             self._replace(TEMPLATE, recipe.template)
         if recipe.system is not None:
@@ -230,6 +230,19 @@ class Draft:
             self._replace(LICENSE, *recipe.licenses)
 
         self.config |= recipe.config
+
+    def _add_adapter(self, files: Mapping[str, str]) -> None:
+        self.claim.add(check_digest(digest) for digest in files.values())
+        number = len([layer for layer in self._layers if layer.media_type == ADAPTER])
+        for title, digest in files.items():
+            self._add(ADAPTER, digest, "" if self._is_gguf(title, digest) else f"adapter/{number}/{check_title(title)}")
+
+    def _replace_draft(self, files: Mapping[str, str]) -> None:
+        self.claim.add(check_digest(digest) for digest in files.values())
+        self._layers = [layer for layer in self._layers if layer.media_type != DRAFT]
+        for title, digest in files.items():
+            is_alone = len(files) == 1 and self._is_gguf(title, digest)
+            self._add(DRAFT, digest, "" if is_alone else f"draft/{check_title(title)}")
 
     def _quantize(self, quantization: Quantization) -> None:
         weights = [layer for layer in self._layers if layer.media_type in (MODEL, FILE)]
@@ -269,6 +282,9 @@ class Draft:
         digest = self._write(json.dumps({**self.config, **about}))
         return make_manifest(self._layers, Layer(CONFIG_TYPE, digest, self._size(digest)))
 
+    def _stored(self, paths: Mapping[str, Path]) -> dict[str, str]:
+        return {title: self._add_file(path) for title, path in paths.items()}
+
     def _add_file(self, path: Path) -> str:
         digest = self._blobs.add_file(path, self._task)
         self.claim.add([digest])
@@ -299,6 +315,15 @@ class Draft:
             return True
         with self._blobs.path(digest).open("rb") as file:
             return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+
+
+def _files_at(path: Path, files_of: Callable[[Path], dict[str, Path]]) -> dict[str, Path]:
+    """A file, or those of a directory that `files_of` finds, by their titles. Raises NotFoundError."""
+    if path.is_dir():
+        return files_of(path)
+    if not path.is_file():
+        raise NotFoundError(f"there is no file and no directory '{path}'")
+    return {path.name: path}
 
 
 def _model_files(directory: Path) -> dict[str, Path]:

@@ -19,6 +19,8 @@ _IMAGE = "application/vnd.ollama.image."
 MODEL, ADAPTER, PROJECTOR = _IMAGE + "model", _IMAGE + "adapter", _IMAGE + "projector"
 TEMPLATE, SYSTEM, PARAMETERS = _IMAGE + "template", _IMAGE + "system", _IMAGE + "params"
 MESSAGES, LICENSE = _IMAGE + "messages", _IMAGE + "license"
+# A smaller model, which guesses the tokens of the model.
+DRAFT = _IMAGE + "draft"
 # A file of a model that is a directory, which its title names.
 FILE = "application/octet-stream"
 TITLE = "org.opencontainers.image.title"

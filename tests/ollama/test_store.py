@@ -17,6 +17,7 @@ from support.gguf_models import write_gguf
 from support.keys import KeyFile
 from support.model_sources import MODEL, FakeHost, fake_host
 from support.serving import RunningServer, running_server
+from support.tiny_adapters import write_adapter, write_gguf_adapter
 from support.tiny_checkpoints import write_checkpoint
 from support.waiting import until_true
 
@@ -135,6 +136,32 @@ def test_a_checkpoint_of_several_files_becomes_one_in_few_bits(client: ollama.Cl
     client.delete("one-file")
 
 
+def test_adapters_and_a_draft_model_are_parts_of_a_model(
+    client: ollama.Client, served: RunningServer, tiny: str, tmp_path: Path
+) -> None:
+    """A GGUF adapter and the same one in PEFT's files make the same model, and a draft model changes no text."""
+    base = write_checkpoint(tmp_path / "source")
+    peft = write_adapter(base, tmp_path / "peft")
+    written = write_gguf_adapter(base, peft, tmp_path / "adapter.gguf")
+    client.create("tuned", from_=tiny, adapters={"adapter.gguf": client.create_blob(written)})
+    files = {path.name: client.create_blob(path) for path in peft.iterdir() if path.suffix in (".json", ".safetensors")}
+    client.create("tuned-too", from_=tiny, adapters=files)
+    weights = client.create_blob(tmp_path / "tiny.gguf")
+    drafted = httpx.post(
+        f"http://{served.http_url}/api/create",
+        json={"model": "drafted", "from": "tuned", "draft_files": {"small.gguf": weights}, "stream": False},
+    )
+    assert drafted.json() == {"status": "success"}
+    options = {"num_predict": 24, "temperature": 0}
+    names = ("tiny", "tuned", "tuned-too", "drafted")
+    plain, tuned, again, drafted_text = [client.generate(name, "one", options=options).response for name in names]
+    assert tuned == again == drafted_text != plain
+    with httpx.Client(base_url=f"http://{served.http_url}", timeout=30) as http:
+        assert "spec_decode_num_drafts_total{" in http.get("/metrics").text
+    for name in names[1:]:
+        client.delete(name)
+
+
 def test_the_quantizations_are_those_of_the_quantizer() -> None:
     assert set(QUANTIZATIONS) == set(bundled_module("llm", "gguf_copy").GGUF_METHODS)
 
@@ -207,7 +234,8 @@ def test_blobs(http: httpx.Client) -> None:
             400,
             "unsupported quantization type q3_K_M: this",
         ),
-        ("POST", "create", {"model": "x", "from": "y", "adapters": {"a": "b"}}, 400, "'adapters' is not supported"),
+        ("POST", "create", {"model": "x", "from": "tiny", "adapters": {"a": "b"}}, 400, "invalid digest"),
+        ("POST", "create", {"model": "x", "modelfile": "FROM tiny\nADAPTER ./a.gguf"}, 400, "name files of the client"),
         ("POST", "create", {"model": "x", "from": "y", "template": "{{ if }}"}, 400, "line 1, column 7"),
         ("POST", "create", {"model": "x", "from": "y", "parameters": {"top_kk": 1}}, 400, "unknown parameter 'top_kk'"),
         ("POST", "create", {"model": "x", "from": "y", "parameters": {"top_k": "z"}}, 400, "invalid integer value 'z'"),

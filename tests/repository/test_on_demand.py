@@ -1,6 +1,7 @@
 """Models on demand: loaded once for all requests, evicted when idle or for others, withheld after an unload request."""
 
 import asyncio
+import shutil
 from math import inf
 from pathlib import Path
 
@@ -354,6 +355,18 @@ async def test_what_was_unloaded_by_request_stays_so(tmp_path: Path) -> None:
         await repository.load("a")
         await repository.unload("a", evicts=True)
         await load(repository, "a")
+
+
+async def test_what_was_removed_is_not_found_from_the_unload_on(tmp_path: Path) -> None:
+    """Also while the removed model still answers requests."""
+    directory = write_model(tmp_path, "a")
+    async with open_repository(tmp_path, demand=ON) as repository:
+        await load(repository, "a")
+        shutil.rmtree(directory)
+        repository.index()  # looks at the disk
+        await repository.unload("a")
+        with pytest.raises(UnloadedError, match="it was removed"):
+            repository.get("a", None)
 
 
 async def test_the_unload_of_a_version_withholds_a_model_only_with_its_last_one(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from support.gguf_models import write_gguf
 from support.model_sources import MODEL, FakeHost
 from support.serving import running_server
+from support.tiny_adapters import write_adapter
 from support.tiny_checkpoints import write_checkpoint
 
 from modelserver.cli.main import main
@@ -124,6 +125,21 @@ LICENSE free
     assert store.describe("yours").parameters == {"stop": ["END"], "num_predict": 1}
     assert shell("run", "yours", "hi")[0] != shell("run", "mine", "hi")[0]  # one token, and two
     assert "(line 1)" in shell("create", "x", "-f", "-", piped="FORM mine\n", status=1)[1]
+
+
+def test_a_modelfile_names_adapters_and_a_draft_model(
+    shell: Shell, store: Store, weights: Path, tmp_path: Path
+) -> None:
+    peft = write_adapter(weights.parent / "source", tmp_path / "peft")
+    lines = f"FROM {weights}\nPARAMETER temperature 0\nPARAMETER num_predict 8\n"
+    shell("create", "plain", "-f", "-", piped=lines)
+    shell("create", "tuned", "-f", "-", piped=f"{lines}ADAPTER {peft}\nDRAFT {weights}\n")
+    shell("create", "few", "--from", "plain", "--quantize", "Q8_0")
+    assert store.describe("few").config["file_type"] == "Q8_0"
+    assert shell("run", "tuned", "hi")[0] != shell("run", "plain", "hi")[0]
+    assert shell("run", "few", "hi")[0].strip()
+    assert "Q3_K_M" in shell("create", "x", "--from", "plain", "-q", "Q3_K_M", status=1)[1]
+    assert "no file and no directory" in shell("create", "x", "-f", "-", piped=f"{lines}DRAFT ./gone\n", status=1)[1]
 
 
 def test_show_says_why_a_model_cannot_be_served(shell: Shell, tmp_path: Path) -> None:

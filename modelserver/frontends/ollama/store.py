@@ -42,11 +42,6 @@ _NUM_WRITTEN, _MAX_UPLOADS = 8, 32
 _ROLES = ("system", "user", "assistant")
 # As the language models' quantizer names them.
 QUANTIZATIONS = ("q4_0", "q4_k_m", "q6_k", "q8_0")
-# Members of a request for a new model that ask for what this server does not have.
-_REFUSED = {
-    "adapters": "adapters are not supported: create the model from weights that have them merged",
-    "draft_files": "draft models are not supported",
-}
 
 
 class StoreRoutes:
@@ -250,9 +245,6 @@ def _name(fields: Fields, *members: str) -> ModelName:
 
 
 def _recipe(fields: Fields) -> Recipe:
-    for name, reason in _REFUSED.items():
-        if fields.document.get(name):
-            raise ParameterError(f"'{name}' is not supported: {reason}", name, Fault.UNSUPPORTED_PARAMETER)
     text = fields.text("modelfile")
     recipe = _recipe_of_modelfile(_parsed("modelfile", parse_modelfile, text)) if text else Recipe()
     base, files = fields.text("from"), _texts(fields, "files")
@@ -272,6 +264,8 @@ def _recipe(fields: Fields) -> Recipe:
         parameters={**recipe.parameters, **_parameters(fields)},
         messages=_messages(fields) or recipe.messages,
         licenses=_licenses(fields) or recipe.licenses,
+        adapters=_texts(fields, "adapters"),
+        draft_files=_texts(fields, "draft_files"),
         quantization=_quantization(fields),
     )
     if recipe.template:
@@ -283,13 +277,18 @@ def _quantization(fields: Fields) -> Quantization | None:
     text = fields.text("quantize") or fields.text("quantization")
     if not text:
         return None
+    try:
+        return quantization_of(text)
+    except InvalidArgumentError as error:
+        raise ParameterError(error.message, "quantize", Fault.INVALID_VALUE) from None
+
+
+def quantization_of(text: str) -> Quantization:
+    """The quantization called so in any case. Raises InvalidArgumentError for an unknown one."""
     method = text.lower()
     if method not in QUANTIZATIONS:
-        raise ParameterError(
-            f"unsupported quantization type {text:.40}: this server writes {', '.join(map(str.upper, QUANTIZATIONS))}",
-            "quantize",
-            Fault.INVALID_VALUE,
-        )
+        known = ", ".join(map(str.upper, QUANTIZATIONS))
+        raise InvalidArgumentError(f"unsupported quantization type {text:.40}: this server writes {known}")
 
     def write(source: Path, target: Path, report: Callable[[int, int], None]) -> None:
         with bundled_module("llm", "checkpoint").open_checkpoint(source) as checkpoint:
@@ -300,7 +299,10 @@ def _quantization(fields: Fields) -> Quantization | None:
 
 def _recipe_of_modelfile(modelfile: Modelfile) -> Recipe:
     if modelfile.adapters or modelfile.drafts or len(modelfile.sources) > 1:
-        raise UnsupportedError("'modelfile' has ADAPTER, DRAFT, or several FROM, which are not supported")
+        raise UnsupportedError(
+            "'modelfile' has ADAPTER, DRAFT, or several FROM, which name files of the client: upload their blobs, and "
+            "say 'adapters', 'draft_files' and 'files'"
+        )
     return Recipe(
         base=str(parse_name(modelfile.source)),
         template=modelfile.template,
