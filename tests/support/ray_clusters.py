@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ class RunningCluster:
 @contextmanager
 def running_cluster(num_nodes: int) -> Iterator[RunningCluster]:
     """Connected to this process until the block ends."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # it would report over the internet
     import ray
     from ray.cluster_utils import Cluster
 
