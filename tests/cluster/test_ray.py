@@ -83,7 +83,7 @@ def test_flags_change_under_load_and_bad_ones_are_taken_back(
     file = tmp_path / "deploy.yaml"
     command("deploy", write_deployment(file, port, echo={**ECHO, "replicas": TWO}, digits=digits), PATIENCE)
     assert "pool digits: modelserver route --discover='http://" in capsys.readouterr().out
-    pools = pools_now(capsys)
+    pools = pools_now()
     assert [pool["ready"] for pool in (pools["echo"], pools["digits"])] == [2, 1]
     assert len({replica["node"] for replica in pools["echo"]["replicas"]}) == 2
     with running_router(discover=pools["digits"]["discover"]) as router:
@@ -101,7 +101,7 @@ def test_flags_change_under_load_and_bad_ones_are_taken_back(
         assert "pool echo runs its previous servers" in capsys.readouterr().err
         assert load.failures == []
         assert router.router.replicas.counts.num_lost == 0
-    pools = pools_now(capsys)
+    pools = pools_now()
     assert list(pools) == ["echo"]  # the other one was not in the file any more
     assert {each["revision"] for each in pools["echo"]["replicas"]} == {pools["echo"]["revision"]}
     assert "none" in pools["echo"]["rejected"]
@@ -127,15 +127,15 @@ def test_servers_hosts_and_nodes_that_die_are_replaced(
 ) -> None:
     file = write_deployment(tmp_path / "deploy.yaml", port, echo={**ECHO, "replicas": TWO})
     command("deploy", file, PATIENCE)
-    pool = pools_now(capsys)["echo"]
+    pool = pools_now()["echo"]
 
     def replaced(gone: int) -> Any:
         until_ended(gone)
         until_true(lambda: is_well(gone), "there is another one", interval_s=0.5)
-        return pools_now(capsys)["echo"]
+        return pools_now()["echo"]
 
     def is_well(gone: int) -> bool:
-        now = pools_now(capsys)["echo"]
+        now = pools_now()["echo"]
         return bool(now["settled"]) and gone not in {each["pid"] for each in now["replicas"]}
 
     with loaded(pool["discover"]) as (router, load):
@@ -165,7 +165,7 @@ def test_servers_hosts_and_nodes_that_die_are_replaced(
         controller.kill()
         controller.wait(30)
         goes_on(load)
-        assert {each["pid"] for each in pools_now(capsys)["echo"]["replicas"]} == pids
+        assert {each["pid"] for each in pools_now()["echo"]["replicas"]} == pids
         lost = router.router.replicas.counts.num_lost
     # A request that a killed server had may have been processed, and is not asked again.
     assert len(load.failures) <= 3 * 3
@@ -179,16 +179,16 @@ def test_a_pool_goes_to_zero_and_comes_back_and_down_leaves_nothing(
     replicas = {"min": 0, "max": 1, "downscale_delay_s": 1, "to_zero_after_s": 2}
     echo = {**ECHO, "replicas": replicas, "routers": [f"http://127.0.0.1:{own}"]}
     command("deploy", write_deployment(tmp_path / "deploy.yaml", port, echo=echo), "--wait=5")
-    pool = pools_now(capsys)["echo"]
-    until_true(lambda: pools_now(capsys)["echo"]["replicas"] == [], "it is at zero", interval_s=0.5)
+    pool = pools_now()["echo"]
+    until_true(lambda: pools_now()["echo"]["replicas"] == [], "it is at zero", interval_s=0.5)
     wait = {"wait_for_replica_secs": 60.0}
     with running_router(discover=pool["discover"], own=wait, http_port=own) as router:
         assert ServerClient(f"http://{router.http_url}").model_metadata("identity")["name"] == "identity"
-        pids = [each["pid"] for each in pools_now(capsys)["echo"]["replicas"]]
+        pids = [each["pid"] for each in pools_now()["echo"]["replicas"]]
         assert len(pids) == 1
-        until_true(lambda: pools_now(capsys)["echo"]["replicas"] == [], "it is at zero again", interval_s=0.5)
+        until_true(lambda: pools_now()["echo"]["replicas"] == [], "it is at zero again", interval_s=0.5)
         command("cluster", "scale", "echo", "2", PATIENCE)
-        pids += [each["pid"] for each in pools_now(capsys)["echo"]["replicas"]]
+        pids += [each["pid"] for each in pools_now()["echo"]["replicas"]]
         assert len(pids) == 3
     command("cluster", "down")
     for pid in pids:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import yaml
 from support.waiting import until_true
 
 from modelserver.cli.main import main
+from modelserver.cluster.control import ControllerClient
 
 _STORE_BYTES = 80 << 20
 
@@ -65,11 +65,11 @@ def command(*words: str, status: int = 0) -> None:
     assert (ended.value.code or 0) == status
 
 
-def pools_now(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """The pools by name, as `cluster status --json` prints them."""
-    capsys.readouterr()
-    command("cluster", "status", "--json")
-    return {pool["name"]: pool for pool in json.loads(capsys.readouterr().out)["pools"]}
+def pools_now() -> dict[str, Any]:
+    """The pools by name, as `cluster status --json` prints them; Ray's own lines may come between what is printed."""
+    import ray
+
+    return {pool["name"]: pool for pool in ControllerClient(ray).call("status")["pools"]}
 
 
 def free_port() -> int:
