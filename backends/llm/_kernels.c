@@ -35,7 +35,7 @@
 #define TILE 128
 #define DECODED 32
 #define MAX_QUERIES 4
-#define MAX_DIM 512
+#define MAX_DIM 576
 #define MAX_ROTATIONS 8
 
 /* ---- A layer, and a step ------------------------------------------------------------------------------------------ */
@@ -43,9 +43,11 @@
 /* How keys and values are kept: as they come, or as codes of 8 bits with a scale for each head of a token. */
 enum { AS_THEY_COME, INT8, FLOAT8 };
 
-/* `struct.pack("8q2d")` in cpu_attention.py. `block_bytes` lie between the beginnings of two blocks of a layer. */
+/* `struct.pack("9q2d")` in cpu_attention.py. `block_bytes` lie between the beginnings of two blocks of a layer. Values are
+ * the last `shared_dim` of their keys; 0: they are kept beside them, as wide as they are.
+ */
 typedef struct {
-    int64_t num_heads, num_kv_heads, head_dim, block_size, num_blocks, is_half, coding, block_bytes;
+    int64_t num_heads, num_kv_heads, head_dim, block_size, num_blocks, is_half, coding, block_bytes, shared_dim;
     double scale, softcap;
 } Geometry;
 
@@ -64,19 +66,24 @@ typedef struct {
     const char *layer;
     const int64_t *table;
     int64_t first, stop;
-    int64_t kv_head, num_kv_heads, head_dim, block_size, block_bytes, page_bytes;
+    int64_t kv_head, num_kv_heads, head_dim, shared_dim, block_size, block_bytes, page_bytes;
     int is_half, coding;
     float softcap;
     const float *sinks; /* of each query head that reads this KV head; NULL: none */
 } Sight;
 
-/* The part of a block that belongs to a layer is [2, KV heads] pages: of keys, then of values, by head. A page is
- * [block size, head_dim], and behind codes [block size] scales in float32.
+/* The part of a block that belongs to a layer is [parts, KV heads] pages: of keys, then of values that are not within
+ * them, by head. A page is [block size, head_dim], and behind codes [block size] scales in float32.
  */
 static inline const char *page_of(const Sight *sight, int64_t block, int part)
 {
     const int64_t page = part * sight->num_kv_heads + sight->kv_head;
     return sight->layer + sight->table[block] * sight->block_bytes + page * sight->page_bytes;
+}
+
+static inline int64_t num_pages(const Geometry *g)
+{
+    return (g->shared_dim > 0 ? 1 : 2) * g->num_kv_heads;
 }
 
 static inline int64_t item_bytes(const Geometry *g)
@@ -211,7 +218,7 @@ static void rope_and_keep(const Work *shared, int64_t part)
 {
     const Layer *layer = (const Layer *)shared;
     const Geometry *g = layer->geometry;
-    const int64_t size = g->is_half ? 2 : 4, num_heads = g->num_heads + 2 * g->num_kv_heads;
+    const int64_t size = g->is_half ? 2 : 4, num_heads = g->num_heads + num_pages(g);
     const int64_t head_bytes = g->head_dim * size, rotated_bytes = layer->rotated * size;
     const int64_t *slots = slots_of(layer->plan);
     int64_t stop = (part + 1) * ROWS_PER_PART;
@@ -226,7 +233,7 @@ static void rope_and_keep(const Work *shared, int64_t part)
                 chosen->turn(heads + head * head_bytes, layer->cosines + token * rotated_bytes,
                              layer->sines + token * rotated_bytes, layer->rotated, (int)g->is_half);
         const int64_t block = slots[token] / g->block_size, offset = slots[token] % g->block_size;
-        for (int64_t page = 0; page < 2 * g->num_kv_heads; page++) {
+        for (int64_t page = 0; page < num_pages(g); page++) {
             char *kept = layer->layer + block * g->block_bytes + page * page_bytes(g);
             const char *head = heads + (g->num_heads + page) * head_bytes;
             if (g->coding == AS_THEY_COME)
@@ -238,13 +245,22 @@ static void rope_and_keep(const Work *shared, int64_t part)
     }
 }
 
+/* Of one KV head. Latent attention has few of them, so threads share its query heads. */
+static inline int64_t parts_of_head(const Geometry *g)
+{
+    return g->shared_dim > 0 ? (g->num_heads / g->num_kv_heads + MAX_QUERIES - 1) / MAX_QUERIES : 1;
+}
+
 static void attend_part(const Work *shared, int64_t part)
 {
     const Layer *layer = (const Layer *)shared;
     const Geometry *g = layer->geometry;
-    const Item *item = items_of(layer->plan) + part / g->num_kv_heads;
-    const int64_t kv_head = part % g->num_kv_heads, num_queries = g->num_heads / g->num_kv_heads;
+    const int64_t num_parts = parts_of_head(g), group = g->num_heads / g->num_kv_heads;
+    const Item *item = items_of(layer->plan) + part / num_parts / g->num_kv_heads;
+    const int64_t kv_head = part / num_parts % g->num_kv_heads, first = part % num_parts * MAX_QUERIES;
+    const int64_t num_queries = num_parts == 1 || group - first < MAX_QUERIES ? group - first : MAX_QUERIES;
     const int64_t head_bytes = g->head_dim * (g->is_half ? 2 : 4);
+    const int64_t output_bytes = (g->shared_dim > 0 ? g->shared_dim : g->head_dim) * (g->is_half ? 2 : 4);
     const Sight sight = {
         .layer = layer->layer,
         .table = tables_of(layer->plan) + item->row * layer->plan->width,
@@ -253,18 +269,19 @@ static void attend_part(const Work *shared, int64_t part)
         .kv_head = kv_head,
         .num_kv_heads = g->num_kv_heads,
         .head_dim = g->head_dim,
+        .shared_dim = g->shared_dim,
         .block_size = g->block_size,
         .block_bytes = g->block_bytes,
         .page_bytes = page_bytes(g),
         .is_half = (int)g->is_half,
         .coding = (int)g->coding,
         .softcap = (float)g->softcap,
-        .sinks = layer->sinks == NULL ? NULL : layer->sinks + kv_head * num_queries,
+        .sinks = layer->sinks == NULL ? NULL : layer->sinks + kv_head * group + first,
     };
-    const int64_t row = item->token * (g->num_heads + 2 * g->num_kv_heads) + kv_head * num_queries;
-    const int64_t output_row = item->token * g->num_heads + kv_head * num_queries;
+    const int64_t row = item->token * (g->num_heads + num_pages(g)) + kv_head * group + first;
+    const int64_t output_row = item->token * g->num_heads + kv_head * group + first;
     chosen->attend(&sight, layer->heads + row * head_bytes, num_queries, (float)g->scale,
-                   layer->output + output_row * head_bytes);
+                   layer->output + output_row * output_bytes);
 }
 
 #ifndef WITHOUT_PYTHON
@@ -274,12 +291,12 @@ static void attend_layer(Layer *layer)
     const Plan *step = layer->plan;
     layer->work.compute = rope_and_keep;
     layer->work.num_parts = (step->num_tokens + ROWS_PER_PART - 1) / ROWS_PER_PART;
-    share(&layer->work, step->num_tokens * (g->num_heads + 2 * g->num_kv_heads) * g->head_dim);
+    share(&layer->work, step->num_tokens * (g->num_heads + num_pages(g)) * g->head_dim);
     int64_t num_seen = 0;
     for (int64_t item = 0; item < step->num_items; item++)
         num_seen += items_of(step)[item].length;
     layer->work.compute = attend_part;
-    layer->work.num_parts = step->num_items * g->num_kv_heads;
+    layer->work.num_parts = step->num_items * g->num_kv_heads * parts_of_head(g);
     share(&layer->work, num_seen * g->num_heads * g->head_dim);
 }
 
@@ -314,7 +331,8 @@ static const Geometry *read_geometry(PyObject *packed)
     if (g->num_kv_heads < 1 || g->num_heads < g->num_kv_heads || g->num_heads > most ||
         g->num_heads % g->num_kv_heads != 0 || g->head_dim < 1 || g->head_dim > MAX_DIM || g->block_size < 1 ||
         g->block_size > most || g->num_blocks < 1 || g->num_blocks > most || g->coding < AS_THEY_COME ||
-        g->coding > FLOAT8 || g->block_bytes / (2 * g->num_kv_heads) < page_bytes(g)) {
+        g->coding > FLOAT8 || g->shared_dim < 0 || g->shared_dim > g->head_dim ||
+        (g->shared_dim > 0 && g->coding != AS_THEY_COME) || g->block_bytes / num_pages(g) < page_bytes(g)) {
         PyErr_SetString(PyExc_ValueError, "the geometry of a layer is out of range");
         return NULL;
     }
@@ -733,7 +751,7 @@ static PyObject *compute_layers(PyObject *module, PyObject *const *args, Py_ssiz
             return NULL;
         }
     const int64_t attending = (2 * g->num_heads + 2 * g->num_kv_heads) * g->head_dim;
-    if (g->is_half || network->scratch_width < network->hidden + attending ||
+    if (g->is_half || g->shared_dim > 0 || network->scratch_width < network->hidden + attending ||
         network->scratch_width < network->hidden + 3 * network->inner) {
         PyErr_SetString(PyExc_ValueError, "the layers are in half precision, or their scratch is too small");
         return NULL;

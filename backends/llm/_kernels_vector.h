@@ -190,9 +190,11 @@ INLINE void NAME(score)(const float *query, const void *keys, int64_t count, int
             scores[token] += query[at] * element(keys, token * dim + at, is_half);
 }
 
-/* Adds to outputs [queries, dim] the values of `count` tokens, weighed by weights [queries, TILE]. */
-INLINE void NAME(weigh)(const float *weights, const void *values, int64_t count, int64_t dim, float *outputs,
-                        int num_queries, int is_half)
+/* Adds to outputs [queries, dim] the values of `count` tokens, weighed by weights [queries, TILE]. There are `stride`
+ * values between the beginnings of two tokens.
+ */
+INLINE void NAME(weigh)(const float *weights, const void *values, int64_t count, int64_t dim, int64_t stride,
+                        float *outputs, int num_queries, int is_half)
 {
     int64_t at = 0;
     for (; at + 2 * WIDTH <= dim; at += 2 * WIDTH) {
@@ -203,8 +205,8 @@ INLINE void NAME(weigh)(const float *weights, const void *values, int64_t count,
             high[query] = NAME(load)(outputs, query * dim + at + WIDTH, 0);
         }
         for (int64_t token = 0; token < count; token++) {
-            vec value_low = NAME(load)(values, token * dim + at, is_half);
-            vec value_high = NAME(load)(values, token * dim + at + WIDTH, is_half);
+            vec value_low = NAME(load)(values, token * stride + at, is_half);
+            vec value_high = NAME(load)(values, token * stride + at + WIDTH, is_half);
 #pragma GCC unroll 4
             for (int query = 0; query < num_queries; query++) {
                 float weight = weights[query * TILE + token];
@@ -222,13 +224,14 @@ INLINE void NAME(weigh)(const float *weights, const void *values, int64_t count,
         for (int query = 0; query < num_queries; query++) {
             vec sum = NAME(load)(outputs, query * dim + at, 0);
             for (int64_t token = 0; token < count; token++)
-                sum += weights[query * TILE + token] * NAME(load)(values, token * dim + at, is_half);
+                sum += weights[query * TILE + token] * NAME(load)(values, token * stride + at, is_half);
             NAME(store)(outputs, query * dim + at, sum, 0);
         }
     for (; at < dim; at++)
         for (int query = 0; query < num_queries; query++)
             for (int64_t token = 0; token < count; token++)
-                outputs[query * dim + at] += weights[query * TILE + token] * element(values, token * dim + at, is_half);
+                outputs[query * dim + at] +=
+                    weights[query * TILE + token] * element(values, token * stride + at, is_half);
 }
 
 /* Turns `count` scores into weights in place; returns their sum, and the factor by which earlier sums must shrink. */
@@ -371,10 +374,10 @@ INLINE void NAME(weigh_codes)(const Sight *sight, float *weights, int num_querie
             for (int64_t token = 0; token < count; token++)
                 own[query * TILE + token] *= scales[token];
         switch (num_queries) {
-        case 1: NAME(weigh)(own, decoded, count, dim, outputs, 1, 0); break;
-        case 2: NAME(weigh)(own, decoded, count, dim, outputs, 2, 0); break;
-        case 3: NAME(weigh)(own, decoded, count, dim, outputs, 3, 0); break;
-        default: NAME(weigh)(own, decoded, count, dim, outputs, 4, 0);
+        case 1: NAME(weigh)(own, decoded, count, dim, dim, outputs, 1, 0); break;
+        case 2: NAME(weigh)(own, decoded, count, dim, dim, outputs, 2, 0); break;
+        case 3: NAME(weigh)(own, decoded, count, dim, dim, outputs, 3, 0); break;
+        default: NAME(weigh)(own, decoded, count, dim, dim, outputs, 4, 0);
         }
     }
 }
@@ -387,12 +390,13 @@ TARGET static void NAME(attend_heads)(const Sight *sight, const float *queries, 
 {
     float scores[MAX_QUERIES * TILE + WIDTH], greatest[MAX_QUERIES], sums[MAX_QUERIES], shrinkage;
     const int64_t dim = sight->head_dim, block_size = sight->block_size;
-    const int is_half = sight->is_half;
+    const int is_half = sight->is_half, is_shared = sight->shared_dim > 0;
+    const int64_t width = is_shared ? sight->shared_dim : dim;
     for (int query = 0; query < num_queries; query++) {
         greatest[query] = sinks == NULL ? -INFINITY : sinks[query];
         sums[query] = sinks == NULL ? 0.0f : 1.0f;
     }
-    memset(outputs, 0, sizeof(float) * (size_t)(num_queries * dim));
+    memset(outputs, 0, sizeof(float) * (size_t)(num_queries * width));
     for (int64_t start = sight->first; start < sight->stop; start += TILE) {
         const int64_t stop = start + TILE < sight->stop ? start + TILE : sight->stop;
         if (sight->coding != AS_THEY_COME)
@@ -422,8 +426,8 @@ TARGET static void NAME(attend_heads)(const Sight *sight, const float *queries, 
             sums[query] = NAME(soften)(scores + query * TILE, stop - start, sight->softcap, greatest + query, &shrinkage) +
                           sums[query] * shrinkage;
             if (shrinkage != 1.0f)
-                for (int64_t at = 0; at < dim; at++)
-                    outputs[query * dim + at] *= shrinkage;
+                for (int64_t at = 0; at < width; at++)
+                    outputs[query * width + at] *= shrinkage;
         }
         if (sight->coding != AS_THEY_COME) {
             NAME(weigh_codes)(sight, scores, num_queries, start, stop, outputs);
@@ -432,15 +436,16 @@ TARGET static void NAME(attend_heads)(const Sight *sight, const float *queries, 
         for (int64_t at = start, count; at < stop; at += count) {
             const int64_t offset = at % block_size;
             count = block_size - offset < stop - at ? block_size - offset : stop - at;
-            const char *values = page_of(sight, at / block_size, 1) + (is_half ? 2 : 4) * offset * dim;
+            const char *values =
+                page_of(sight, at / block_size, !is_shared) + (is_half ? 2 : 4) * (offset * dim + dim - width);
             const float *weights = scores + (at - start);
             /* Constants, so that loops over them are unrolled and sums stay in registers. */
 #define WEIGH(number) \
     if (num_queries == number) { \
         if (is_half) \
-            NAME(weigh)(weights, values, count, dim, outputs, number, 1); \
+            NAME(weigh)(weights, values, count, width, dim, outputs, number, 1); \
         else \
-            NAME(weigh)(weights, values, count, dim, outputs, number, 0); \
+            NAME(weigh)(weights, values, count, width, dim, outputs, number, 0); \
     }
             WEIGH(1)
             WEIGH(2)
@@ -450,15 +455,15 @@ TARGET static void NAME(attend_heads)(const Sight *sight, const float *queries, 
         }
     }
     for (int query = 0; query < num_queries; query++)
-        for (int64_t at = 0; at < dim; at++)
-            outputs[query * dim + at] /= sums[query];
+        for (int64_t at = 0; at < width; at++)
+            outputs[query * width + at] /= sums[query];
 }
 
 /* A token's `num_query_heads` query heads and those of one KV head: from the step's memory to float32, scaled. */
 TARGET static void NAME(attend)(const Sight *sight, const void *queries, int64_t num_queries, float scale, void *outputs)
 {
     float scaled[MAX_QUERIES * MAX_DIM], sums[MAX_QUERIES * MAX_DIM];
-    const int64_t dim = sight->head_dim;
+    const int64_t dim = sight->head_dim, width = sight->shared_dim > 0 ? sight->shared_dim : dim;
     for (int64_t query = 0; query < num_queries; query += MAX_QUERIES) {
         const int number = num_queries - query < MAX_QUERIES ? (int)(num_queries - query) : MAX_QUERIES;
         const int64_t first = query * dim, count = number * dim;
@@ -468,10 +473,10 @@ TARGET static void NAME(attend)(const Sight *sight, const void *queries, int64_t
         for (; at < count; at++)
             scaled[at] = scale * element(queries, first + at, sight->is_half);
         NAME(attend_heads)(sight, scaled, sight->sinks == NULL ? NULL : sight->sinks + query, number, sums);
-        for (at = 0; at + WIDTH <= count; at += WIDTH)
-            NAME(store)(outputs, first + at, NAME(load)(sums, at, 0), sight->is_half);
-        for (; at < count; at++)
-            set_element(outputs, first + at, sums[at], sight->is_half);
+        for (at = 0; at + WIDTH <= number * width; at += WIDTH)
+            NAME(store)(outputs, query * width + at, NAME(load)(sums, at, 0), sight->is_half);
+        for (; at < number * width; at++)
+            set_element(outputs, query * width + at, sums[at], sight->is_half);
     }
 }
 

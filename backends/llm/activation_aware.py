@@ -114,12 +114,13 @@ def _links(network: LayerwiseNetwork, checkpoint: ChangedCheckpoint, index: int)
     def there(*modules: str) -> tuple[str, ...]:
         return tuple(prefix + name for name in modules if checkpoint.module(prefix + name) is not None)
 
-    attention = there(names.qkv) or there(names.query, names.key, names.value)
-    values = there(names.qkv) or there(names.value)
-    if config.has_pre_norm:
-        yield _Link(prefix + names.attention_pre_norm, attention, is_norm=True)
-    if config.num_kv_heads == config.num_heads:
-        yield _Link(values[0], there(names.attention_output))
+    if config.latent is None:  # else the norm is read by layers that stay in floats
+        attention = there(names.qkv) or there(names.query, names.key, names.value)
+        values = there(names.qkv) or there(names.value)
+        if config.has_pre_norm:
+            yield _Link(prefix + names.attention_pre_norm, attention, is_norm=True)
+        if config.num_kv_heads == config.num_heads:
+            yield _Link(values[0], there(names.attention_output))
     is_sparse = index in config.moe_layers
     up = there(names.gate_up) or there(names.gate, names.up)
     if config.has_pre_norm and not is_sparse:  # routers read the norm of sparse layers

@@ -341,7 +341,7 @@ def _make_picture_attention(loaded: LoadedNetwork, attention: Any, blocks: KvBlo
     """Of models whose pictures are seen whole."""
     if loaded.tower is None or not loaded.tower.family.sees_whole:
         return None
-    group = blocks.layout.pairs
+    group = blocks.layout.group
     if group.num_scales and blocks.device.type != "cpu":
         raise UnsupportedError(
             "a KV cache of 8 bits is not supported on a GPU for a model whose pictures are seen whole"

@@ -15,9 +15,10 @@ from functools import partial
 import torch
 import torch.nn.functional as functional
 from modelserver_backends.llm.kernels import PACKED_KERNELS
+from modelserver_backends.llm.models.decoder_config import MoeConfig
 from modelserver_backends.llm.models.linear import GroupedLinear, ListedLinears, PackedLinear
 from modelserver_backends.llm.models.mlp import activation_of
-from modelserver_backends.llm.models.moe import Experts, Moe
+from modelserver_backends.llm.models.moe import Experts, Moe, Router
 from modelserver_backends.llm.models.packed_matrix import PackedMatrixLinear, grouped_linears, pack_floats
 from modelserver_backends.llm.quantization.packing import pack
 from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
@@ -152,14 +153,13 @@ def measure_experts(form: str) -> None:
     ups = [packed(form, 2 * width, hidden) for _ in range(num_experts)]
     downs = [packed(form, hidden, width) for _ in range(num_experts)]
     activation = activation_of("silu", is_gated=True)
-    router = PackedLinear(torch.randn(num_experts, hidden), None)
+    config = MoeConfig(num_experts=num_experts, num_experts_per_tok=8, intermediate_size=width, is_normalised=True)
+    router = Router(PackedLinear(torch.randn(num_experts, hidden), None), config)
     kinds: list[Callable[[Sequence[PackedMatrixLinear]], GroupedLinear]] = [ListedLinears, grouped_linears]
     layers = [
         Moe(
             router,
             Experts(make(ups), make(downs), num_experts=num_experts, activation=activation),
-            num_experts_per_tok=8,
-            is_normalised=True,
             shared=None,
         )
         for make in kinds

@@ -29,6 +29,8 @@ _ARCHITECTURES = {
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "gpt2": "gpt2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
 }
 
 
@@ -77,7 +79,10 @@ def _renamed(config: Mapping[str, Any], name: str, tensors: Mapping[str, Array])
     names = gguf.get_tensor_name_map(architecture, num_layers)
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, num_layers)  # of layers without experts
     renamed: dict[str, Array] = {}
+    if config["model_type"] == "deepseek_v3":  # as files are written today; those of V2 are as they once were
+        tensors = _with_matrices_by_head(config, tensors)
     for key, tensor in _with_stacked_experts(tensors).items():
+        key = key.replace("e_score_correction_bias", "e_score_correction.bias")
         suffixes = (".weight", ".bias")
         stored = names.get_name(key, try_suffixes=suffixes) or dense.get_name(key, try_suffixes=suffixes)
         assert stored is not None, f"{key} has no name in {name}"
@@ -89,6 +94,20 @@ def _renamed(config: Mapping[str, Any], name: str, tensors: Mapping[str, Array])
         if f"{kind}_factor" in rope:
             renamed[f"rope_factors_{kind}.weight"] = np.array(rope[f"{kind}_factor"], np.float32)
     return renamed
+
+
+def _with_matrices_by_head(config: Mapping[str, Any], tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Keys [heads, rank, inputs] and values [heads, outputs, rank] in place of the matrix that makes both."""
+    found: dict[str, Array] = {}
+    for key, tensor in tensors.items():
+        if "kv_b_proj" not in key:
+            found[key] = tensor
+            continue
+        both = tensor.reshape(config["num_attention_heads"], -1, tensor.shape[1])
+        keys, values = np.split(both, [config["qk_nope_head_dim"]], axis=1)
+        found[key.replace("kv_b_proj", "k_b_proj")] = keys.swapaxes(1, 2)
+        found[key.replace("kv_b_proj", "v_b_proj")] = values
+    return found
 
 
 def _with_stacked_experts(tensors: Mapping[str, Array]) -> dict[str, Array]:
@@ -143,14 +162,18 @@ def _add_config(writer: gguf.GGUFWriter, config: Mapping[str, Any], name: str) -
         return
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    if name == "deepseek2":
+        _add_latent(writer, config)
+        head_dim = config["qk_rope_head_dim"]
+    else:
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     _add_rope(writer, config, head_dim)
     if config.get("sliding_window") and config.get("use_sliding_window", True):
@@ -162,13 +185,38 @@ def _add_config(writer: gguf.GGUFWriter, config: Mapping[str, Any], name: str) -
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if experts := config.get("num_local_experts") or config.get("num_experts"):
+    if experts := config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts"):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if size := config.get("moe_intermediate_size"):
         writer.add_expert_feed_forward_length(size)
     if size := config.get("shared_expert_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(size)
+
+
+def _add_latent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    """What the converter says of DeepSeek V3 today, and what it said of V2."""
+    key = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    if config["model_type"] == "deepseek_v3":
+        writer.add_head_count_kv(1)
+        writer.add_key_length(config["kv_lora_rank"] + config["qk_rope_head_dim"])
+        writer.add_value_length(config["kv_lora_rank"])
+        writer.add_key_length_mla(key)
+        writer.add_value_length_mla(config["v_head_dim"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+    else:
+        writer.add_head_count_kv(config["num_attention_heads"])
+        writer.add_key_length(key)
+        writer.add_value_length(config["v_head_dim"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_group_count(config["n_group"])
+    writer.add_expert_group_used_count(config["topk_group"])
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], head_dim: int) -> None:
@@ -185,6 +233,8 @@ def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], head_dim: int)
         writer.add_rope_scaling_factor(rope["factor"])
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if multiplier := rope.get("mscale_all_dim"):
+            writer.add_rope_scaling_yarn_log_mul(0.1 * multiplier)
     if kind == "longrope":
         original = config["original_max_position_embeddings"]
         scale = config["max_position_embeddings"] / original

@@ -33,7 +33,6 @@ RARE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "cohere": _HEADS,
         "cohere2_moe": {**_SLIDING, **_MOE, "num_experts": 4},
         "cwm": _SLIDING,
-        "deepseek_v2": {**LATENT, **_ROUTED},
         "dots1": {**_SLIDING, **_ROUTED, "n_shared_experts": 1},
         "ernie4_5": {},
         "ernie4_5_moe": {"moe_intermediate_size": 24, "moe_num_experts": 4, "moe_k": 2, "head_dim": None},

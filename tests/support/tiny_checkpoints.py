@@ -111,6 +111,37 @@ FAMILIES: dict[str, Family] = {
         "olmo3",
         {"head_dim": None, "sliding_window": _WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     ),
+    # In groups, of which one is chosen; queries by two matrices.
+    "deepseek_v3": Family(
+        "deepseek_v3",
+        {
+            **LATENT,
+            **_rope(
+                "yarn", factor=4.0, mscale=0.7, mscale_all_dim=1.1, original_max_position_embeddings=128, beta_fast=32
+            ),
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "deepseek_v2": Family(
+        "deepseek_v2",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "gpt2": Family(
         "gpt2",
         {
@@ -133,18 +164,6 @@ FOREIGN_FAMILIES: dict[str, Family] = {
     "starcoder2": Family("starcoder2", {"head_dim": None, "sliding_window": _WINDOW}),
     "cohere2": Family("cohere2", {"sliding_window": _WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
     "olmoe": Family("olmoe", {"head_dim": None, "num_experts": 4, "num_experts_per_tok": 2}),
-    "deepseek_v3": Family(
-        "deepseek_v3",
-        {
-            **LATENT,
-            "moe_intermediate_size": 24,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-        },
-    ),
     "gpt_oss": Family(
         "gpt_oss",
         {
@@ -243,6 +262,9 @@ def write_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _draw(name, parameter, is_tied=bool(config.tie_word_embeddings))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     model.save_pretrained(directory)
     write_tokenizer(directory)
     return directory

@@ -11,7 +11,7 @@ from modelserver.backend import InvalidArgumentError, UnsupportedError
 from ..kernels import kernels_for
 from .chunked import ChunkedAttention
 from .cpu_attention import CpuAttention
-from .kv_blocks import KvBlocks
+from .kv_blocks import KvBlocks, KvGroup
 from .paged import AttentionSpec, PagedAttention
 from .sdpa import SdpaAttention
 
@@ -33,7 +33,7 @@ def _make_unchunked(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAt
         raise InvalidArgumentError(f"attention_backend {name!r} is unknown: expected one of {', '.join(_NAMES)}")
     device = blocks.device
     has_triton = importlib.util.find_spec("triton") is not None
-    group = blocks.layout.pairs
+    group = blocks.layout.group
     kernels = kernels_for(device, group.heads_dtype)
     if kernels is not None and group.key_width > kernels.MAX_HEAD_DIM:
         kernels = None
@@ -44,27 +44,33 @@ def _make_unchunked(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAt
     if name == "cpu":
         if kernels is None:
             raise UnsupportedError(
-                f"attention_backend cpu needs a CPU, float32 or bfloat16, heads of at most 512, and a compiler at the "
+                f"attention_backend cpu needs a CPU, float32 or bfloat16, heads of at most 576, and a compiler at the "
                 f"installation (MODELSERVER_PURE_PYTHON turns it off); this is {group.heads_dtype} on {device} with "
                 f"heads of {group.key_width}"
             )
         return CpuAttention(kernels, blocks, spec)
-    if name == "flashinfer" and group.num_scales:
-        raise UnsupportedError(
-            "attention_backend flashinfer does not read kv_cache_dtype int8 or fp8: auto and triton do"
-        )
-    if name == "flashinfer" and spec.chunks:  # one plan of it at a time
-        raise UnsupportedError("attention_backend flashinfer does not attend within chunks: auto and triton do")
+    if name == "flashinfer":
+        _check_flashinfer(group, spec)
     if device.type != "cuda":
         raise UnsupportedError(f"attention_backend {name} needs a GPU; this model is on {device}")
     if importlib.util.find_spec(name) is None:
         raise UnsupportedError(f"attention_backend {name} was asked for, but the package {name} is not installed")
     if name == "triton":
-        from .triton_attention import TritonAttention
+        from .triton_attention import TritonAttention, TritonLatentAttention
 
-        return TritonAttention(
-            blocks, spec, num_processors=torch.cuda.get_device_properties(device).multi_processor_count
-        )
+        kind = TritonLatentAttention if group.shared_width else TritonAttention
+        return kind(blocks, spec, num_processors=torch.cuda.get_device_properties(device).multi_processor_count)
     from .flashinfer_attention import FlashInferAttention
 
     return FlashInferAttention(blocks, spec)
+
+
+def _check_flashinfer(group: KvGroup, spec: AttentionSpec) -> None:
+    lacks = {
+        "read kv_cache_dtype int8 or fp8": bool(group.num_scales),
+        "attend to latents": bool(group.shared_width),
+        "attend within chunks": bool(spec.chunks),  # one plan of it at a time
+    }
+    for what, is_wanted in lacks.items():
+        if is_wanted:
+            raise UnsupportedError(f"attention_backend flashinfer does not {what}: auto and triton do")

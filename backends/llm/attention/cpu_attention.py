@@ -38,7 +38,7 @@ class CpuAttention:
     is_capturable = True
 
     def __init__(self, kernels: ModuleType, blocks: KvBlocks, spec: AttentionSpec) -> None:
-        group, layers = blocks.layout.pairs, blocks.layers
+        group, layers = blocks.layout.group, blocks.layers
         self._kernels = kernels
         self._sdpa = SdpaAttention(blocks, spec)
         self._layers = layers
@@ -47,11 +47,11 @@ class CpuAttention:
         self._sinks = [spec.sinks_of(layer) for layer in range(len(layers))]
         self._dtype = group.heads_dtype
         self._num_heads = spec.num_heads
-        self._num_kv_heads = group.num_heads
-        self._heads_shape = (spec.num_heads + 2 * group.num_heads, group.key_width)
-        self._width = spec.num_heads * group.key_width
+        self._kept_shape = (group.num_parts, group.num_heads)
+        self._heads_shape = (spec.num_heads + group.num_parts * group.num_heads, group.key_width)
+        self._width = spec.num_heads * group.output_width
         self._geometry = struct.pack(
-            "8q2d",
+            "9q2d",
             spec.num_heads,
             group.num_heads,
             group.key_width,
@@ -60,6 +60,7 @@ class CpuAttention:
             group.heads_dtype == torch.bfloat16,
             _CODINGS[group.dtype] if group.num_scales else 0,
             max(group.block_bytes(blocks.block_size), group.layer_bytes(blocks.block_size)),  # without layers: any
+            group.shared_width,
             spec.scale,
             spec.softcap or 0.0,
         )
@@ -106,7 +107,7 @@ class CpuAttention:
     def rope_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: CpuInputs
     ) -> torch.Tensor:
-        """`heads` [tokens, heads + 2 * kv heads, head_dim] are turned in place -> [tokens, heads * head_dim]."""
+        """`heads` [tokens, heads + parts * kv heads, head_dim] are turned in place -> [tokens, heads' outputs]."""
         assert heads.is_contiguous(), "the kernels read rows without gaps"
         assert heads.dtype is self._dtype, f"heads are {heads.dtype}, blocks {self._dtype}"
         expected = (inputs.num_tokens, *self._heads_shape)
@@ -129,7 +130,7 @@ class CpuAttention:
             sinks,
         )
         if inputs.prefills:
-            queries, kv = heads[:, : self._num_heads], heads[:, self._num_heads :].unflatten(1, (2, self._num_kv_heads))
+            queries, kv = heads[:, : self._num_heads], heads[:, self._num_heads :].unflatten(1, self._kept_shape)
             for prefill in inputs.prefills[self._windows[layer]]:
                 output[prefill.start : prefill.stop] = self._sdpa.prefill(
                     layer, queries, kv, prefill, self._windows[layer]

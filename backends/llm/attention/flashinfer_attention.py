@@ -35,7 +35,7 @@ class FlashInferAttention:
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
         self._spec = spec
-        self._group = blocks.layout.pairs
+        self._group = blocks.layout.group
         self._block_size = blocks.block_size
         self._device = blocks.device
         self._layers = blocks.layers

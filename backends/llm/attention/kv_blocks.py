@@ -25,9 +25,9 @@ _LEAST_SCALE = 1e-30
 class KvGroup:
     """Layers that keep alike of a token: keys and values of `num_heads` heads, of `key_width` and `value_width` values.
 
-    `value_width` 0: values are read from the keys, as latent attention does. `dtype` is that of storage; `num_scales`
-    are kept in float32 for each head of a token, where `dtype` has 8 bits: one of its keys and one of its values.
-    `source`: the dtype of what comes to be kept, where that is not `dtype`.
+    `value_width` 0: the values are the last `shared_width` values of the keys, as latent attention has them. `dtype` is
+    that of storage; `num_scales` are kept in float32 for each head of a token, where `dtype` has 8 bits: one of its
+    keys and one of its values. `source`: the dtype of what comes to be kept, where that is not `dtype`.
     """
 
     layers: tuple[int, ...]
@@ -37,6 +37,21 @@ class KvGroup:
     dtype: torch.dtype
     num_scales: int = 0
     source: torch.dtype | None = None
+    shared_width: int = 0
+
+    @property
+    def num_parts(self) -> int:
+        """Vectors that a token keeps of a head: its keys, and its values unless they are a part of the keys."""
+        return 2 if self.value_width else 1
+
+    @property
+    def output_width(self) -> int:
+        """Of what a query head gets: as wide as values."""
+        return self.value_width or self.shared_width
+
+    def values_of(self, keys: torch.Tensor) -> torch.Tensor:
+        """Of keys [..., key_width] the values that they contain: a view."""
+        return keys[..., self.key_width - self.shared_width :]
 
     @property
     def heads_dtype(self) -> torch.dtype:
@@ -74,14 +89,19 @@ class KvLayout:
         return self.groups[0].dtype
 
     @property
-    def pairs(self) -> KvGroup:
-        """The only group, whose keys and values are of one width, with a scale for each or none.
+    def group(self) -> KvGroup:
+        """The only group. Its keys and values are of one width, with a scale for each or none; or one head's keys
+        contain its values.
 
         UnsupportedError for a layout that no implementation of attention reads yet.
         """
         group = self.groups[0]
-        if len(self.groups) > 1 or group.key_width != group.value_width or group.num_scales not in (0, 2):
-            raise UnsupportedError("attention reads one group of layers, with keys and values of one width")
+        is_latent = not group.value_width and group.num_heads == 1 and 0 < group.shared_width <= group.key_width
+        is_pair = group.value_width == group.key_width and group.num_scales in (0, 2)
+        if len(self.groups) > 1 or not (is_pair or (is_latent and not group.num_scales)):
+            raise UnsupportedError(
+                "attention reads one group of layers, with keys and values of one width or values within the keys"
+            )
         return group
 
     def coded(self, dtype: torch.dtype) -> KvLayout:
@@ -89,7 +109,9 @@ class KvLayout:
 
         UnsupportedError for heads whose scales would not lie at addresses of floats, and for latent attention.
         """
-        if any(not group.value_width or (group.key_width + group.value_width) % 4 for group in self.groups):
+        if any(not group.value_width for group in self.groups):
+            raise UnsupportedError("kv_cache_dtype is not supported with latent attention: use auto")
+        if any((group.key_width + group.value_width) % 4 for group in self.groups):
             raise UnsupportedError("kv_cache_dtype needs keys and values in heads of an even width: use auto")
         return KvLayout(
             tuple(replace(group, dtype=dtype, num_scales=2, source=group.heads_dtype) for group in self.groups)
@@ -122,30 +144,30 @@ class KvBlocks:
 
     @property
     def pages(self) -> torch.Tensor:
-        """Of `layout.pairs`, rows of one head's keys or values: [blocks * layers * 2 * heads, block_size * width].
+        """Of `layout.group`, rows of one head's keys or values: [blocks * layers * parts * heads, block_size * width].
 
         Codes come as bytes, with the scales of a page behind them: `read_pages` and `write_pages` know where.
         """
-        group = self.layout.pairs
+        group = self.layout.group
         dtype = torch.uint8 if group.num_scales else group.dtype
         row = self.block_size * (group.key_width + (_SCALE_BYTES if group.num_scales else 0))
         return self._memory[0].view(-1).view(dtype).view(-1, row)
 
     @property
     def layers(self) -> list[torch.Tensor]:
-        """Of `layout.pairs`, each layer's [blocks, block_size, 2, heads, width]: a token's keys beside its values.
+        """Of `layout.group`, each layer's [blocks, block_size, parts, heads, width]: a token's keys beside its values.
 
         A layer's blocks do not follow each other: there is a stride between them. Inside, a block has no gaps.
         """
-        group = self.layout.pairs
-        shape = (self.num_blocks, self.block_size, 2, group.num_heads, group.key_width)
+        group = self.layout.group
+        shape = (self.num_blocks, self.block_size, group.num_parts, group.num_heads, group.key_width)
         values = self._memory[0].view(group.dtype)[..., : math.prod(shape[1:])]
         return [values[:, place].view(shape) for place in range(len(group.layers))]
 
     @property
     def scales(self) -> list[torch.Tensor]:
         """Of codes in `layers`: each layer's [blocks, block_size, 2, heads] in float32, behind the codes of a block."""
-        group = self.layout.pairs
+        group = self.layout.group
         shape = (self.num_blocks, self.block_size, 2, group.num_heads)
         floats = self._memory[0].view(torch.float32)[..., -math.prod(shape[1:]) :]
         return [floats[:, place].view(shape) for place in range(len(group.layers))]

@@ -122,14 +122,15 @@ class PagedAttention(Protocol):
         ...
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: Any) -> torch.Tensor:
-        """Keep `kv` [tokens, 2, kv heads, head_dim], then attend: `queries` [tokens, heads, head_dim] -> heads joined.
+        """Keep `kv` [tokens, parts, kv heads, head_dim], then attend: `queries` [tokens, heads, head_dim] -> heads
+        joined. A head's keys and values are two parts; keys that contain the values (`KvGroup`) are one.
 
         All of the batch is kept before any of it is read: a prefix may be shared within a step.
         """
         ...
 
     def rope_and_attend(self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: Any) -> torch.Tensor:
-        """The same from queries, keys and values [tokens, heads + 2 * kv heads, head_dim] that are not turned yet."""
+        """The same of queries, keys and values [tokens, heads + parts * kv heads, head_dim] that are not turned yet."""
         ...
 
 

@@ -4,8 +4,9 @@ Prefill goes sequence by sequence through SDPA; a fresh prompt attends to its ow
 Decode goes in tiles of sequences of similar length, whose keys and values are gathered into a buffer that stays in the
 CPU's cache, and multiplied by two batched products (in float32: SDPA's kernel takes twice as long on two threads).
 
-What a block has of a layer is used as pages, one for its keys and one for its values of each KV head: [2, KV heads,
-block size, head_dim]. So what is gathered of a sequence's head is one matrix.
+What a block has of a layer is used as pages, one for its keys and one for its values of each KV head: [parts, KV heads,
+block size, head_dim]. So what is gathered of a sequence's head is one matrix. Keys that contain the values are the one
+part that is kept.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _PIECE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """Rows [start, stop) of the decodes: `page_ids` [2 * matrices * blocks], `mask` [matrices, 1, tokens].
+    """Rows [start, stop) of the decodes: `page_ids` [parts * matrices * blocks], `mask` [matrices, 1, tokens].
 
     A matrix is a row's KV head, a page is a row of `SdpaAttention._pages`.
     """
@@ -60,8 +61,8 @@ class Prefill:
 class SdpaInputs:
     """One step, prepared for all layers; tiles and prefills are by a layer's window.
 
-    `cells` [tokens * 2 * KV heads]: where each token's keys and values go, rows of `SdpaAttention._cells`. Without it
-    nothing is kept.
+    `cells` [tokens * parts * KV heads]: where each token's keys and values go, rows of `SdpaAttention._cells`. Without
+    it nothing is kept.
     """
 
     cells: torch.Tensor | None
@@ -74,7 +75,7 @@ class SdpaAttention:
     is_capturable = False
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
-        group, num_layers = blocks.layout.pairs, len(blocks.layout.pairs.layers)
+        group, num_layers = blocks.layout.group, len(blocks.layout.group.layers)
         self._num_blocks = blocks.num_blocks
         self._block_size = blocks.block_size
         self._scale = spec.scale
@@ -89,7 +90,7 @@ class SdpaAttention:
         self._num_kv_heads = group.num_heads
         self._head_dim = group.key_width
         # Of each layer, all pages from its first one on: those of a block are as far apart in all layers.
-        num_pages = 2 * self._num_kv_heads
+        num_pages = group.num_parts * self._num_kv_heads
         self._pages = [blocks.pages[layer * num_pages :] for layer in range(num_layers)]
         self._pages_per_block = num_layers * num_pages
         # Pages of a block in a layer, counted from its own first.
@@ -114,7 +115,7 @@ class SdpaAttention:
         return SdpaInputs(None, 0, {window: [] for window in windows}, dict.fromkeys(windows, whole))
 
     def __call__(self, layer: int, queries: torch.Tensor, kv: torch.Tensor, inputs: SdpaInputs) -> torch.Tensor:
-        """`queries` [tokens, heads, head_dim], `kv` [tokens, 2, kv heads, head_dim] -> [tokens, heads * head_dim]."""
+        """`queries` [tokens, heads, head_dim], `kv` [tokens, parts, kv heads, head_dim] -> [tokens, heads' outputs]."""
         if inputs.cells is not None:
             self._keep(layer, kv, inputs.cells)
         window = self._windows[layer]
@@ -126,11 +127,11 @@ class SdpaAttention:
     def rope_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: SdpaInputs
     ) -> torch.Tensor:
-        num_kv_heads = self._num_kv_heads
-        num_heads = heads.shape[1] - 2 * num_kv_heads
+        num_kv_heads, num_parts = self._num_kv_heads, self._group.num_parts
+        num_heads = heads.shape[1] - num_parts * num_kv_heads
         if rotation is not None:
             rotation.apply_rope(heads[:, : num_heads + num_kv_heads])
-        kv = heads[:, num_heads:].unflatten(1, (2, num_kv_heads))
+        kv = heads[:, num_heads:].unflatten(1, (num_parts, num_kv_heads))
         return self(layer, heads[:, :num_heads], kv, inputs)
 
     def _keep(self, layer: int, kv: torch.Tensor, cells: torch.Tensor) -> None:
@@ -145,13 +146,13 @@ class SdpaAttention:
         return self._gather(layer, self._page_ids(block_ids[None]), self._num_kv_heads)
 
     def kept(self, layer: int) -> torch.Tensor:
-        """The keys and values of each slot: [slots, 2, kv heads, head_dim], a copy."""
+        """The keys and values of each slot: [slots, parts, kv heads, head_dim], a copy."""
         firsts = torch.arange(self._num_blocks, device=self._device) * self._pages_per_block
         numbers = torch.from_numpy(self._page_numbers).to(self._device)
         pages = self._pages[layer][(firsts[:, None] + numbers).ravel()]
         if self._group.num_scales:
             pages = read_pages(pages, self._group)
-        pages = pages.view(-1, 2, self._num_kv_heads, self._block_size, self._head_dim)
+        pages = pages.view(-1, self._group.num_parts, self._num_kv_heads, self._block_size, self._head_dim)
         return pages.permute(0, 3, 1, 2, 4).flatten(0, 1)
 
     def _decode(self, layer: int, queries: torch.Tensor, tile: DecodeTile) -> torch.Tensor:
@@ -179,8 +180,9 @@ class SdpaAttention:
             sinks = sinks[None, :, :, None, None]
         if prefill.page_ids is None:
             fresh = self.as_kept(kv[prefill.start : prefill.stop]).permute(1, 2, 0, 3)[:, None]
-            keys, values = fresh[0], fresh[1]
-            if self._softcap is None and sinks is None and (window is None or rows <= window):
+            keys, values = self._parts(fresh)
+            is_whole = window is None or rows <= window
+            if is_whole and self._softcap is None and sinks is None and not self._group.shared_width:
                 return self._attend(own, keys, values, None, None, is_causal=True)[0].transpose(0, 1).reshape(rows, -1)
         else:
             keys, values = (part[None] for part in self._gather(layer, prefill.page_ids, self._num_kv_heads))
@@ -205,15 +207,17 @@ class SdpaAttention:
         """Keys and values [matrices, tokens, head_dim], valid until the next gather."""
         pages = self._pages[layer]
         if self._group.num_scales:
-            pair = read_pages(pages[page_ids], self._group).view(2, matrices, -1, self._head_dim)
-            return pair[0], pair[1]
+            return self._parts(read_pages(pages[page_ids], self._group).view(2, matrices, -1, self._head_dim))
         size = page_ids.shape[0] * pages.shape[1]
         if self._gathered.numel() < size:  # kept: fresh memory of this size costs more than the copy
             self._gathered = torch.empty(size, dtype=self._dtype, device=self._device)
         out = self._gathered[:size].view(page_ids.shape[0], -1)
         torch.index_select(pages, 0, page_ids, out=out)
-        pair = out.view(2, matrices, -1, self._head_dim)
-        return pair[0], pair[1]
+        return self._parts(out.view(self._group.num_parts, matrices, -1, self._head_dim))
+
+    def _parts(self, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of [parts, ..., head_dim]."""
+        return kept[0], self._group.values_of(kept[0]) if self._group.shared_width else kept[1]
 
     def _cells_of(self, slots: IntArray) -> IntArray:
         """Of each slot's keys and values by head."""
@@ -222,7 +226,7 @@ class SdpaAttention:
 
     def _page_ids(self, block_ids: IntArray) -> torch.Tensor:
         """Of [rows, blocks], the pages by keys or values, row, head, block."""
-        numbers = self._page_numbers.reshape(2, 1, -1, 1)
+        numbers = self._page_numbers.reshape(self._group.num_parts, 1, -1, 1)
         return torch.from_numpy((block_ids[:, None] * self._pages_per_block + numbers).ravel()).to(self._device)
 
     def _attend(
@@ -236,6 +240,10 @@ class SdpaAttention:
         is_causal: bool = False,
     ) -> torch.Tensor:
         """[rows, heads, queries, head_dim] over [rows, kv heads, tokens, head_dim]; `sinks` as in `_attend_in_full`."""
+        if self._group.shared_width:
+            assert self._softcap is None, "latent attention has no soft cap"
+            assert sinks is None, "latent attention has no sinks"
+            return _attend_through_one_head(queries, keys, values, mask, scale=self._scale)
         if self._softcap is None and sinks is None:
             return F.scaled_dot_product_attention(
                 queries,
@@ -342,6 +350,22 @@ def _first_blocks(positions: IntArray, window: int | None, block_size: int) -> I
 
 def _grouped(sinks: torch.Tensor | None, num_kv_heads: int) -> torch.Tensor | None:
     return None if sinks is None else sinks.view(num_kv_heads, -1)
+
+
+def _attend_through_one_head(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, *, scale: float
+) -> torch.Tensor:
+    """[rows, heads, queries, head_dim] over one KV head [rows, 1, tokens, ...]: all heads are rows of one product.
+
+    SDPA would copy the keys for each head.
+    """
+    rows, num_heads, num_queries, head_dim = queries.shape
+    flat = queries.reshape(rows, -1, head_dim) * scale
+    scores = torch.bmm(flat, keys[:, 0].transpose(1, 2)).view(rows, num_heads, num_queries, -1)
+    if mask is not None:
+        scores += mask
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype).view(rows, num_heads * num_queries, -1)
+    return torch.bmm(weights, values[:, 0]).view(rows, num_heads, num_queries, -1)
 
 
 def _attend_in_full(

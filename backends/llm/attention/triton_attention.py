@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from . import triton_kernels
+from modelserver.backend import UnsupportedError
+
+from . import triton_kernels, triton_latent
 from .kv_blocks import KvBlocks
 from .paged import (
     AttentionBatch,
@@ -21,6 +23,8 @@ from .paged import (
 # Rows of a tile of prefill: queries times the heads of a group.
 _TILE_ROWS = 128
 _MOST_SPLITS = 32
+# Pairs of a query and a head in a tile of latent attention, whose sums are 512 wide.
+_DECODE_LANES, _PREFILL_LANES = 16, 64
 
 
 class TritonAttention:
@@ -30,10 +34,10 @@ class TritonAttention:
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec, *, num_processors: int) -> None:
         self._layers = blocks.layers
-        self._scales = blocks.scales if blocks.layout.pairs.num_scales else [None] * len(self._layers)
+        self._scales = blocks.scales if blocks.layout.group.num_scales else [None] * len(self._layers)
         self._device = blocks.device
         self._spec = spec
-        self._num_kv_heads = blocks.layout.pairs.num_heads
+        self._num_kv_heads = blocks.layout.group.num_heads
         self._num_processors = num_processors
         group = 1 << (spec.num_heads // self._num_kv_heads - 1).bit_length()
         self._tile_queries = max(1, _TILE_ROWS // group)
@@ -64,58 +68,114 @@ class TritonAttention:
     def rope_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: DeviceInputs
     ) -> torch.Tensor:
-        blocks, scales, spec = self._layers[layer], self._scales[layer], self._spec
         tables = None if rotation is None else (rotation.cosines, rotation.sines)
-        queries = triton_kernels.rope_and_store(heads, blocks, inputs.slots, tables, scales)
-        window, sinks = spec.windows[layer], spec.sinks_of(layer)
+        queries = triton_kernels.rope_and_store(heads, self._layers[layer], inputs.slots, tables, self._scales[layer])
         outputs = []
         count = inputs.num_decodes
         if count:
-            outputs.append(
-                triton_kernels.decode_attention(
-                    queries[:count],
-                    blocks,
-                    inputs.tables[:count],
-                    inputs.lens[:count],
-                    scale=spec.scale,
-                    num_splits=self._num_splits(count),
-                    window=window,
-                    softcap=spec.softcap,
-                    sinks=sinks,
-                    scales=scales,
-                )
-            )
+            outputs.append(self._decode(layer, queries[:count], inputs.tables[:count], inputs.lens[:count]))
         if inputs.prefill is not None:
-            prefill = inputs.prefill
             outputs.append(
-                triton_kernels.prefill_attention(
-                    queries[count:],
-                    blocks,
-                    inputs.tables[count:],
-                    inputs.lens[count:],
-                    num_queries=prefill.num_queries,
-                    row_starts=prefill.row_starts,
-                    tile_rows=prefill.tile_rows,
-                    tile_starts=prefill.tile_starts,
-                    tile_queries=self._tile_queries,
-                    scale=spec.scale,
-                    window=window,
-                    softcap=spec.softcap,
-                    sinks=sinks,
-                    scales=scales,
-                )
+                self._prefill(layer, queries[count:], inputs.tables[count:], inputs.lens[count:], inputs.prefill)
             )
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _num_splits(self, num_rows: int) -> int:
+    def _decode(self, layer: int, queries: torch.Tensor, tables: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+        spec = self._spec
+        return triton_kernels.decode_attention(
+            queries,
+            self._layers[layer],
+            tables,
+            lens,
+            scale=spec.scale,
+            num_splits=self._num_splits(len(queries) * self._num_kv_heads),
+            window=spec.windows[layer],
+            softcap=spec.softcap,
+            sinks=spec.sinks_of(layer),
+            scales=self._scales[layer],
+        )
+
+    def _prefill(
+        self, layer: int, queries: torch.Tensor, tables: torch.Tensor, lens: torch.Tensor, tiles: PrefillTiles
+    ) -> torch.Tensor:
+        spec = self._spec
+        return triton_kernels.prefill_attention(
+            queries,
+            self._layers[layer],
+            tables,
+            lens,
+            num_queries=tiles.num_queries,
+            row_starts=tiles.row_starts,
+            tile_rows=tiles.tile_rows,
+            tile_starts=tiles.tile_starts,
+            tile_queries=self._tile_queries,
+            scale=spec.scale,
+            window=spec.windows[layer],
+            softcap=spec.softcap,
+            sinks=spec.sinks_of(layer),
+            scales=self._scales[layer],
+        )
+
+    def _num_splits(self, num_programs: int) -> int:
         """Depends only on the number of rows, so that a captured step stays valid while its sequences grow."""
-        wanted = -(-2 * self._num_processors // (num_rows * self._num_kv_heads))
+        wanted = -(-2 * self._num_processors // num_programs)
         return max(1, min(wanted, _MOST_SPLITS))
 
     def _prefill_arrays(self, batch: AttentionBatch) -> list[IntArray]:
         num_queries = batch.num_queries[batch.num_decodes :]
-        num_tiles = -(-num_queries // self._tile_queries)
-        tile_rows = np.repeat(np.arange(len(num_queries)), num_tiles)
-        firsts = np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
-        tile_starts = (np.arange(len(tile_rows)) - firsts) * self._tile_queries
+        tile_rows, tile_starts = self._tiles(num_queries)
         return [num_queries, np.cumsum(num_queries) - num_queries, tile_rows, tile_starts]
+
+    def _tiles(self, num_queries: IntArray) -> tuple[IntArray, IntArray]:
+        return _cut(num_queries, self._tile_queries)
+
+
+class TritonLatentAttention(TritonAttention):
+    """Of keys that contain the values. UnsupportedError for windows, soft caps and sinks."""
+
+    def __init__(self, blocks: KvBlocks, spec: AttentionSpec, *, num_processors: int) -> None:
+        super().__init__(blocks, spec, num_processors=num_processors)
+        if any(spec.windows) or spec.softcap is not None or spec.sinks:
+            raise UnsupportedError("latent attention on a GPU has no windows, soft caps or sinks")
+        self._width = blocks.layout.group.shared_width
+
+    def _decode(self, layer: int, queries: torch.Tensor, tables: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+        num_tiles = -(-self._spec.num_heads // _DECODE_LANES)
+        return triton_latent.decode(
+            queries,
+            self._layers[layer],
+            tables,
+            lens,
+            width=self._width,
+            scale=self._spec.scale,
+            num_splits=self._num_splits(len(queries) * num_tiles),
+            lanes=_DECODE_LANES,
+        )
+
+    def _prefill(
+        self, layer: int, queries: torch.Tensor, tables: torch.Tensor, lens: torch.Tensor, tiles: PrefillTiles
+    ) -> torch.Tensor:
+        return triton_latent.prefill(
+            queries,
+            self._layers[layer],
+            tables,
+            lens,
+            width=self._width,
+            scale=self._spec.scale,
+            num_queries=tiles.num_queries,
+            row_starts=tiles.row_starts,
+            tile_rows=tiles.tile_rows,
+            tile_starts=tiles.tile_starts,
+            lanes=_PREFILL_LANES,
+        )
+
+    def _tiles(self, num_queries: IntArray) -> tuple[IntArray, IntArray]:
+        return _cut(num_queries * self._spec.num_heads, _PREFILL_LANES)
+
+
+def _cut(lengths: IntArray, step: int) -> tuple[IntArray, IntArray]:
+    """Of rows that are cut into tiles of `step`: each tile's row, and where in it the tile begins."""
+    num_tiles = -(-lengths // step)
+    tile_rows = np.repeat(np.arange(len(lengths)), num_tiles)
+    firsts = np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+    return tile_rows, (np.arange(len(tile_rows)) - firsts) * step

@@ -1,6 +1,6 @@
 """Attention over paged blocks in Triton. Each kernel has a launcher here, and its torch twin in `twins`.
 
-Shapes: queries [tokens, heads, head_dim]; a layer's blocks [blocks, block_size, 2, kv heads, head_dim] with a
+Shapes: queries [tokens, heads, head_dim]; a layer's blocks [blocks, block_size, parts, kv heads, head_dim] with a
 stride between blocks; block tables [sequences, blocks], int32 or int64. Blocks of int8 or float8_e4m3fn hold codes, and
 `scales` [blocks, block_size, 2, kv heads] in float32 what they are multiplied by. Query heads that share a KV head are
 rows of one product, so its keys and values are read once. Sums and maxima are float32.
@@ -65,8 +65,12 @@ def _rope_and_store(
     heads, turned, blocks, scales, slots, cosines, sines,
     stride_token, stride_block, stride_scales, num_heads, num_kv_heads, width, block_size,
     head_dim: tl.constexpr, padded_dim: tl.constexpr, is_turned: tl.constexpr, coding: tl.constexpr,
+    num_parts: tl.constexpr,
 ):  # fmt: skip
-    """One token and one head: a query is turned into `turned`, a key turned into its slot, a value copied beside it."""
+    """One token and one head: a query is turned into `turned`, a key turned into its slot, a value copied beside it.
+
+    `num_parts` 1: keys contain the values.
+    """
     token, head = tl.program_id(0), tl.program_id(1)
     columns = tl.arange(0, padded_dim)
     is_column = columns < head_dim
@@ -85,12 +89,13 @@ def _rope_and_store(
     else:
         slot = tl.load(slots + token).to(tl.int64)
         kept = columns < tl.where(slot >= 0, head_dim, 0)
-        place = slot % block_size * 2 * num_kv_heads + head - num_heads
+        place = slot % block_size * num_parts * num_kv_heads + head - num_heads
         block = slot // block_size
         target, own_scales = blocks + block * stride_block, scales + block * stride_scales
-        beside = tl.load(source + num_kv_heads * head_dim + columns, mask=is_column, other=0.0)
         _store_head(target, own_scales, place, values, columns, head_dim, kept, coding)
-        _store_head(target, own_scales, place + num_kv_heads, beside, columns, head_dim, kept, coding)
+        if num_parts == 2:
+            beside = tl.load(source + num_kv_heads * head_dim + columns, mask=is_column, other=0.0)
+            _store_head(target, own_scales, place + num_kv_heads, beside, columns, head_dim, kept, coding)
 
 
 @triton.jit
@@ -278,13 +283,13 @@ def rope_and_store(
     rotation: tuple[torch.Tensor, torch.Tensor] | None,
     scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`heads` [tokens, heads + 2 * kv heads, head_dim]; keys and values go to `slots` [tokens] (-1: nowhere).
+    """`heads` [tokens, heads + parts * kv heads, head_dim]; keys and values go to `slots` [tokens] (-1: nowhere).
 
     `rotation`: cosines and sines [tokens, 1, width], the sines of the first half negated. Returns the queries, turned.
     """
     num_tokens, num_all, head_dim = heads.shape
-    num_kv_heads = blocks.shape[3]
-    num_heads = num_all - 2 * num_kv_heads
+    num_parts, num_kv_heads = blocks.shape[2:4]
+    num_heads = num_all - num_parts * num_kv_heads
     turned = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
     cosines, sines = rotation if rotation is not None else (heads, heads)
     coding, kept, scales = _coded(blocks, scales)
@@ -294,7 +299,7 @@ def rope_and_store(
         heads.stride(0), blocks.stride(0), scales.stride(0), num_heads, num_kv_heads,
         cosines.shape[-1] if rotation is not None else 0, blocks.shape[1],
         head_dim=head_dim, padded_dim=triton.next_power_of_2(head_dim), is_turned=rotation is not None,
-        coding=coding, num_warps=1,
+        coding=coding, num_parts=num_parts, num_warps=1,
     )  # fmt: skip
     return turned
 
@@ -333,10 +338,17 @@ def decode_attention(
         window=window or 0, softcap=softcap or 0.0, has_sinks=sinks is not None, coding=coding,
         num_warps=4, num_stages=3,
     )  # fmt: skip
-    output = torch.empty(num_rows, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
+    return merge_splits(sums, maxima, totals, queries.dtype)
+
+
+def merge_splits(sums: torch.Tensor, maxima: torch.Tensor, totals: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`sums` [sequences, heads, splits, width], of weights whose base are `maxima` and whose sums are `totals`."""
+    num_rows, num_heads, num_splits, width = sums.shape
+    output = torch.empty(num_rows, num_heads * width, dtype=dtype, device=sums.device)
     _merge[(num_rows * num_heads,)](
         sums, maxima, totals, output, num_splits,
-        padded_splits=triton.next_power_of_2(num_splits), head_dim=head_dim, padded_dim=padded_dim, num_warps=2,
+        padded_splits=triton.next_power_of_2(num_splits), head_dim=width,
+        padded_dim=max(_LEAST_ROWS, triton.next_power_of_2(width)), num_warps=2,
     )  # fmt: skip
     return output
 

@@ -15,8 +15,8 @@ def rope_and_store(
     scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `triton_kernels.rope_and_store`."""
-    num_kv_heads = blocks.shape[3]
-    num_heads = heads.shape[1] - 2 * num_kv_heads
+    num_parts, num_kv_heads = blocks.shape[2:4]
+    num_heads = heads.shape[1] - num_parts * num_kv_heads
     turned = heads[:, : num_heads + num_kv_heads].float()
     if rotation is not None:
         cosines, sines = (table.float() for table in rotation)
@@ -28,7 +28,7 @@ def rope_and_store(
     kept = slots >= 0
     block_size = blocks.shape[1]
     places, offsets = slots[kept] // block_size, slots[kept] % block_size
-    pairs = torch.stack((turned[kept, num_heads:], heads[kept, num_heads + num_kv_heads :]), dim=1)
+    pairs = torch.stack((turned[kept, num_heads:], heads[kept, num_heads + num_kv_heads :])[:num_parts], dim=1)
     if scales is None:
         blocks[places, offsets] = pairs
     else:
@@ -49,6 +49,7 @@ def decode_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    shared_width: int | None = None,
 ) -> torch.Tensor:
     """See `triton_kernels.decode_attention`."""
     ones = torch.ones_like(lens)
@@ -63,6 +64,7 @@ def decode_attention(
         softcap=softcap,
         sinks=sinks,
         scales=scales,
+        shared_width=shared_width,
     )
 
 
@@ -78,8 +80,12 @@ def prefill_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    shared_width: int | None = None,
 ) -> torch.Tensor:
-    """See `triton_kernels.prefill_attention`; rows follow each other without gaps."""
+    """See `triton_kernels.prefill_attention`; rows follow each other without gaps.
+
+    `shared_width`: the blocks hold keys alone, whose last values are the values (`triton_latent`).
+    """
     if scales is not None:
         blocks = decoded(blocks, scales[..., None], torch.float32)
     outputs = []
@@ -88,11 +94,13 @@ def prefill_attention(
         own = queries[start : start + count].float()
         start += count
         if length == 0:
-            outputs.append(torch.zeros(count, own.shape[1] * own.shape[2]))
+            outputs.append(torch.zeros(count, own.shape[1] * (shared_width or own.shape[2])))
             continue
         kv = blocks[tables[row].long()].flatten(0, 1)[:length].float()
         groups = own.shape[1] // kv.shape[2]
-        keys, values = (kv[:, part].repeat_interleave(groups, dim=1) for part in (0, 1))
+        keys, values = (kv[:, part].repeat_interleave(groups, dim=1) for part in (0, -1))
+        if shared_width is not None:
+            values = values[..., -shared_width:]
         scores = torch.einsum("qhd,khd->hqk", own, keys) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)

@@ -37,6 +37,8 @@ _PARTS = frozenset({"weight", "bias", "scale"})
 _WITHOUT_MEANING = frozenset({ROPE_FREQS, ROPE_LONG, ROPE_SHORT})
 _WITHOUT_MEANING_IN_LAYERS = frozenset({"attn_rot_embd"})
 _INPUT_SCALE = "input_scale"
+# Matrices of each head, which lie one behind the other.
+_BY_HEAD = frozenset({"attn_k_b", "attn_v_b"})
 BLOCKS = "blocks"
 
 
@@ -338,7 +340,8 @@ class GgufCheckpoint:
                 (f"{prefix}{inner.format(number)}.{part}", source)
                 for number, source in enumerate(self._experts(file, place, stored, part))
             ]
-        return [(f"{prefix}{inner}.{part}", self._whole(file, place, stored, module, part))]
+        name = f"{prefix}{inner}" if inner.endswith(f"_{part}") else f"{prefix}{inner}.{part}"
+        return [(name, self._whole(file, place, stored, module, part))]
 
     def _whole(self, file: GgufFile, place: TensorPlace, stored: str, module: str, part: str) -> _Source:
         architecture, shape = self._architecture, place.shape
@@ -351,6 +354,8 @@ class GgufCheckpoint:
                 raise InvalidArgumentError(f"{file.path}: tensor {place.name} has no {num_heads} heads of even length")
         if module == "ffn_gate_inp_shexp" and len(shape) == 1:
             shape = (1, *shape)
+        if module in _BY_HEAD and len(shape) == 3:
+            shape = (shape[0] * shape[1], shape[2])
         is_matrix = len(shape) == 2 and module not in ("token_embd", "position_embd", "output")
         return _Source(
             file=file,

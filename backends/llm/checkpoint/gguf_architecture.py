@@ -150,8 +150,9 @@ class Metadata:
         return ["sliding_attention" if is_sliding else "full_attention" for is_sliding in slides[: self.num_layers]]
 
 
-def common_entries(metadata: Metadata) -> Entries:
-    """What all architectures with rotations and RMS norms share."""
+def common_entries(metadata: Metadata, head_dim: int | None = None) -> Entries:
+    """What all architectures with rotations and RMS norms share. `head_dim`: where the metadata mean another by it."""
+    head_dim = head_dim or metadata.head_dim
     embedding = metadata.matrix("token_embd.weight")
     heads = metadata.integer("attention.head_count")
     entries: Entries = {
@@ -161,7 +162,7 @@ def common_entries(metadata: Metadata) -> Entries:
         "num_hidden_layers": metadata.num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.optional_integer("attention.head_count_kv") or heads,
-        "head_dim": metadata.head_dim,
+        "head_dim": head_dim,
         "max_position_embeddings": metadata.optional_integer("context_length") or 2048,
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.number("rope.freq_base") or 10000.0,
@@ -169,8 +170,8 @@ def common_entries(metadata: Metadata) -> Entries:
         "dtype": metadata.dtype(),
     }
     rotated = metadata.optional_integer("rope.dimension_count")
-    if rotated is not None and rotated != metadata.head_dim:
-        entries["partial_rotary_factor"] = rotated / metadata.head_dim
+    if rotated is not None and rotated != head_dim:
+        entries["partial_rotary_factor"] = rotated / head_dim
     if scaling := _rope_scaling(metadata, entries):
         entries["rope_scaling"] = scaling
     if window := metadata.optional_integer("attention.sliding_window"):
@@ -209,8 +210,12 @@ def _rope_scaling(metadata: Metadata, entries: Entries) -> Entries | None:
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
         raise UnsupportedError(f"{metadata.file.path}: {metadata.name}.rope.scaling.type {kind!r} is not supported")
-    metadata.refuse("rope.scaling.yarn_log_multiplier")
     scaling: Entries = {"rope_type": "yarn", "factor": factor, **lengths}
+    if metadata.name != "deepseek2":
+        metadata.refuse("rope.scaling.yarn_log_multiplier")
+    elif multiplier := metadata.number("rope.scaling.yarn_log_multiplier"):
+        # Of latent attention, whose rotations are as long as ever; it sharpens its scores alone.
+        scaling |= dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * multiplier, 6))
     for name in ("beta_fast", "beta_slow"):
         if (value := metadata.number(f"rope.scaling.yarn_{name}")) is not None:
             scaling[name] = value

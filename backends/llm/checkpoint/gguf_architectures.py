@@ -24,6 +24,18 @@ _EXPERTS = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    **{name: inner.replace("shared_expert", "shared_experts") for name, inner in _EXPERTS.items()},
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+}
 _BOTH_SIDES = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -49,6 +61,39 @@ def _mixtral(metadata: Metadata) -> Entries:
         "num_local_experts": metadata.integer("expert_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
     }
+
+
+def _deepseek(metadata: Metadata) -> Entries:
+    """Files with `key_length_mla` say of one head that all share; those before say it of each head."""
+    rope_dim = metadata.integer("rope.dimension_count")
+    key = metadata.optional_integer("attention.key_length_mla") or metadata.integer("attention.key_length")
+    value = metadata.optional_integer("attention.value_length_mla") or metadata.integer("attention.value_length")
+    return {
+        **common_entries(metadata, rope_dim),
+        "q_lora_rank": metadata.optional_integer("attention.q_lora_rank"),
+        "kv_lora_rank": metadata.integer("attention.kv_lora_rank"),
+        "qk_nope_head_dim": key - rope_dim,
+        "qk_rope_head_dim": rope_dim,
+        "v_head_dim": value,
+        "n_routed_experts": metadata.integer("expert_count"),
+        "n_shared_experts": metadata.optional_integer("expert_shared_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "first_k_dense_replace": metadata.optional_integer("leading_dense_block_count") or 0,
+        "routed_scaling_factor": metadata.number("expert_weights_scale") or 1.0,
+        "norm_topk_prob": bool(metadata.file.flag(f"{metadata.name}.expert_weights_norm")),
+        "topk_method": "group_limited_greedy",
+        "n_group": metadata.optional_integer("expert_group_count") or 1,
+        "topk_group": metadata.optional_integer("expert_group_used_count") or 1,
+    }
+
+
+def _deepseek_architecture(metadata: Metadata) -> Architecture:
+    """V2 and V3 by the function of the router's scores."""
+    function = metadata.optional_integer("expert_gating_func") or _SOFTMAX
+    if function not in _DEEPSEEKS:
+        raise UnsupportedError(f"{metadata.file.path}: {metadata.name}.expert_gating_func {function} is not supported")
+    return _DEEPSEEKS[function]
 
 
 def _sized_by(metadata: Metadata, name: str, dimension: int) -> int | None:
@@ -173,11 +218,13 @@ def find_architecture(metadata: Metadata) -> Architecture:
         return _llama(metadata)
     if name == "bert":
         return bert_architecture(metadata)
+    if name == "deepseek2":
+        return _deepseek_architecture(metadata)
     if name == "olmo2" and metadata.optional_integer("attention.sliding_window"):
         return _OLMO3
     found = _ARCHITECTURES.get(name)
     if found is None:
-        known = ", ".join(sorted({"llama", "mistral3", *_ARCHITECTURES}))
+        known = ", ".join(sorted({"deepseek2", "llama", "mistral3", *_ARCHITECTURES}))
         raise UnsupportedError(
             f"{file.path} holds a model of the architecture {name!r}, which is not read from GGUF: {known} are. "
             "Serve its checkpoint in safetensors"
@@ -205,6 +252,11 @@ _LLAMAS = {
     "llama": Architecture(model_type="llama", entries=common_entries, interleaves_heads=True),
     "mistral": Architecture(model_type="mistral", entries=common_entries, interleaves_heads=True),
     "mixtral": Architecture(model_type="mixtral", entries=_mixtral, layer=LAYER | _MIXTRAL, interleaves_heads=True),
+}
+_SOFTMAX, _SIGMOID = 1, 2
+_DEEPSEEKS = {
+    function: Architecture(model_type=model_type, entries=_deepseek, layer=LAYER | _LATENT)
+    for function, model_type in ((_SOFTMAX, "deepseek_v2"), (_SIGMOID, "deepseek_v3"))
 }
 _OLMO3 = Architecture(model_type="olmo3", entries=_olmo3, layer=LAYER | _BOTH_SIDES)
 _NOT_WRITTEN = frozenset({*ENCODERS, "gemma-embedding"})

@@ -9,11 +9,12 @@ import torch
 from modelserver.backend import UnsupportedError
 
 from .decoder import Block, DecoderLayer, Layer, PostNormLayer, SelfAttention
-from .decoder_config import DecoderConfig, Names
+from .decoder_config import DecoderConfig, LatentConfig, MoeConfig, Names
+from .latent_attention import HeadMatrices, LatentAttention
 from .linear import DenseEmbedding, Linear, SummedLinear, TokenEmbedding
 from .linear_tensors import Part
 from .mlp import Mlp, activation_of
-from .moe import Experts, Moe, SharedExpert
+from .moe import Experts, Moe, Router, SharedExpert
 from .norm import LayerNorm, Norm, RmsNorm, WholeQkNorm, identity
 from .weights import Weights
 
@@ -83,6 +84,57 @@ class DecoderBuilder:
             num_kv_heads=config.num_kv_heads // size,
             head_dim=config.head_dim,
         )
+
+    def latent_attention(self, index: int) -> Block:
+        """Each rank has a share of the heads, and keeps the whole latent."""
+        config, names, weights, prefix = self.config, self.names, self.weights, self.prefix(index)
+        latent, rope, hidden = config.latent, config.ropes[index], config.hidden_size
+        assert latent is not None, "the family's config has the sizes"
+        assert rope is not None, "a part of a key is rotated"
+        queries = (config.num_heads * (latent.plain_dim + latent.rope_dim),)
+        down = [Part(prefix + names.latent_down, hidden, (latent.rank + latent.rope_dim,))]
+        query_norm, query = None, Part(prefix + names.query, hidden, queries)
+        if latent.query_rank is not None:
+            down.insert(0, Part(prefix + names.query_down, hidden, (latent.query_rank,)))
+            query_norm = self.latent_norm(prefix + names.latent_query_norm, latent.query_rank)
+            query = Part(prefix + names.query_up, latent.query_rank, queries)
+        output = Part(prefix + names.attention_output, config.num_heads * latent.value_dim, (hidden,))
+        key_matrices, value_matrices = self._latent_matrices(prefix, latent)
+        return LatentAttention(
+            index,
+            down=weights.whole(down),
+            query=weights.columns([query]),
+            query_norm=query_norm,
+            query_rank=latent.query_rank or 0,
+            norm=self.latent_norm(prefix + names.latent_norm, latent.rank),
+            key_matrices=key_matrices,
+            value_matrices=value_matrices,
+            output=self.summed(weights.rows(output)),
+            rotation=config.distinct_ropes.index(rope),
+            num_heads=config.num_heads // weights.rank.size,
+            rope_dim=latent.rope_dim,
+            rank=latent.rank,
+            is_interleaved=latent.is_interleaved,
+        )
+
+    def latent_norm(self, name: str, width: int) -> Norm:
+        """Of a latent: its epsilon is none of the config's."""
+        return RmsNorm(self.weights.tensor(f"{name}.weight", (width,)), 1e-6)
+
+    def _latent_matrices(self, prefix: str, latent: LatentConfig) -> tuple[HeadMatrices, HeadMatrices]:
+        """Of keys [heads, rank, plain_dim] and of values [heads, value_dim, rank]."""
+        names, weights, num_heads = self.names, self.weights, self.config.num_heads
+        plain, rank, value = latent.plain_dim, latent.rank, latent.value_dim
+        if weights.has_module(prefix + names.latent_key):
+            keys = weights.dense(Part(prefix + names.latent_key, plain, (num_heads * rank,))).unflatten(0, (-1, rank))
+            values = weights.dense(Part(prefix + names.latent_value, rank, (num_heads * value,)))
+            values = values.unflatten(0, (-1, value))
+        else:
+            both = weights.dense(Part(prefix + names.latent_up, rank, (num_heads * (plain + value),)))
+            keys, values = both.unflatten(0, (-1, plain + value)).split([plain, value], dim=1)
+            keys = keys.transpose(1, 2).contiguous()
+        name = prefix + names.latent_up
+        return weights.by_head(name, keys), weights.by_head(name, values)
 
     def norm(self, name: str) -> Norm:
         shape = (self.config.hidden_size,)
@@ -174,13 +226,19 @@ class DecoderBuilder:
             activation=activation,
         )
         return Moe(
-            self.weights.floats(Part(prefix + names.router, hidden, (moe.num_experts,))),
+            self._router(prefix, moe),
             experts,
-            num_experts_per_tok=moe.num_experts_per_tok,
-            is_normalised=moe.is_normalised,
             shared=self._shared_expert(prefix, moe.shared_intermediate_size) if moe.shared_intermediate_size else None,
             sum_ranks=self.weights.rank.sum if self.weights.rank.size > 1 else None,
         )
+
+    def _router(self, prefix: str, moe: MoeConfig) -> Router:
+        names, shape = self.names, (moe.num_experts,)
+        linear = self.weights.floats(Part(prefix + names.router, self.config.hidden_size, shape))
+        correction = None
+        if names.router_correction is not None and prefix + names.router_correction in self.weights.checkpoint:
+            correction = self.weights.stored(prefix + names.router_correction, shape).float().to(self.weights.device)
+        return Router(linear, moe, correction=correction)
 
     def _shared_expert(self, prefix: str, size: int) -> SharedExpert:
         """Its sum over ranks is taken with that of the others."""
@@ -191,6 +249,8 @@ class DecoderBuilder:
             self.weights.rows(Part(inner + names.expert_down, size, (hidden,))),
             activation=activation_of(config.activation, is_gated=config.is_gated),
         )
+        if config.moe is not None and not config.moe.is_shared_gated:
+            return SharedExpert(mlp, None)
         return SharedExpert(mlp, self.weights.floats(Part(prefix + names.shared_expert_gate, hidden, (1,))))
 
     def _expert_ups(self, prefix: str, size: int) -> list[Part]:

@@ -21,16 +21,72 @@ _SIZES = (
     "max_position_embeddings",
 )
 
+_LATENT_NAMES = {
+    "rank": "kv_lora_rank",
+    "plain_dim": "qk_nope_head_dim",
+    "rope_dim": "qk_rope_head_dim",
+    "value_dim": "v_head_dim",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeConfig:
-    """Experts of the sparse layers. `shared_intermediate_size` 0: there is no shared expert."""
+    """Experts of the sparse layers. `shared_intermediate_size` 0: there is no shared expert.
+
+    The router's `scores` are the softmax over all experts, or the sigmoid of each. With `num_groups`, experts of the
+    best `num_chosen_groups` groups alone are chosen, by the sum of the `group_votes` best scores of each.
+    `weight_scale` multiplies the weights of the chosen experts, after they were normalised; the shared expert has none.
+    """
 
     num_experts: int
     num_experts_per_tok: int
     intermediate_size: int
     is_normalised: bool
     shared_intermediate_size: int = 0
+    is_shared_gated: bool = True
+    scores: str = "softmax"  # "softmax" | "sigmoid"
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    group_votes: int = 1
+    weight_scale: float = 1.0
+
+    def mistakes(self) -> Iterator[str]:
+        if not 1 <= self.num_experts_per_tok <= self.num_experts:
+            yield f"num_experts_per_tok {self.num_experts_per_tok}: expected 1 to num_experts ({self.num_experts})"
+        if self.num_groups < 1 or self.num_experts % self.num_groups:
+            yield f"n_group {self.num_groups}: expected a divisor of num_experts ({self.num_experts})"
+            return
+        if not 1 <= self.num_chosen_groups <= self.num_groups:
+            yield f"topk_group {self.num_chosen_groups}: expected 1 to n_group ({self.num_groups})"
+        group = self.num_experts // self.num_groups
+        if self.num_groups > 1 and self.group_votes > group:
+            yield f"n_group {self.num_groups}: expected groups of {self.group_votes} experts at least"
+        if self.num_experts_per_tok > group * self.num_chosen_groups:
+            yield f"num_experts_per_tok {self.num_experts_per_tok}: expected at most the experts of topk_group groups"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """Sizes of latent attention. `query_rank` None: queries are made by one matrix.
+
+    A head's query and key have `plain_dim` values and behind them `rope_dim` that are rotated.
+    """
+
+    rank: int
+    plain_dim: int
+    rope_dim: int
+    value_dim: int
+    query_rank: int | None = None
+    is_interleaved: bool = True
+
+    def mistakes(self) -> Iterator[str]:
+        for name in ("rank", "plain_dim", "rope_dim", "value_dim"):
+            if getattr(self, name) < 1:
+                yield f"{_LATENT_NAMES[name]} {getattr(self, name)}: expected 1 or more"
+        if self.query_rank is not None and self.query_rank < 1:
+            yield f"q_lora_rank {self.query_rank}: expected 1 or more, or null"
+        if self.rope_dim % 2:
+            yield f"qk_rope_head_dim {self.rope_dim}: expected an even number"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +116,7 @@ class DecoderConfig:
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
     is_tied: bool = False
+    latent: LatentConfig | None = None
     moe: MoeConfig | None = None
     moe_layers: frozenset[int] = frozenset()
     eos_token_ids: frozenset[int] = frozenset()
@@ -100,9 +157,8 @@ class DecoderConfig:
                 yield f"{name} {softcap!r}: expected a number greater than 0"
         if isinstance(self.attention_scale, complex):
             yield "query_pre_attn_scalar less than 0: expected more"
-        moe = self.moe
-        if moe is not None and not 1 <= moe.num_experts_per_tok <= moe.num_experts:
-            yield f"num_experts_per_tok {moe.num_experts_per_tok}: expected 1 to num_experts ({moe.num_experts})"
+        yield from self.moe.mistakes() if self.moe is not None else ()
+        yield from self.latent.mistakes() if self.latent is not None else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +166,9 @@ class Names:
     """Modules of a decoder; the usual ones are Llama's.
 
     `layer` has a place for the layer's number; the fields after it are inside a layer. `qkv` and `gate_up` are used
-    where the checkpoint has them, else their parts. `is_transposed`: linear weights are stored as [in, out].
+    where the checkpoint has them, else their parts. So is `latent_up`, of which GGUF has keys and values apart, the
+    keys' transposed. `router_correction` is a tensor that is added to scores when experts are chosen, if the checkpoint
+    has it. `is_transposed`: linear weights are stored as [in, out].
     """
 
     embedding: str = "embed_tokens"
@@ -125,6 +183,14 @@ class Names:
     attention_output: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
+    query_down: str = "self_attn.q_a_proj"
+    query_up: str = "self_attn.q_b_proj"
+    latent_query_norm: str = "self_attn.q_a_layernorm"
+    latent_down: str = "self_attn.kv_a_proj_with_mqa"
+    latent_norm: str = "self_attn.kv_a_layernorm"
+    latent_up: str = "self_attn.kv_b_proj"
+    latent_key: str = "self_attn.k_b_proj"
+    latent_value: str = "self_attn.v_b_proj"
     attention_pre_norm: str = "input_layernorm"
     attention_post_norm: str = "post_attention_layernorm"
     mlp_pre_norm: str = "post_attention_layernorm"
@@ -134,6 +200,7 @@ class Names:
     gate_up: str = "mlp.gate_up_proj"
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
+    router_correction: str | None = None
     experts: str = "mlp.experts"
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"

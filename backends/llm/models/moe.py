@@ -8,19 +8,58 @@ from dataclasses import dataclass
 import torch
 
 from ..step_context import StepContext
+from .decoder_config import MoeConfig
 from .linear import GroupedLinear, Linear
 from .mlp import Activation, Mlp
+
+# Of weights that are all zero, as sigmoids may be: nothing is divided by zero.
+_LEAST_SUM = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """One that every token goes through, as much as `gate`, a layer of one output, lets it."""
+    """One that every token goes through, as much as `gate`, a layer of one output, lets it; None: whole."""
 
     mlp: Mlp
-    gate: Linear
+    gate: Linear | None
 
     def __call__(self, rows: torch.Tensor, step: StepContext) -> torch.Tensor:
-        return self.mlp(rows, step).mul_(self.gate(rows, step).sigmoid_())
+        mixed = self.mlp(rows, step)
+        return mixed if self.gate is None else mixed.mul_(self.gate(rows, step).sigmoid_())
+
+
+class Router:
+    """Chooses each token's experts by the scores that a layer gives, in float32.
+
+    `correction` [experts] in float32 is added to scores where experts are chosen, not in their weights.
+    """
+
+    def __init__(self, linear: Linear, config: MoeConfig, *, correction: torch.Tensor | None = None) -> None:
+        self._linear = linear
+        self._config = config
+        self._correction = correction
+
+    def __call__(self, rows: torch.Tensor, step: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weights of the chosen experts, float32 [rows, n], and which they are."""
+        config, logits = self._config, self._linear(rows, step).float()
+        scores = logits.sigmoid() if config.scores == "sigmoid" else logits.softmax(dim=-1)
+        ranked = scores if self._correction is None else scores + self._correction
+        if config.num_groups > 1:
+            ranked = self._in_best_groups(ranked)
+        chosen = ranked.topk(config.num_experts_per_tok).indices
+        weights = scores.gather(1, chosen)
+        if config.is_normalised:
+            weights /= weights.sum(dim=-1, keepdim=True) + _LEAST_SUM
+        return weights if config.weight_scale == 1.0 else weights.mul_(config.weight_scale), chosen
+
+    def _in_best_groups(self, ranked: torch.Tensor) -> torch.Tensor:
+        """Experts of other groups come last."""
+        config = self._config
+        grouped = ranked.unflatten(1, (config.num_groups, -1))
+        votes = grouped.topk(config.group_votes).values.sum(dim=-1)
+        best = votes.topk(config.num_chosen_groups).indices
+        is_left_out = torch.ones_like(votes, dtype=torch.bool).scatter_(1, best, False)
+        return grouped.masked_fill(is_left_out[..., None], float("-inf")).flatten(1)
 
 
 class Experts:
@@ -52,33 +91,23 @@ class Experts:
 
 
 class Moe:
-    """`router` scores all experts. `is_normalised`: the weights of a token's experts are made to sum to one.
-
-    `sum_ranks`: with experts split over ranks, adds up what each has.
-    """
+    """`sum_ranks`: with experts split over ranks, adds up what each has."""
 
     def __init__(
         self,
-        router: Linear,
+        router: Router,
         experts: Experts,
         *,
-        num_experts_per_tok: int,
-        is_normalised: bool,
         shared: SharedExpert | None,
         sum_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         self._router = router
         self._experts = experts
-        self._num_chosen = num_experts_per_tok
-        self._is_normalised = is_normalised
         self._shared = shared
         self._sum_ranks = sum_ranks
 
     def __call__(self, rows: torch.Tensor, step: StepContext, /) -> torch.Tensor:
-        scores = self._router(rows, step).softmax(dim=-1, dtype=torch.float32)
-        weights, chosen = scores.topk(self._num_chosen)
-        if self._is_normalised:
-            weights /= weights.sum(dim=-1, keepdim=True)
+        weights, chosen = self._router(rows, step)
         mixed = self._experts.mix(rows, weights.to(rows.dtype), chosen, step)
         if self._shared is not None:
             mixed += self._shared(rows, step)

@@ -13,6 +13,7 @@ from modelserver.backend import give_back
 from ..checkpoint import Checkpoint
 from ..lora.layers import AdaptedLayers
 from ..quantization.scheme import Scheme, stored_float_linear
+from .latent_attention import HeadMatrices
 from .linear import GroupedLinear, HeadedEmbedding, Linear, StoredLinear, TokenEmbedding
 from .linear_tensors import ALONE, LinearTensors, Part, Rank, Split, placed, stored_tensor
 
@@ -89,6 +90,20 @@ class Weights:
     def rows(self, part: Part) -> Linear:
         """Each rank has a share of the inputs: the sum over ranks is the result. The bias is with rank 0."""
         return self._linear([part], Split.INPUTS)
+
+    def whole(self, parts: Sequence[Part]) -> Linear:
+        """Parts fused along their outputs; every rank has all of them."""
+        return self._linear(parts, Split.WHOLE)
+
+    def dense(self, part: Part) -> torch.Tensor:
+        """This rank's outputs of a layer as a matrix in floats, whatever form it is stored in."""
+        return self._scheme.dense(self._tensors([part], Split.OUTPUTS))
+
+    def by_head(self, name: str, weight: torch.Tensor) -> HeadMatrices:
+        """Matrices [heads, outputs, inputs] of a module that a network multiplies by in another way."""
+        matrices = HeadMatrices(weight)
+        self.layers.append(StoredLayer((name,), matrices.form, matrices.num_bytes))
+        return matrices
 
     def grouped_columns(self, experts: Sequence[Sequence[Part]]) -> GroupedLinear:
         return self._grouped(experts[0], [self._tensors(parts, Split.OUTPUTS) for parts in experts])

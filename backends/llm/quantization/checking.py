@@ -53,6 +53,10 @@ class WalkingScheme(Scheme):
     def make_grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
         return ListedLinears([self.linear(tensors) for tensors in experts])
 
+    def dense(self, tensors: LinearTensors) -> torch.Tensor:
+        self.linear(tensors)
+        return torch.empty(tensors.num_outputs, tensors.parts[0].num_inputs, device="meta")
+
     def embedding(self, tensors: LinearTensors) -> TokenEmbedding:  # noqa: ARG002
         return NoLayer()
 

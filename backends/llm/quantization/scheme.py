@@ -59,6 +59,13 @@ class Scheme(ABC):
         """The same layer of all experts of a mixture, none of which it skips."""
         return grouped_linears([self.linear(tensors) for tensors in experts], experts[0].device)
 
+    def dense(self, tensors: LinearTensors) -> torch.Tensor:
+        """The matrix [outputs, inputs] of one part in floats, which a network multiplies by in a way of its own."""
+        if self.is_online or all(self.skips(name) for name in tensors.names):
+            return tensors.weight()
+        unit = torch.eye(tensors.parts[0].num_inputs, dtype=tensors.dtype, device=tensors.device)
+        return self.make_linear(tensors)(unit, None).t()
+
     def embedding(self, tensors: LinearTensors) -> TokenEmbedding:
         """Of floats, unless a scheme has them in another form."""
         weight = tensors.stored_weight()

@@ -32,6 +32,12 @@ class StoredScheme(Scheme):
     def linear(self, tensors: LinearTensors) -> Linear:
         return quantized_linear([self._share(tensors, part) for part in tensors.parts], tensors.bias())
 
+    def dense(self, tensors: LinearTensors) -> torch.Tensor:
+        (part,) = tensors.parts
+        if not self.is_quantized(tensors, part):
+            return tensors.weight()
+        return self._share(tensors, part).dequantized().to(tensors.dtype)
+
     def embedding(self, tensors: LinearTensors) -> TokenEmbedding:
         (part,) = tensors.parts
         if not self.is_quantized(tensors, part):

@@ -13,12 +13,13 @@ from modelserver_backends.llm.checkpoint import GgufCheckpoint, open_checkpoint
 from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.generations import generate, loaded_engine, random_prompts
 from support.gguf_models import QuantizationType, write_gguf
-from support.tiny_checkpoints import FAMILIES, reference_tokens
+from support.tiny_checkpoints import FAMILIES, reference_tokens, write_checkpoint
 
 from modelserver.errors import InvalidArgumentError, UnsupportedError
 
-# Llama's rotations that depend on the length of the text, and windows of some layers alone, have no words in GGUF.
-INEXPRESSIBLE = {"llama_dynamic", "qwen2_window"}
+# Llama's rotations that depend on the length of the text, and windows of some layers alone, have no words in GGUF, nor
+# have rotations that are longer than those of latent attention.
+INEXPRESSIBLE = {"llama_dynamic", "qwen2_window", "deepseek_v3"}
 EXPRESSIBLE = sorted(set(FAMILIES) - INEXPRESSIBLE)
 
 
@@ -60,6 +61,19 @@ def test_logits_are_those_of_the_safetensors(twins: tuple[Path, Path]) -> None:
         with loaded_engine(place) as engine:
             logprobs.append([one for _, one in generate(engine, prompts, 4)])
     np.testing.assert_allclose(logprobs[1], logprobs[0], atol=2e-5)
+
+
+@pytest.mark.parametrize("query_rank", [None, 32])
+def test_matrices_of_latent_attention_by_head(query_rank: int | None, tmp_path: Path) -> None:
+    """As llama.cpp's converter writes DeepSeek V3 today; V2 above is as it wrote both."""
+    rope = {**FAMILIES["deepseek_v3"].values["rope_parameters"], "mscale": 1.1}
+    directory = write_checkpoint(
+        tmp_path / "source", "deepseek_v3", values={"rope_parameters": rope, "q_lora_rank": query_rank}
+    )
+    prompts = random_prompts(4, longest=50)
+    with loaded_engine(write_gguf(directory, tmp_path / "model.gguf")) as engine:
+        found = [tokens for tokens, _ in generate(engine, prompts, 6)]
+    assert found == [reference_tokens(directory, prompt, 6) for prompt in prompts]
 
 
 def test_texts_and_templates_are_the_same(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...extension_points import load_extension
+from .deepseek import DeepseekV2, DeepseekV3, Glm4MoeLite, KimiK2, Youtu
 from .family import Family
 from .gemma import Gemma, Gemma2, Gemma3
 from .gpt2 import Gpt2
@@ -33,6 +34,11 @@ _BUNDLED: dict[str, type[Family]] = {
         Olmo2,
         Olmo3,
         Gpt2,
+        DeepseekV2,
+        DeepseekV3,
+        KimiK2,
+        Glm4MoeLite,
+        Youtu,
     )
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,18 +49,22 @@ class Step:
         heads: tuple[int, int],
         dtype: torch.dtype,
         codes: torch.dtype | None = None,
+        shared_width: int = 0,
     ) -> None:
+        """`shared_width`: keys hold the values, as latent attention has them."""
         torch.manual_seed(0)
         per_row = -(-int(LENS.max()) // block_size)
         num_blocks = len(LENS) * per_row + 1
         shape = KvLayout.uniform(num_layers=1, num_kv_heads=heads[1], head_dim=head_dim, dtype=dtype)
+        if shared_width:
+            shape = KvLayout((replace(shape.group, value_width=0, shared_width=shared_width),))
         shape = shape if codes is None else shape.coded(codes)
         self.blocks = KvBlocks(shape, num_blocks=num_blocks, block_size=block_size, device=CPU)
         if codes is None:
             self.blocks.layers[0].normal_()
         else:
             cells = torch.arange(num_blocks * 2 * heads[1] * block_size)
-            write_pages(self.blocks.pages, cells, torch.randn(len(cells), head_dim), shape.pairs)
+            write_pages(self.blocks.pages, cells, torch.randn(len(cells), head_dim), shape.group)
         self.tables = np.random.default_rng(0).permutation(np.arange(1, num_blocks)).reshape(len(LENS), per_row)
         places = [
             (row, at)
@@ -67,20 +72,22 @@ class Step:
             for at in range(length - count, length)
         ]
         self.slots = np.array([self.tables[row, at // block_size] * block_size + at % block_size for row, at in places])
-        self.heads = torch.randn(NUM_TOKENS, heads[0] + 2 * heads[1], head_dim).to(dtype)
+        num_kept = shape.group.num_parts * heads[1]
+        self.heads = torch.randn(NUM_TOKENS, heads[0] + num_kept, head_dim).to(dtype)
         self.batch = AttentionBatch(4, COUNTS, LENS, self.tables, self.slots)
 
     def expected(self, spec: AttentionSpec, rotation: Rotation | None) -> tuple[torch.Tensor, torch.Tensor]:
         """What comes out, and what is kept of all slots, computed by the twins in float32."""
-        num_kv_heads = self.blocks.layout.pairs.num_heads
+        group = self.blocks.layout.group
         heads = self.heads.clone().float()
         if rotation is not None:
-            Rotation(rotation.cosines.float(), rotation.sines.float()).apply_rope(heads[:, :-num_kv_heads])
+            turned = heads[:, : spec.num_heads + group.num_heads]
+            Rotation(rotation.cosines.float(), rotation.sines.float()).apply_rope(turned)
         heads = heads.to(self.heads.dtype)
         reference = SdpaAttention(self.blocks, spec)
         kept = reference.kept(0)
         kept[torch.from_numpy(self.slots)] = reference.as_kept(
-            heads[:, spec.num_heads :].unflatten(1, (2, num_kv_heads))
+            heads[:, spec.num_heads :].unflatten(1, (group.num_parts, group.num_heads))
         )
         output = twins.prefill_attention(
             heads[:, : spec.num_heads],
@@ -92,6 +99,7 @@ class Step:
             window=spec.windows[0],
             softcap=spec.softcap,
             sinks=spec.sinks_of(0),
+            shared_width=group.shared_width or None,
         )
         return output, kept
 
@@ -149,6 +157,34 @@ if KERNELS is not None:
         found = attention.rope_and_attend(0, step.heads, rotation, attention.prepare(step.batch))
         torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
         torch.testing.assert_close(SdpaAttention(step.blocks, spec).kept(0), kept, atol=2e-2, rtol=2e-2)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize(
+        ("head_dim", "shared_width", "block_size", "heads"),
+        [(32, 24, 8, (4, 1)), (20, 14, 5, (7, 1)), (576, 512, 16, (6, 1)), (40, 40, 32, (2, 1))],
+    )
+    def test_values_within_the_keys(
+        width: int,
+        head_dim: int,
+        shared_width: int,
+        block_size: int,
+        heads: tuple[int, int],
+        dtype: torch.dtype,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Latent attention, by the kernels, by SDPA, and by both in one step."""
+        tolerance = 5e-5 if dtype == torch.float32 else 3e-2
+        spec = AttentionSpec(num_heads=heads[0], windows=(None,), scale=0.3 * 32**0.5 / head_dim**0.5)
+        for most_queries, kind in ((512, CpuAttention), (4, CpuAttention), (0, SdpaAttention)):
+            monkeypatch.setattr(cpu_attention, "_MOST_QUERIES", most_queries)
+            step = Step(head_dim, block_size, heads, dtype, shared_width=shared_width)
+            rotation = rotation_of(dtype, head_dim - shared_width)
+            expected, kept = step.expected(spec, rotation)
+            attention = kind(KERNELS, step.blocks, spec) if kind is CpuAttention else kind(step.blocks, spec)
+            found = attention.rope_and_attend(0, step.heads, rotation, attention.prepare(step.batch))
+            assert found.shape == (NUM_TOKENS, heads[0] * shared_width)
+            torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+            torch.testing.assert_close(SdpaAttention(step.blocks, spec).kept(0), kept, atol=tolerance, rtol=tolerance)
 
     @pytest.mark.parametrize("codes", CODES)
     @pytest.mark.parametrize(("head_dim", "block_size", "heads"), [SHAPES[1], *SHAPES[4:7]])
@@ -238,14 +274,14 @@ if KERNELS is not None:
         step = Step(16, 8, (4, 2), torch.float32)
         attention = CpuAttention(KERNELS, step.blocks, AttentionSpec(num_heads=4, windows=(None,), scale=0.3))
         plan = attention.prepare(step.batch).plan
-        others = struct.pack("8q2d", 4, 2, 16, 8, 2, 0, 0, 1 << 20, 0.3, 0.0)
+        others = struct.pack("9q2d", 4, 2, 16, 8, 2, 0, 0, 1 << 20, 0, 0.3, 0.0)
         addresses = (0,) * 8
-        bad_coding = struct.pack("8q2d", 4, 2, 16, 8, step.blocks.num_blocks, 0, 3, 1 << 20, 0.3, 0.0)
+        bad_coding = struct.pack("9q2d", 4, 2, 16, 8, step.blocks.num_blocks, 0, 3, 1 << 20, 0, 0.3, 0.0)
         for geometry, made in (
             (others, plan),
             (others, b""),
             (others[:-1], plan),
-            (bytes(80), plan),
+            (bytes(88), plan),
             (bad_coding, plan),
         ):
             with pytest.raises(ValueError, match="geometry"):

@@ -16,7 +16,7 @@ from modelserver.backend import UnsupportedError
 
 CPU = torch.device("cpu")
 # Layers 0 and 2 have latent attention, layer 1 has heads in 8 bits with a scale for each key and each value.
-LATENT = KvGroup(layers=(0, 2), num_heads=1, key_width=512 + 64, value_width=0, dtype=torch.bfloat16)
+LATENT = KvGroup(layers=(0, 2), num_heads=1, key_width=512 + 64, value_width=0, shared_width=512, dtype=torch.bfloat16)
 SCALED = KvGroup(layers=(1,), num_heads=2, key_width=16, value_width=8, dtype=torch.int8, num_scales=2)
 
 
@@ -45,7 +45,7 @@ def test_groups_take_what_their_layers_keep() -> None:
     memory.reservation.release()
 
 
-@pytest.mark.parametrize("groups", [(LATENT,), (SCALED,), (LATENT, replace(LATENT, layers=(1,)))])
+@pytest.mark.parametrize("groups", [(replace(LATENT, num_heads=2),), (SCALED,), (LATENT, replace(LATENT, layers=(1,)))])
 def test_a_layout_that_attention_does_not_read_is_refused(groups: tuple[KvGroup, ...]) -> None:
     blocks = KvBlocks(KvLayout(groups), num_blocks=2, block_size=4, device=CPU)
     with pytest.raises(UnsupportedError, match="one group of layers"):

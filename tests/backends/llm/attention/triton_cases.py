@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from modelserver_backends.llm.attention import triton_kernels, twins
+from modelserver_backends.llm.attention import triton_kernels, triton_latent, twins
 from modelserver_backends.llm.attention.chunked import ChunkedAttention
-from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout, encoded, write_pages
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvGroup, KvLayout, encoded, write_pages
 from modelserver_backends.llm.attention.paged import AttentionBatch, AttentionSpec, Rotation
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
-from modelserver_backends.llm.attention.triton_attention import TritonAttention
+from modelserver_backends.llm.attention.triton_attention import TritonAttention, TritonLatentAttention
 from modelserver_backends.llm.captured_decode import CapturedDecode
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.embedding.head import load_head
@@ -108,11 +108,7 @@ def backend() -> None:
     for index, layer in enumerate(pools[0].layers):
         layer.normal_()
         pools[1].layers[index].copy_(reference.kept(index).view_as(layer))
-    counts, lens = np.array([1, 1, 5, 20]), np.array([30, 9, 5, 41])
-    tables = np.random.default_rng(0).permutation(np.arange(1, 25))[:24].reshape(4, 6) % 24
-    positions = [range(length - count, length) for count, length in zip(counts, lens, strict=True)]
-    slots = np.array([tables[row, at // 8] * 8 + at % 8 for row, ats in enumerate(positions) for at in ats])
-    batch = AttentionBatch(2, counts, lens, tables, slots)
+    batch = mixed_batch(np.random.default_rng(0).permutation(np.arange(1, 25))[:24].reshape(4, 6) % 24)
     on_kernels = TritonAttention(pools[1], spec, num_processors=8)
     chunked = [ChunkedAttention(one, (None, 16), 8) for one in (reference, on_kernels)]
     angles = torch.randn(27, 1, 16, device=DEVICE)
@@ -129,16 +125,12 @@ def backend() -> None:
 def codes() -> None:
     """Keys and values in 8 bits: kept as the twins keep them, bit for bit, and read as what they stand for."""
     spec = AttentionSpec(num_heads=6, windows=(None, 7), scale=0.25, sinks=(torch.randn(6, device=DEVICE), None))
-    counts, lens = np.array([1, 1, 5, 20]), np.array([30, 9, 5, 41])
-    tables = np.arange(1, 25).reshape(4, 6)
-    positions = [range(length - count, length) for count, length in zip(counts, lens, strict=True)]
-    slots = np.array([tables[row, at // 8] * 8 + at % 8 for row, ats in enumerate(positions) for at in ats])
-    batch = AttentionBatch(2, counts, lens, tables, slots)
+    batch = mixed_batch(np.arange(1, 25).reshape(4, 6))
     cells = torch.arange(25 * 2 * 2 * 2 * 8, device=DEVICE)
     for dtype, source in itertools.product((torch.int8, torch.float8_e4m3fn), (torch.float32, torch.float16)):
         layout = KvLayout.uniform(num_layers=2, num_kv_heads=2, head_dim=24, dtype=source).coded(dtype)
         pools = [KvBlocks(layout, num_blocks=25, block_size=8, device=torch.device(DEVICE)) for _ in range(2)]
-        write_pages(pools[0].pages, cells, torch.randn(len(cells), 24, device=DEVICE), layout.pairs)
+        write_pages(pools[0].pages, cells, torch.randn(len(cells), 24, device=DEVICE), layout.group)
         reference, kernels = SdpaAttention(pools[0], spec), TritonAttention(pools[1], spec, num_processors=8)
         for layer in (0, 1):
             kept, scales = encoded(reference.kept(layer).unflatten(0, (25, 8)), dtype)
@@ -156,9 +148,52 @@ def codes() -> None:
             tolerance = 3e-5 if source == torch.float32 else 2e-2
             torch.testing.assert_close(found[1], found[0], atol=tolerance, rtol=tolerance)
             expected, expected_scales = pools[1].layers[layer].clone(), pools[1].scales[layer].clone()
-            twins.rope_and_store(heads, expected, torch.from_numpy(slots).to(DEVICE), None, expected_scales)
+            twins.rope_and_store(heads, expected, torch.from_numpy(batch.slots).to(DEVICE), None, expected_scales)
             assert torch.equal(pools[1].layers[layer].view(torch.uint8), expected.view(torch.uint8))
             assert torch.equal(pools[1].scales[layer], expected_scales)
+
+
+def latent() -> None:
+    """Keys that contain the values: the kernels and their twins, and a step by both implementations of attention."""
+    for num_heads, turned, width, num_splits in ((4, 16, 32, 3), (20, 6, 24, 1), (3, 8, 40, 2)):
+        blocks = torch.randn(24, 8, 1, 1, turned + width, device=DEVICE)
+        common = {"scale": (turned + width) ** -0.5}
+        lens = [1, 70, 8, 0, 33]
+        tables, known = tables_of(lens), torch.tensor(lens, device=DEVICE)
+        queries = torch.randn(len(lens), num_heads, turned + width, device=DEVICE)
+        expected = twins.decode_attention(queries, blocks, tables, known, shared_width=width, **common)
+        found = triton_latent.decode(
+            queries, blocks, tables, known, width=width, num_splits=num_splits, lanes=16, **common
+        )
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+        group = KvGroup(
+            layers=(0,), num_heads=1, key_width=turned + width, value_width=0, shared_width=width, dtype=torch.float32
+        )
+        spec = AttentionSpec(num_heads=num_heads, windows=(None,), scale=common["scale"])
+        pools = [KvBlocks(KvLayout((group,)), num_blocks=25, block_size=8, device=torch.device(DEVICE)) for _ in "ab"]
+        reference, kernels = SdpaAttention(pools[0], spec), TritonLatentAttention(pools[1], spec, num_processors=8)
+        pools[0].layers[0].normal_()
+        pools[1].layers[0].copy_(pools[0].layers[0])
+        batch = mixed_batch(np.arange(1, 25).reshape(4, 6))
+        angles = torch.randn(27, 1, turned, device=DEVICE)
+        heads = torch.randn(27, num_heads + 1, turned + width, device=DEVICE)
+        results = [
+            one.rope_and_attend(0, heads.clone(), Rotation(angles.cos(), angles.sin()), one.prepare(batch))
+            for one in (reference, kernels)
+        ]
+        torch.testing.assert_close(results[0], results[1], atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(pools[0].layers[0], pools[1].layers[0])
+    with TemporaryDirectory() as name:
+        directory = write_checkpoint(Path(name), "deepseek_v3", values={"first_k_dense_replace": 2})
+        assert generated(directory, is_on_kernels=False) == generated(directory, is_on_kernels=True)
+
+
+def mixed_batch(tables: np.ndarray) -> AttentionBatch:
+    """Two decodes, a fresh prompt and a long chunk over blocks of 8."""
+    counts, lens = np.array([1, 1, 5, 20]), np.array([30, 9, 5, 41])
+    positions = [range(length - count, length) for count, length in zip(counts, lens, strict=True)]
+    slots = np.array([tables[row, at // 8] * 8 + at % 8 for row, ats in enumerate(positions) for at in ats])
+    return AttentionBatch(2, counts, lens, tables, slots)
 
 
 def captured() -> None:
@@ -190,7 +225,8 @@ def generated(
     )
     loaded = network_of(directory, options)
     blocks = KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device)
-    attention = TritonAttention(blocks, loaded.attention, num_processors=4)
+    kind = TritonLatentAttention if loaded.kv_layout.group.shared_width else TritonAttention
+    attention = kind(blocks, loaded.attention, num_processors=4)
     assert loaded.is_capturable or not is_on_kernels
     runner = Runner(
         loaded,
@@ -241,6 +277,7 @@ CASES = {
     "prefill": prefill,
     "backend": backend,
     "codes": codes,
+    "latent": latent,
 }
 
 if __name__ == "__main__":

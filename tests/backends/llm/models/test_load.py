@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "qwen2_moe"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "qwen2_moe", "deepseek_v3"])
 def test_half_precision_says_nearly_the_same(dtype: str, family: str, checkpoint: Callable[[str], Path]) -> None:
     directory, prompt = checkpoint(family), list(range(20, 50))
     with loaded_engine(directory, dtype=dtype) as engine:

@@ -188,6 +188,7 @@ MIXED = ["Q4_K", "Q6_K", "Q5_0", "Q8_0", "IQ4_XS", "Q3_K", "IQ2_XXS", "MXFP4", "
         ("gemma2", ["Q8_0", "Q4_K"], {}),
         ("mixtral", ["Q4_K", "Q6_K", "IQ1_S"], {}),
         ("qwen3_moe", ["Q4_0", "IQ2_S"], {"moe_intermediate_size": 256}),
+        ("deepseek_v2", ["Q8_0", "Q4_0"], {"kv_lora_rank": 32, "v_head_dim": 16, "moe_intermediate_size": 32}),
     ],
     ids=str,
 )

@@ -108,7 +108,7 @@ static void check_codes(const Kernels *kernels, int64_t width, int is_half, int 
 /* ---- Attention ------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    int64_t dim, block_size, num_queries, first, stop;
+    int64_t dim, shared_dim, block_size, num_queries, first, stop;
     int is_half, coding, has_sinks;
     float softcap;
 } Case;
@@ -134,10 +134,17 @@ static double kept(const Sight *sight, int64_t token, int part, int64_t at)
     return decoded((uint8_t)page[place], sight->coding) * scale;
 }
 
+static int64_t output_width(const Sight *sight)
+{
+    return sight->shared_dim > 0 ? sight->shared_dim : sight->head_dim;
+}
+
 static void attend_exactly(const Sight *sight, const void *query, double scale, const float *sink, double *output)
 {
+    const int64_t width = output_width(sight);
+    const int part = sight->shared_dim == 0;
     double sum = sink == NULL ? 0.0 : exp((double)*sink);
-    memset(output, 0, sizeof(double) * (size_t)sight->head_dim);
+    memset(output, 0, sizeof(double) * (size_t)width);
     for (int64_t token = sight->first; token < sight->stop; token++) {
         double score = 0.0;
         for (int64_t at = 0; at < sight->head_dim; at++)
@@ -145,10 +152,10 @@ static void attend_exactly(const Sight *sight, const void *query, double scale, 
         if (sight->softcap > 0.0f)
             score = sight->softcap * tanh(score / sight->softcap);
         sum += exp(score);
-        for (int64_t at = 0; at < sight->head_dim; at++)
-            output[at] += exp(score) * kept(sight, token, 1, at);
+        for (int64_t at = 0; at < width; at++)
+            output[at] += exp(score) * kept(sight, token, part, sight->head_dim - width + at);
     }
-    for (int64_t at = 0; at < sight->head_dim; at++)
+    for (int64_t at = 0; at < width; at++)
         output[at] /= sum;
 }
 
@@ -165,7 +172,7 @@ static void check_attention(const Case *c)
     for (int64_t block = 0; block < num_blocks; block++)
         table[block] = num_blocks - 1 - block;
     const Sight sight = {.layer = layer, .table = table, .first = c->first, .stop = c->stop, .kv_head = 1,
-                         .num_kv_heads = 2, .head_dim = c->dim, .block_size = c->block_size, .block_bytes = block_bytes,
+                         .num_kv_heads = 2, .head_dim = c->dim, .shared_dim = c->shared_dim, .block_size = c->block_size, .block_bytes = block_bytes,
                          .page_bytes = page_bytes(&g), .is_half = c->is_half, .coding = c->coding,
                          .softcap = c->softcap, .sinks = c->has_sinks ? sinks : NULL};
     for (int64_t page = 0; page < 4 * num_blocks; page++)
@@ -184,11 +191,11 @@ static void check_attention(const Case *c)
     double *exact = memory(8 * c->num_queries * c->dim);
     for (int64_t query = 0; query < c->num_queries; query++)
         attend_exactly(&sight, (char *)queries + query * c->dim * (c->is_half ? 2 : 4), 0.5,
-                       c->has_sinks ? sinks + query : NULL, exact + query * c->dim);
+                       c->has_sinks ? sinks + query : NULL, exact + query * output_width(&sight));
     for (int at = 0; at < NUM_KERNELS; at++)
         if (is_run(&all_kernels[at])) {
             all_kernels[at].attend(&sight, queries, c->num_queries, 0.5f, output);
-            compare(&all_kernels[at], "attend", output, exact, c->num_queries * c->dim, c->is_half);
+            compare(&all_kernels[at], "attend", output, exact, c->num_queries * output_width(&sight), c->is_half);
         }
     free(table), free(layer), free(queries), free(output), free(exact);
 }
@@ -205,8 +212,9 @@ int main(void)
                 check_codes(&all_kernels[at], widths[width], is_half, FLOAT8);
             }
     for (int number = 0; number < 7 * 3 * 2 * 3; number++) {
-        const Case c = {.dim = dims[number % 7], .stop = stops[number / 7 % 3], .is_half = number / 21 % 2,
-                        .coding = number / 42, .block_size = blocks[number % 4], .num_queries = queries[number * 3 / 4 % 4],
+        const int is_shared = number < 42 && number % 4 == 3;
+        const Case c = {.dim = dims[number % 7], .shared_dim = is_shared ? dims[number % 7] * 3 / 4 : 0,
+                        .stop = stops[number / 7 % 3], .is_half = number / 21 % 2, .coding = number / 42, .block_size = blocks[number % 4], .num_queries = queries[number * 3 / 4 % 4],
                         .first = number % 5 == 0 ? stops[number / 7 % 3] / 3 : 0, .has_sinks = number % 2,
                         .softcap = number % 3 == 0 ? 3.0f : 0.0f};
         check_attention(&c);
