@@ -1,9 +1,10 @@
-"""What a streamed token costs: `python -m benchmarks.streams [--streams 256] [--rate 20] [--seconds 5]`.
+"""What a streamed token costs: `python -m benchmarks.streams [--streams 256] [--rate 20] [--seconds 5] [--process]`.
 
 A server has a model that computes nothing and gives each request a token at every tick of a clock
 (`benchmarks/backends/metronome`), so that only the server's own work is measured. That many clients, all in this
 process, read streams. Printed is CPU per token, by the kernel's account of each thread: of the event loop, on which
 frontends and sockets are, of the other threads (mostly the model's worker, which writes the responses), and of both.
+With `--process` the model lives in a child process, whose CPU is counted with the other threads.
 Then each route is called for one token, again and again, by one client: how long that takes, and what the call costs.
 Routes are measured in turns. `all` are the routes of every API.
 """
@@ -28,6 +29,7 @@ BACKENDS = Path(__file__).parent / "backends"
 CONFIG = """
 backend: "metronome"
 parameters {{ key: "tokens_per_s" value {{ string_value: "{rate}" }} }}
+parameters {{ key: "instance_in_process" value {{ string_value: "{in_process}" }} }}
 """
 WARMUP_S = 1.5
 
@@ -99,6 +101,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--rate", type=float, default=20.0, help="tokens per second of each stream")
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--process", action="store_true", help="the model in a process of its own")
     parser.add_argument("--rounds", type=int, default=3, help="the median of these is printed")
     options = parser.parse_args()
     routes = options.routes or ["chat"]
@@ -110,7 +113,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for model, rate in (("metronome", options.rate), ("at_once", 1e6)):
             (Path(scratch) / model / "1").mkdir(parents=True)
-            (Path(scratch) / model / "config.pbtxt").write_text(CONFIG.format(rate=rate))
+            config = CONFIG.format(rate=rate, in_process=str(options.process).lower())
+            (Path(scratch) / model / "config.pbtxt").write_text(config)
         with modelserver(Path(scratch), f"--backend-directory={BACKENDS}") as server:
             # In turns, so that all have the same share of what the machine does besides.
             rounds = [
@@ -206,15 +210,18 @@ class Readers:
 
 
 def spent(pid: int) -> Spent:
-    """What the threads of a process have used, in the kernel's account, which knows nanoseconds."""
+    """What the threads of a process and its children have used, in the kernel's account, which knows nanoseconds."""
     loop_ns = others_ns = 0
-    for task in (Path("/proc") / str(pid) / "task").iterdir():
+    tasks = Path("/proc") / str(pid) / "task"
+    for task in tasks.iterdir():
         used_ns = int((task / "schedstat").read_text().split()[0])
         if int(task.name) == pid:
             loop_ns += used_ns
         else:
             others_ns += used_ns
-    return Spent(loop_ns / 1e9, others_ns / 1e9)
+    children = {int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()}
+    own = [spent(child) for child in children]
+    return Spent(loop_ns / 1e9, others_ns / 1e9 + sum(child.loop_s + child.others_s for child in own))
 
 
 if __name__ == "__main__":

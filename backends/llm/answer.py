@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import orjson
 
-from modelserver.backend import Array, InferResponse, InternalError, InvalidArgumentError, Tensor
+from modelserver.backend import (
+    Array,
+    InferResponse,
+    InternalError,
+    InvalidArgumentError,
+    RowResponse,
+    RowValue,
+    Tensor,
+)
 
 from .contract import OUTPUTS, PREDICTED
 from .generation import SequenceOutput
@@ -53,7 +61,7 @@ class AnswerWriter:
         # The outputs beside the text are the same for nearly all tokens, unless they tell something of each.
         own = {"logprobs", "token_logprobs", "cumulative_logprob", "prompt_logprobs"}
         self._has_own = not own.isdisjoint(wants)
-        self._known: dict[tuple[int, int, int], list[Tensor]] = {}
+        self._known: dict[tuple[int, int], dict[str, RowValue]] = {}
 
     def is_worth_sending(self, output: SequenceOutput) -> bool:
         """Whether it says anything: a token may be half a character, and tokens may not be wanted."""
@@ -61,18 +69,26 @@ class AnswerWriter:
 
     def response(self, outputs: Sequence[SequenceOutput]) -> InferResponse:
         """One response with an entry for each of these outputs, which are of different choices."""
-        if len(outputs) != 1 or self._has_own or outputs[0].finish_reason is not None:
+        output = outputs[0]
+        if len(outputs) != 1 or len(output.token_ids) != 1 or self._has_own or output.finish_reason is not None:
             found = [texts("text_output", [self._prefix + each.text for each in outputs]), *self._rest(outputs)]
             return InferResponse(found + self._token_ids(outputs))
         # This runs for every streamed token.
-        (output,) = outputs
-        key = (output.choice, len(output.token_ids), output.num_cached_tokens)
+        text = self._prefix + output.text
+        if not text.isascii():
+            text = text.encode(errors="replace").decode()
+        key = (output.choice, output.num_cached_tokens)
         rest = self._known.get(key)
         if rest is None:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
-            rest = self._known[key] = list(self._rest(outputs))
-        return InferResponse([texts("text_output", (self._prefix + output.text,)), *rest, *self._token_ids(outputs)])
+            rest = self._known[key] = {tensor.name: tensor.data.item() for tensor in self._rest(outputs)}
+        values: dict[str, RowValue] = {"text_output": text, **rest}
+        if "token_ids" in self._wants:
+            values["token_ids"] = output.token_ids[0]
+        elif "choice_token_ids" in self._wants:
+            values["choice_token_ids"] = orjson.dumps([[output.token_ids]])
+        return RowResponse(values=values, datatypes=OUTPUTS)
 
     def _rest(self, outputs: Sequence[SequenceOutput]) -> Iterator[Tensor]:
         """The requested outputs besides the text and its tokens."""

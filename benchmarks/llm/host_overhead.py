@@ -50,6 +50,7 @@ class FreeRunner:
     block_size: int = 16
     max_model_len: int = 4096
     is_asynchronous: bool = False
+    has_states: bool = False
     window: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     inputs_ns: int = 0

@@ -11,11 +11,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import ClassVar
 
 import msgspec
+import numpy as np
 
+from modelserver.core.datatype import Datatype
 from modelserver.core.tensor import Tensor
-from modelserver.errors import ServerError
+from modelserver.errors import InternalError, ServerError
 
 ParameterValue = bool | int | float | str
+# The one element of an output. That of a BYTES output may be text without lone surrogates, which is cheaper than bytes.
+RowValue = bool | int | float | str | bytes
 
 
 class InferResponse(msgspec.Struct, eq=False):
@@ -33,6 +37,41 @@ class InferResponse(msgspec.Struct, eq=False):
     def is_empty(self) -> bool:
         """Whether it has neither outputs nor an error; it may still be the last one."""
         return not self.outputs and not self.parameters and self.error is None
+
+
+class RowResponse(InferResponse, eq=False):
+    """A response whose outputs all have the shape [1]: `values` has the element of each by name, in their order.
+
+    It costs a fraction of a response with tensors, which are made only for a reader that asks for `outputs`. A model
+    that sends one for each token of many streams should send these. `datatypes` has those of its outputs, and may have
+    more: one mapping should serve all responses of a model.
+    """
+
+    values: dict[str, RowValue] = {}
+    datatypes: Mapping[str, Datatype] = {}
+    tensors: list[Tensor] | None = None
+
+    @property  # type: ignore[misc]  # over the field of the same name
+    def outputs(self) -> list[Tensor]:
+        if self.tensors is None:
+            self.tensors = [_tensor_of(name, self.datatypes.get(name), value) for name, value in self.values.items()]
+        return self.tensors
+
+    @outputs.setter
+    def outputs(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+        self.values = {}
+
+
+def _tensor_of(name: str, datatype: Datatype | None, value: RowValue) -> Tensor:
+    """The tensor of shape [1] with this element. Raises InternalError for one that its datatype does not have."""
+    if datatype is None:
+        raise InternalError(f"a row has a value of '{name}', and no datatype of it")
+    try:
+        data = np.array([value.encode() if isinstance(value, str) else value], datatype.numpy)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InternalError(f"a row has a wrong value of '{name}', which is {datatype.value}: {error}") from error
+    return Tensor(name, datatype, data)
 
 
 # As an entry of what an instance returns: the request is not done and must be executed once more. Only for models with

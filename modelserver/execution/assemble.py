@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import accumulate
 
@@ -18,7 +19,7 @@ from modelserver.config.signature import ModelSignature, Reshape, Shape, TensorS
 from modelserver.core.datatype import Datatype
 from modelserver.core.element_arrays import concatenate
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import RESCHEDULE, InferResponse
+from modelserver.core.response import RESCHEDULE, InferResponse, RowResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, ServerError
 from modelserver.execution.batch_tensors import BatchTensors
@@ -46,6 +47,9 @@ class Assembler:
         self._model_name = signature.model_name
         self._is_batched = signature.max_batch_size > 0
         self._outputs = signature.outputs
+        # The datatypes of the last row, and the outputs of which they are the model's.
+        self._known_datatypes: Mapping[str, Datatype] | None = None
+        self._known_names: AbstractSet[str] = frozenset()
         # Outputs that differ from the config: served unchanged, as in Triton, and logged once.
         self._misdescribed: set[str] = set()
         self._input_reshapes = {
@@ -214,9 +218,16 @@ class Assembler:
                 f"model '{self._model_name}': a response sender was given {type(response).__name__}, "
                 "expected an InferResponse or a ServerError"
             )
+        specs, has_reshapes = self._outputs, bool(self._output_reshapes)
+        if type(response) is RowResponse:
+            if self._sequence is None and not has_reshapes and self._checks_row(response):
+                if request.outputs is not None:
+                    values = response.values
+                    response.values = {name: values[name] for name in request.outputs if name in values}
+                return response
+            response = InferResponse(response.outputs, response.error, response.parameters)
         if self._sequence is not None:
             self._sequence.keep_outputs(request, response)
-        specs, has_reshapes = self._outputs, bool(self._output_reshapes)
         for tensor in response.outputs:
             spec = specs.get(tensor.name)
             # Correct outputs cost no call: this runs for every streamed token.
@@ -308,6 +319,14 @@ class Assembler:
         ):
             entry.outputs = self._select(names, entry.outputs)
         return entry
+
+    def _checks_row(self, response: RowResponse) -> bool:
+        """Whether all values are outputs of the model, of its datatypes."""
+        specs, datatypes = self._outputs, response.datatypes
+        if datatypes is not self._known_datatypes:
+            self._known_names = {name for name, spec in specs.items() if datatypes.get(name) is spec.datatype}
+            self._known_datatypes = datatypes
+        return response.values.keys() <= self._known_names
 
     def _check_tensor(self, tensor: Tensor) -> None:
         """Raise InternalError for an output that is not in the config, or whose array is not of its datatype.

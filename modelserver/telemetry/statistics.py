@@ -236,7 +236,10 @@ class ModelStatistics:
         self._fold_ended()
         for _ in range(len(self._noted_responses)):
             position, kind, infer_ns, output_ns = self._noted_responses.popleft()
-            self._responses.setdefault(position, _ResponseSums()).add(kind, infer_ns, output_ns)
+            sums = self._responses.get(position)
+            if sums is None:
+                sums = self._responses[position] = _ResponseSums()
+            sums.add(kind, infer_ns, output_ns)
 
     def _fold_lone(self) -> None:
         noted = self._noted_lone

@@ -24,6 +24,7 @@ from modelserver.backend import (
     InvalidArgumentError,
     Placement,
     ResponseSender,
+    RowResponse,
 )
 from modelserver.config.schema import ModelDynamicBatching, ModelTransactionPolicy, ModelWarmup, WarmupInput
 from modelserver.core.datatype import Datatype
@@ -35,6 +36,7 @@ from modelserver.telemetry.statistics_snapshot import FailureReason
 
 DECOUPLED = ModelTransactionPolicy(decoupled=True)
 ENDED = "sender has been closed"
+DATATYPES = {"OUT": Datatype.FP32}
 
 
 def out(value: float) -> InferResponse:
@@ -232,6 +234,30 @@ async def test_wrong_outputs_end_the_request_and_are_told_to_both(load: Load, is
     assert "unexpected output 'OTHER'" in says(await collect(stream))[0]
     with pytest.raises(InternalError, match=ENDED):
         sender.finish()
+
+
+async def test_a_row_is_as_good_as_its_tensors(load: Load) -> None:
+    _, stream, sender = await (await load(dims=(), max_batch_size=1)).one()
+    sender.send(RowResponse(values={"OUT": 2.5}, datatypes=DATATYPES))
+    sender.finish(RowResponse(values={"OUT": 3.0}, datatypes=DATATYPES))
+    assert says(await collect(stream)) == [2.5, 3.0]
+    _, stream, sender = await (await load()).one(outputs=())
+    sender.finish(RowResponse(values={"OUT": 2.5}, datatypes=DATATYPES))
+    assert says(await collect(stream)) == [None]
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (RowResponse(values={"OTHER": 1.0}, datatypes={"OTHER": Datatype.FP32}), "unexpected output 'OTHER'"),
+        (RowResponse(values={"OUT": 1.0}), "no datatype"),
+    ],
+)
+async def test_a_row_that_the_model_does_not_have_ends_the_request(load: Load, row: RowResponse, text: str) -> None:
+    _, stream, sender = await (await load()).one()
+    with pytest.raises(InternalError, match=text):
+        sender.send(row)
+    assert text in says(await collect(stream))[0]
 
 
 async def test_outputs_that_were_not_asked_for_are_dropped_and_may_be_missing(load: Load) -> None:

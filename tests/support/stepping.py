@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from support.batching import tensor
 
-from modelserver.backend import InferRequest, InferResponse, InvalidArgumentError, Placement, StepInstance
+from modelserver.backend import (
+    Datatype,
+    InferRequest,
+    InferResponse,
+    InvalidArgumentError,
+    Placement,
+    RowResponse,
+    StepInstance,
+)
 from modelserver.core.response import ResponseStream
 from modelserver.core.sender import ResponseSender
 from modelserver.errors import ServerError
@@ -21,12 +29,14 @@ class _Count:
         self.sender: ResponseSender = request.sender
         self.end = int(request.inputs["IN"].data.ravel()[0])
         self.value = 0
+        self.has_rows = bool(request.parameters.get("rows"))
 
 
 class Counting(StepInstance):
     """`may_step` is the gate of each step; `aborted` and `num_steps` say what was called. IN < 0 is refused.
 
-    `error` is raised by the next step, or by all of them with `fails_always`.
+    `error` is raised by the next step, or by all of them with `fails_always`. A request with the parameter `rows` gets
+    every other number as a row.
     """
 
     def __init__(self, placement: Placement | None = None, *, most: int = 1000) -> None:
@@ -67,6 +77,9 @@ class Counting(StepInstance):
             if count.value > count.end:
                 count.sender.finish()
                 del self.counts[request]
+            elif count.has_rows and count.value % 2:
+                row = RowResponse(values={"OUT": float(count.value)}, datatypes={"OUT": Datatype.FP32})
+                count.sender.send(row, wait=False)
             else:
                 response = InferResponse([tensor("OUT", np.full((1, 1), count.value, np.float32))])
                 count.sender.send(response, wait=False)

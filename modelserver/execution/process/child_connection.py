@@ -41,7 +41,7 @@ from modelserver.execution.process.messages import (
     Sent,
     SentTogether,
 )
-from modelserver.execution.process.packing import Payload, response_of
+from modelserver.execution.process.packing import Payload, response_of, rows_of
 from modelserver.execution.process.shared_buffer import ByteView
 
 # How long the readiness endpoint may block the event loop for an idle child's answer.
@@ -358,21 +358,27 @@ class ChildConnection:
         for number, event, time_ns in message.notes:
             if number in self._senders:
                 self._senders[number].note(event, time_ns)
+        for rows in message.rows:
+            for number, row in rows_of(rows):
+                self._send_on(number, row, is_final=False)
         for number, record, is_final in message.sent:
-            self._pass_on(Sent(number=number, response=record, is_final=is_final), payload)
+            self._send_on(number, None if record is None else response_of(record, payload), is_final=is_final)
 
     def _pass_on(self, message: Sent, payload: bytearray | ByteView) -> None:
-        number = message.number
+        if message.is_dropped:
+            self._senders.pop(message.number, None)
+            return
+        response = None if message.response is None else response_of(message.response, payload)
+        self._send_on(message.number, response, is_final=message.is_final)
+
+    def _send_on(self, number: int, response: InferResponse | ServerError | None, *, is_final: bool) -> None:
         sender = self._senders.get(number)
         if sender is None:  # the request has been ended by the server
             return
-        if message.is_final:
+        if is_final:
             del self._senders[number]
-        if message.is_dropped:
-            return
-        response = None if message.response is None else response_of(message.response, payload)
         try:
-            if message.is_final:
+            if is_final:
                 sender.finish(response)
             elif response is not None:
                 sender.send(response, wait=False)

@@ -87,6 +87,15 @@ class ResponseRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     is_reschedule: bool = False
 
 
+class RowsRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Responses with one element in each output: `rows` has the elements of each, `numbers` that of its request."""
+
+    names: tuple[str, ...]
+    datatypes: tuple[str, ...]
+    numbers: list[int]
+    rows: list[list[Any]]  # `RowValue`s
+
+
 class MeasurementRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A Measurement."""
 
@@ -247,9 +256,10 @@ class Sent(Message, tag=14):
 
 class SentTogether(Message, tag=21):
     """The responses that an instance sends in one step: for each the number of its request, its record, and whether it
-    is the last; and `notes` for traces: number of the request, event, and time."""
+    is the last; and `notes` for traces: number of the request, event, and time. `rows` come before `sent`."""
 
     notes: list[tuple[int, str, int]] = []
+    rows: list[RowsRecord] = []
     sent: list[tuple[int, ResponseRecord | None, bool]] = []
 
 

@@ -5,7 +5,8 @@ Numeric tensors are their memory. A BYTES tensor is its elements' lengths (uint3
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -17,10 +18,10 @@ from modelserver.core.datatype import Datatype
 from modelserver.core.element_arrays import SLICE_ELEMENTS, empty_elements
 from modelserver.core.long_work import Slices, finish
 from modelserver.core.request import InferRequest
-from modelserver.core.response import RESCHEDULE, ParameterValue
+from modelserver.core.response import RESCHEDULE, ParameterValue, RowResponse
 from modelserver.core.tensor import Tensor, placeholder
 from modelserver.errors import InvalidArgumentError
-from modelserver.execution.process.messages import ErrorRecord, RequestRecord, ResponseRecord, TensorRecord
+from modelserver.execution.process.messages import ErrorRecord, RequestRecord, ResponseRecord, RowsRecord, TensorRecord
 from modelserver.execution.process.shared_buffer import ALIGNMENT, ByteView, align
 
 _MAX_ELEMENT_BYTES = (1 << 32) - 1
@@ -216,6 +217,53 @@ def response_of(record: ResponseRecord, payload: bytearray | ByteView) -> InferR
         return RESCHEDULE
     outputs = [unpack(tensor, payload) for tensor in record.outputs]
     return InferResponse(outputs, parameters=record.parameters)
+
+
+def rows_of(record: RowsRecord) -> Iterator[tuple[int, RowResponse]]:
+    """The responses of a record, with the numbers of their requests."""
+    names, datatypes = record.names, _row_datatypes(record.names, record.datatypes)
+    for number, row in zip(record.numbers, record.rows, strict=True):
+        yield number, RowResponse(values=dict(zip(names, row, strict=True)), datatypes=datatypes)
+
+
+@lru_cache(maxsize=256)
+def _row_datatypes(names: tuple[str, ...], datatypes: tuple[str, ...]) -> dict[str, Datatype]:
+    """One mapping for all rows of a kind, so that they are known to be alike."""
+    return {name: _DATATYPES[datatype][0] for name, datatype in zip(names, datatypes, strict=True)}
+
+
+class RowRecords:
+    """Gathers the rows that are sent in one message.
+
+    They are handed on before the message's other responses, and rows of one kind before those of another. So a request
+    that has sent something else before gets no further row in the message.
+    """
+
+    __slots__ = ("_kinds", "_others", "records")
+
+    def __init__(self, records: list[RowsRecord]) -> None:
+        self.records = records
+        self._kinds: dict[tuple[str, ...], RowsRecord] = {}
+        # By the number of a request: what it has sent in this message, where that was not the first kind of row.
+        self._others: dict[int, RowsRecord | None] = {}
+
+    def take(self, number: int, response: InferResponse | ServerError | None) -> bool:
+        """Add the response of a request, unless it is to travel as a record of its own."""
+        if type(response) is not RowResponse or response.parameters or not response.values:
+            self._others[number] = None
+            return False
+        names = tuple(response.values)
+        kind = self._kinds.get(names)
+        if kind is None:
+            datatypes = tuple([_WIRE_NAMES[response.datatypes[name]] for name in names])
+            kind = self._kinds[names] = RowsRecord(names, datatypes, [], [])
+            self.records.append(kind)
+        if self._others.setdefault(number, kind) is not kind:
+            self._others[number] = None
+            return False
+        kind.numbers.append(number)
+        kind.rows.append(list(response.values.values()))
+        return True
 
 
 def response_record(response: InferResponse | ServerError, payload: Payload) -> ResponseRecord:

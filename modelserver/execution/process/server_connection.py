@@ -25,7 +25,7 @@ from modelserver.execution.process.messages import (
     SentTogether,
     Told,
 )
-from modelserver.execution.process.packing import Payload, response_record
+from modelserver.execution.process.packing import Payload, RowRecords, response_record
 from modelserver.execution.process.shared_buffer import ByteView
 
 Found = TypeVar("Found")
@@ -49,12 +49,19 @@ class ResponseBatch:
         self.payload = Payload()
         self.message = SentTogether()
         self.ended: list[int] = []
+        self._rows = RowRecords(self.message.rows)
 
     def add(self, number: int, response: InferResponse | ServerError | None, *, is_final: bool) -> None:
+        if not is_final and self._rows.take(number, response):
+            return
         record = None if response is None else response_record(response, self.payload)
         self.message.sent.append((number, record, is_final))
         if is_final:
             self.ended.append(number)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.message.sent or self.message.rows)
 
 
 class ServerConnection:
@@ -116,7 +123,7 @@ class ServerConnection:
     def release(self) -> list[int]:
         """Send the responses kept since `hold` in one message; the numbers of the requests that they end."""
         response_batch, self.response_batch = self.response_batch, None
-        if response_batch is None or not response_batch.message.sent:
+        if response_batch is None or response_batch.is_empty:
             return []
         self.send(response_batch.message, response_batch.payload)
         return response_batch.ended

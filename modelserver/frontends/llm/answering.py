@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from modelserver.core.request import InFlightRequest
-from modelserver.core.response import InferResponse
+from modelserver.core.response import InferResponse, RowResponse
 from modelserver.errors import InternalError
+from modelserver.frontends.http.framing import PreparedFrame
 from modelserver.frontends.llm.call import GenerateCall, Prompt, common_inputs
 from modelserver.frontends.llm.choices import Choice, Usage
 from modelserver.frontends.llm.edge import Call
@@ -52,6 +53,10 @@ class Prepared:
 
 class EventWriter(abc.ABC):
     """Writes the answer to one call in the documents of an API."""
+
+    def text_frame(self, choice: Choice) -> PreparedFrame | None:  # noqa: ARG002
+        """The frame of a token of this choice that adds nothing but its text; None where `frames` writes all tokens."""
+        return None
 
     @abc.abstractmethod
     def frames(self, news: News) -> bytes:
@@ -171,8 +176,24 @@ class _Streamed(_Whole):
         self._call = call
 
     def hear(self, prompt: int, response: InferResponse) -> bool:
-        frames = self._writer.frames(self._news(prompt, response))
+        frames = b""
+        if type(response) is RowResponse and not response.is_final:
+            frames = self._text_frame(prompt, response.values)
+        frames = frames or self._writer.frames(self._news(prompt, response))
         return not frames or self._call.send(frames)
+
+    def _text_frame(self, prompt: int, values: Mapping[str, Any]) -> bytes:
+        """The usual token of a stream, which adds nothing but its text; empty for any other, which is not taken."""
+        choices, number = self._choices[prompt], values.get("index", 0)
+        if not 0 <= number < len(choices):
+            return b""
+        choice = choices[number]
+        frame = self._writer.text_frame(choice)
+        text = "" if frame is None else choice.take_text(values)
+        if frame is None or not text:
+            return b""
+        self._usage.num_output_tokens += values["num_output_tokens"]
+        return frame.with_text(text)
 
     async def wait_for_room(self) -> None:
         await self._call.wait_for_room()

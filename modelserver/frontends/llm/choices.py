@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from modelserver.frontends.llm.events import Event, Finish, Reasoning, Text, TokenLogprob, Tokens, ToolDelta, ToolEnd
 from modelserver.frontends.llm.harmony import HarmonyReader
 from modelserver.frontends.llm.reasoning import ReasoningReader
-from modelserver.frontends.llm.token_deltas import TokenDelta
+from modelserver.frontends.llm.token_deltas import UNFINISHED, TokenDelta
 from modelserver.frontends.llm.tools import ToolReader
 
 
@@ -114,6 +115,17 @@ class Choice:
         if delta.finish_reason:
             events += self.finish(delta.finish_reason, delta.stop_reason)
         return events
+
+    def take_text(self, values: Mapping[str, Any]) -> str:
+        """The text of a response's `values`, if that is all that they say; else empty, and they are left to `take`."""
+        text, num_new = values.get("text_output"), values.get("num_output_tokens")
+        if not self._is_plain or self.is_finished or self._echo or num_new is None or type(text) is not str:
+            return ""
+        if values.get("finish_reason", b"") not in UNFINISHED:
+            return ""
+        if text:
+            self.num_tokens += num_new
+        return text
 
     def finish(self, reason: str, stop_reason: str | int | None = None) -> list[Event]:
         """Nothing follows."""

@@ -115,7 +115,7 @@ class Call:
 
         Raises ConnectionError when the client has left.
         """
-        return self._begun().send(frames)
+        return (self._writer or self._begun()).send(frames)
 
     async def wait_for_room(self) -> None:
         """Return when the client has room for more. Raises ConnectionError when it has left."""

@@ -7,9 +7,12 @@ from typing import Any
 
 import orjson
 
-from modelserver.core.response import InferResponse
+from modelserver.core.response import InferResponse, RowResponse
 from modelserver.errors import InternalError
 from modelserver.frontends.llm.events import TokenLogprob
+
+# The `finish_reason` of a choice that goes on: models write "None", as Triton's vLLM backend does, or nothing.
+UNFINISHED = (b"None", "None", b"", "")
 
 
 @dataclass(slots=True)
@@ -38,10 +41,13 @@ class TokenDelta:
 def read_deltas(response: InferResponse) -> list[TokenDelta]:
     """The news in a response without error. Raises InternalError when it is not what a language model sends."""
     row: dict[str, Any] = {}
-    for tensor in response.outputs:
-        if tensor.data.size != 1:
-            return _read_columns({each.name: each.data.ravel().tolist() for each in response.outputs})
-        row[tensor.name] = tensor.data.item()
+    if type(response) is RowResponse:
+        row = response.values
+    else:
+        for tensor in response.outputs:
+            if tensor.data.size != 1:
+                return _read_columns({each.name: each.data.ravel().tolist() for each in response.outputs})
+            row[tensor.name] = tensor.data.item()
     # The usual case, and the one that comes for every streamed token: one choice, and at most one token.
     if "text_output" not in row:
         return []
@@ -81,8 +87,7 @@ def _read(row: dict[str, Any]) -> TokenDelta:
         num_cached_tokens=get("num_cached_tokens"),
     )
     reason = get("finish_reason")
-    # Models write "None", as Triton's vLLM backend does, or nothing while a choice goes on.
-    if reason and reason not in _UNFINISHED:
+    if reason and reason not in UNFINISHED:
         delta.finish_reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
         if (num_accepted := get("num_accepted_prediction_tokens")) is not None:
             delta.num_predicted = num_accepted, get("num_rejected_prediction_tokens") or 0
@@ -94,9 +99,6 @@ def _read(row: dict[str, Any]) -> TokenDelta:
     if value := get("prompt_logprobs"):
         delta.prompt_logprobs = _json(value)
     return delta
-
-
-_UNFINISHED = (b"None", "None")
 
 
 def _token_ids(columns: dict[str, list[Any]], num_rows: int) -> list[list[int] | None]:

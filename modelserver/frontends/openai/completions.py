@@ -97,6 +97,9 @@ class CompletionWriter(EventWriter):
         # Of a choice, when it has begun: frames of chunks in which only the text changes.
         self._text_frames: list[PreparedFrame | None] = [None] * len(self._choices)
 
+    def text_frame(self, choice: Choice) -> PreparedFrame | None:
+        return self._text_frames[choice.number]
+
     def frames(self, news: News) -> bytes:
         if len(news) == 1:
             choice, events = news[0]

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from modelserver.core.datatype import Datatype
+from modelserver.core.response import InferResponse, RowResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
-from modelserver.execution.process.packing import Payload, unpack
+from modelserver.execution.process.packing import Payload, RowRecords, rows_of, unpack
 
 RANDOM = np.random.default_rng(1)
 NUMERIC = [datatype for datatype in Datatype if datatype is not Datatype.BYTES]
@@ -78,3 +79,36 @@ def test_several_tensors_do_not_disturb_each_other() -> None:
 def test_an_element_that_is_no_bytes_is_named(element: object) -> None:
     with pytest.raises(InvalidArgumentError, match="tensor 'x': element 1 of a BYTES tensor must be bytes or str"):
         Payload().add(Tensor("x", Datatype.BYTES, elements(b"fine", element)))
+
+
+def test_rows_of_one_message_keep_the_order_of_each_request() -> None:
+    datatypes = {"a": Datatype.BYTES, "b": Datatype.INT32}
+
+    def row(number: int, kind: str) -> InferResponse:
+        if kind == "tensor":
+            return InferResponse([])
+        return RowResponse(values={name: number if name == "b" else f"é{number}" for name in kind}, datatypes=datatypes)
+
+    # Of each request, what it sends; those that may not overtake another travel beside the rows.
+    sent = {1: ["ab", "ab"], 2: ["b", "ab", "b"], 3: ["tensor", "ab"], 4: ["ab", "tensor", "ab"], 5: ["b"]}
+    records = RowRecords([])
+    beside = [
+        (request, place)
+        for place in range(3)
+        for request, own in sent.items()
+        if place < len(own) and not records.take(request, row(place, own[place]))
+    ]
+    assert beside == [(3, 0), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2)]
+    found = [(number, response.values) for record in records.records for number, response in rows_of(record)]
+    assert found == [
+        (1, {"a": "é0", "b": 0}),
+        (4, {"a": "é0", "b": 0}),
+        (1, {"a": "é1", "b": 1}),
+        (2, {"b": 0}),
+        (5, {"b": 0}),
+    ]
+    (tensors, *_) = [response.outputs for record in records.records for _, response in rows_of(record)]
+    assert [(tensor.datatype, tensor.data.tolist()) for tensor in tensors] == [
+        (Datatype.BYTES, ["é0".encode()]),
+        (Datatype.INT32, [0]),
+    ]

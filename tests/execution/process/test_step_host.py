@@ -75,7 +75,7 @@ async def load() -> AsyncIterator[Load]:
 
 async def test_requests_are_answered_counted_measured_and_refused_one_by_one(load: Load) -> None:
     loaded = await load()
-    streams = [loaded.submit(end)[1] for end in (3, 1, 0, 500)]
+    streams = [loaded.submit(end, **({"rows": "yes"} if end == 3 else {}))[1] for end in (3, 1, 0, 500)]
     refused = loaded.submit(-1)[1]
     answers = await asyncio.gather(*map(numbers, streams))
     assert answers == [[*range(1, end + 1)] for end in (3, 1, 0, 500)]
