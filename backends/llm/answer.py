@@ -15,7 +15,6 @@ from modelserver.backend import (
     InternalError,
     InvalidArgumentError,
     RowResponse,
-    RowValue,
     Tensor,
 )
 
@@ -61,7 +60,7 @@ class AnswerWriter:
         # The outputs beside the text are the same for nearly all tokens, unless they tell something of each.
         own = {"logprobs", "token_logprobs", "cumulative_logprob", "prompt_logprobs"}
         self._has_own = not own.isdisjoint(wants)
-        self._known: dict[tuple[int, int], dict[str, RowValue]] = {}
+        self._known: dict[tuple[int, int], dict[str, Any]] = {}
 
     def is_worth_sending(self, output: SequenceOutput) -> bool:
         """Whether it says anything: a token may be half a character, and tokens may not be wanted."""
@@ -83,7 +82,7 @@ class AnswerWriter:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             rest = self._known[key] = {tensor.name: tensor.data.item() for tensor in self._rest(outputs)}
-        values: dict[str, RowValue] = {"text_output": text, **rest}
+        values: dict[str, Any] = {"text_output": text, **rest}
         if "token_ids" in self._wants:
             values["token_ids"] = output.token_ids[0]
         elif "choice_token_ids" in self._wants:

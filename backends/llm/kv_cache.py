@@ -5,6 +5,8 @@ Knows sequences and the pool, no device: the tensors behind the blocks are the r
 
 from __future__ import annotations
 
+from array import array
+
 from .blocks import NULL_BLOCK, BlockPool, extend_hashes, held_blocks, root_hash
 from .sequence import Sequence
 
@@ -69,7 +71,7 @@ class KvManager:
             )
             if same > len(known) and self._holds_window(source, same):
                 first = self._first_seen(same)
-                return [NULL_BLOCK] * first + source.block_ids[first:same]
+                return [NULL_BLOCK] * first + source.block_ids[first:same].tolist()
         return known
 
     def _find_cached(self, sequence: Sequence, most: int) -> list[int]:
@@ -121,7 +123,7 @@ class KvManager:
         if num_new + pool.num_unused(shared) + num_reserved > pool.num_free:
             return False
         pool.share(shared)
-        sequence.block_ids = prefix + pool.allocate(num_new)
+        sequence.block_ids = array("q", prefix + pool.allocate(num_new))
         sequence.num_computed_tokens = len(prefix) * self.block_size
         sequence.num_registered_blocks = len(prefix)
         if self.is_prefix_caching and not sequence.num_preemptions:
@@ -140,8 +142,8 @@ class KvManager:
         while start > 0 and table[start - 1] != NULL_BLOCK:
             start -= 1
         if start < end:
-            self.pool.free(table[start:end])
-            table[start:end] = [NULL_BLOCK] * (end - start)
+            self.pool.free(table[start:end].tolist())
+            table[start:end] = array("q", [NULL_BLOCK] * (end - start))
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Let the table reach `num_tokens` tokens. False, and nothing is taken, if there are too few free blocks."""
@@ -150,7 +152,7 @@ class KvManager:
         if num_new > self.pool.num_free:
             return False
         if num_new > 0:
-            sequence.block_ids += self.pool.allocate(num_new)
+            sequence.block_ids.extend(self.pool.allocate(num_new))
         return True
 
     def register(self, sequence: Sequence, num_tokens: int) -> None:
@@ -171,7 +173,7 @@ class KvManager:
     def free(self, sequence: Sequence) -> None:
         """Give back all blocks of a sequence; what is computed is forgotten, or in the prefix cache."""
         self.pool.free([block for block in sequence.block_ids if block != NULL_BLOCK])
-        sequence.block_ids = []
+        sequence.block_ids = array("q")
         sequence.num_computed_tokens = 0
         sequence.num_registered_blocks = 0
 

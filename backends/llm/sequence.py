@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .sampling_params import SamplingParams
@@ -67,7 +69,8 @@ class Sequence:
     source: Sequence | None = None
     # How many blocks the prefix cache knows.
     num_registered_blocks: int = 0
-    block_ids: list[int] = field(default_factory=list)
+    # Of 64 bits, so that the tables of a step are joined and not converted.
+    block_ids: array[int] = field(default_factory=partial(array, "q"))
     # One hash per full block of `token_ids`, chained (`block_hash`).
     block_hashes: list[bytes] = field(default_factory=list)
     finish_reason: FinishReason | None = None

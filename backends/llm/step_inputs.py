@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 
-from .attention.paged import AttentionBatch
+from .attention.paged import AttentionBatch, IntArray
 from .plan import Chunk
+from .sequence import Sequence as TokenSequence
+
+_START = itemgetter(1)
 
 
 class StepInputs:
@@ -40,19 +44,16 @@ class StepInputs:
 
     def __init__(self, chunks: Sequence[Chunk], block_size: int, *, has_adapters: bool = False) -> None:
         # One loop without calls per sequence: this is what the host does for every token of every step.
-        ordered = sorted(chunks, key=_order_by_adapter if has_adapters else _order)
+        ordered = sorted(chunks, key=_order_by_adapter) if has_adapters else _ordered(chunks)
         self.adapter_slots, self.adapter_bounds = _runs(ordered) if has_adapters else ([], [])
-        num_decodes = sum(chunk[2] == 1 for chunk in chunks)
-        num_rows = num_decodes
+        num_decodes = sum([chunk[2] == 1 for chunk in chunks])
         input_ids: list[int] = []
         positions: list[int] = []
         self.unread: list[tuple[int, int]] = []
         self.scored: list[tuple[Chunk, int]] = []
         self.drafts: dict[int, list[int]] = {}
         last_rows: dict[int, int] = {}
-        width = max(len(chunk[0].block_ids) for chunk in chunks)
-        tables = np.zeros((len(chunks), width), dtype=np.int64)
-        for index, chunk in enumerate(ordered):
+        for chunk in ordered:
             sequence, start, num_tokens, num_sampled = chunk
             row = len(input_ids)
             token_ids = sequence.token_ids
@@ -76,8 +77,6 @@ class StepInputs:
                 last_rows[sequence.seq_id] = len(input_ids) - 1
             if sequence.params.prompt_logprobs is not None and start < sequence.num_prompt_tokens - 1:
                 self.scored.append((chunk, row))
-            block_ids = sequence.block_ids
-            tables[index, : len(block_ids)] = block_ids
         num_rows = len(input_ids)
         self.block_size = block_size
         self.sequences = [chunk[0] for chunk in ordered]
@@ -91,6 +90,7 @@ class StepInputs:
         self.sampled_rows = None if rows == list(range(num_rows)) else np.array(rows, dtype=np.int64)
         num_queries = np.array([chunk[2] for chunk in ordered], dtype=np.int64)
         starts = np.array([chunk[1] for chunk in ordered], dtype=np.int64)
+        tables = _tables(self.sequences)
         table_rows = np.repeat(np.arange(len(ordered)), num_queries)
         blocks = tables[table_rows, self.positions // block_size]
         self.batch = AttentionBatch(
@@ -107,8 +107,22 @@ class StepInputs:
         return [sequence.slot for sequence in self.sequences]
 
 
-def _order(chunk: Chunk) -> tuple[bool, int]:
-    return chunk.num_tokens > 1, -chunk.start
+def _ordered(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Decodes, then chunks of more tokens; the longest first of both."""
+    decodes = [chunk for chunk in chunks if chunk[2] == 1]
+    decodes.sort(key=_START, reverse=True)
+    if len(decodes) < len(chunks):
+        decodes += sorted([chunk for chunk in chunks if chunk[2] > 1], key=_START, reverse=True)
+    return decodes
+
+
+def _tables(sequences: Sequence[TokenSequence]) -> IntArray:
+    """The blocks of each sequence, with zeros behind the last: all are copied at once."""
+    block_ids = [sequence.block_ids for sequence in sequences]
+    lens = np.array([len(each) for each in block_ids], dtype=np.int64)
+    tables = np.zeros((len(lens), lens.max()), dtype=np.int64)
+    tables[np.arange(tables.shape[1]) < lens[:, None]] = np.frombuffer(b"".join(block_ids), np.int64)
+    return tables
 
 
 def _order_by_adapter(chunk: Chunk) -> tuple[bool, int, int]:

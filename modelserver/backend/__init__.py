@@ -43,7 +43,7 @@ from modelserver.core.documents import parse_json, shortened
 from modelserver.core.json_pieces import parse_pieces as parse_long_json
 from modelserver.core.numerals import parse_float
 from modelserver.core.request import InferRequest, LoadedAdapter
-from modelserver.core.response import RESCHEDULE, InferResponse, ResponseStream, RowResponse, RowValue
+from modelserver.core.response import RESCHEDULE, InferResponse, ResponseStream, RowResponse
 from modelserver.core.sender import ResponseSender
 from modelserver.core.tensor import Tensor
 from modelserver.errors import (
@@ -104,7 +104,6 @@ __all__ = [
     "ResponseSender",
     "ResponseStream",
     "RowResponse",
-    "RowValue",
     "ServerCalls",
     "ServerError",
     "StepInstance",

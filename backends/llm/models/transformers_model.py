@@ -6,6 +6,7 @@ Slower than our own decoder, but there is nothing to write for a new family. tra
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def check_steps(
     blocks = KvBlocks(kv_layout, num_blocks=1 + len(_LENS) * each, block_size=block_size, device=device)
     attention = make_sdpa(blocks, spec)
     sequences = [
-        Sequence(slot, list(range(length)), length, SamplingParams(), slot=slot, block_ids=block_ids)
+        Sequence(slot, list(range(length)), length, SamplingParams(), slot=slot, block_ids=array("q", block_ids))
         for slot, length in enumerate(_LENS)
         for block_ids in [list(range(1 + slot * each, 1 + slot * each + each))]
     ]

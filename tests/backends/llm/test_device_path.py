@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def options_on(device: str) -> EngineOptions:
 
 
 def sequence_of(seq_id: int, num_tokens: int, params: SamplingParams, blocks: list[int]) -> Sequence:
-    return Sequence(seq_id, list(range(9, 9 + num_tokens)), num_tokens, params, block_ids=blocks)
+    return Sequence(seq_id, list(range(9, 9 + num_tokens)), num_tokens, params, block_ids=array("q", blocks))
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])

@@ -29,7 +29,7 @@ def test_a_refusal_changes_nothing() -> None:
     prefix = kv.find_prefix(longer)
     assert len(prefix) == 3
     assert not kv.admit(longer, prefix)
-    assert (longer.block_ids, longer.num_computed_tokens, kv.pool.free_order()) == ([], 0, before)
+    assert (longer.block_ids.tolist(), longer.num_computed_tokens, kv.pool.free_order()) == ([], 0, before)
     assert (kv.num_query_tokens, kv.num_hit_tokens) == (12, 0)
 
 
