@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from prometheus_client.metrics_core import Metric
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 logger = logging.getLogger(__name__)
 
@@ -182,6 +183,8 @@ _FAMILIES: tuple[tuple[str, str, str, _Pick], ...] = (
 
 def gpu_families(readings: Sequence[GpuReading]) -> list[Metric]:
     """The families of the GPUs, with samples for the values that each reports; none without GPUs."""
+    from prometheus_client.core import Metric  # not at the top: workers ask for the memory too, and make no pages
+
     families = []
     for name, kind, text, pick in _FAMILIES if readings else ():
         metric = Metric(name, text, kind)

@@ -6,8 +6,10 @@ import enum
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import Metric
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ def with_queue(measurements: Sequence[Measurement], num_queued: int) -> Sequence
 
 def measured_families(measured: Iterable[tuple[Mapping[str, str], Sequence[Measurement]]]) -> list[Metric]:
     """The families of all instances, each sample with its own labels, in order of first appearance."""
+    from prometheus_client.core import Metric  # not at the top: workers measure too, and make no pages
+
     families: dict[str, Metric] = {}
     for labels, measurements in measured:
         for measurement in measurements:
@@ -97,6 +101,8 @@ class ProcessRestarts:
 
 def restart_family(restarts: Iterable[tuple[Mapping[str, str], ProcessRestarts]]) -> Metric:
     """The family of models by their labels; those without processes have no sample."""
+    from prometheus_client.core import Metric
+
     metric = Metric(
         "modelserver_model_process_restarts",
         "How often processes of the model's instances were started again, by what ended the ones before: "
