@@ -17,7 +17,6 @@ from support.gguf_models import write_gguf
 from support.keys import KeyFile
 from support.model_sources import MODEL, FakeHost, fake_host
 from support.serving import RunningServer, running_server
-from support.tiny_adapters import write_adapter, write_gguf_adapter
 from support.tiny_checkpoints import write_checkpoint
 from support.waiting import until_true
 
@@ -140,6 +139,8 @@ def test_adapters_and_a_draft_model_are_parts_of_a_model(
     client: ollama.Client, served: RunningServer, tiny: str, tmp_path: Path
 ) -> None:
     """A GGUF adapter and the same one in PEFT's files make the same model, and a draft model changes no text."""
+    from support.tiny_adapters import write_adapter, write_gguf_adapter
+
     base = write_checkpoint(tmp_path / "source")
     peft = write_adapter(base, tmp_path / "peft")
     written = write_gguf_adapter(base, peft, tmp_path / "adapter.gguf")

@@ -12,7 +12,6 @@ import pytest
 from support.gguf_models import write_gguf
 from support.model_sources import MODEL, FakeHost
 from support.serving import running_server
-from support.tiny_adapters import write_adapter
 from support.tiny_checkpoints import write_checkpoint
 
 from modelserver.cli.main import main
@@ -130,6 +129,8 @@ LICENSE free
 def test_a_modelfile_names_adapters_and_a_draft_model(
     shell: Shell, store: Store, weights: Path, tmp_path: Path
 ) -> None:
+    from support.tiny_adapters import write_adapter
+
     peft = write_adapter(weights.parent / "source", tmp_path / "peft")
     lines = f"FROM {weights}\nPARAMETER temperature 0\nPARAMETER num_predict 8\n"
     shell("create", "plain", "-f", "-", piped=lines)
