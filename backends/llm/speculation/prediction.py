@@ -5,8 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from ..sequence import Sequence as Generated
-
 # Tokens of an answer that must follow each other in the prediction before the answer is taken to go on there.
 _RUN = 2
 
@@ -26,18 +24,19 @@ class Prediction:
         self._is_drafting = False
         self.num_accepted = self.num_rejected = 0
 
-    def propose(self, sequence: Generated, num_drafts: int) -> None:
-        """Set the drafts of the sequence: what the prediction says next, or nothing while the answer is elsewhere."""
-        start = sequence.num_prompt_tokens
-        read = array("i", sequence.token_ids[start + self._num_read :])
+    def propose(self, token_ids: Sequence[int], *, num_prompt_tokens: int, num_drafts: int) -> list[int]:
+        """Drafts for a sequence of these tokens: what the prediction says next, or nothing while the answer is
+        elsewhere."""
+        read = array("i", token_ids[num_prompt_tokens + self._num_read :])
         self._num_read += len(read)
         end = self._place + len(read)
         is_found = self._token_ids[self._place : end] == read
         self._place = end
         if not is_found and self._num_read >= _RUN:
-            is_found = self._find(array("i", sequence.token_ids[-_RUN:]))
-        sequence.drafts = self._token_ids[self._place : self._place + num_drafts].tolist() if is_found else []
-        self._is_drafting = bool(sequence.drafts)
+            is_found = self._find(array("i", token_ids[-_RUN:]))
+        drafts = self._token_ids[self._place : self._place + num_drafts].tolist() if is_found else []
+        self._is_drafting = bool(drafts)
+        return drafts
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
         """Drafts of the sequence were checked. Only those of the prediction are counted."""

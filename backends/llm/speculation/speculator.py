@@ -200,7 +200,9 @@ class Speculator:
                 continue
             guessed.append((sequence, num_drafts))
             if sequence.prediction is not None:
-                sequence.prediction.propose(sequence, num_drafts)
+                sequence.drafts = sequence.prediction.propose(
+                    sequence.token_ids, num_prompt_tokens=sequence.num_prompt_tokens, num_drafts=num_drafts
+                )
             if not sequence.drafts:
                 unpredicted.append((sequence, num_drafts))
         if unpredicted and self._proposer is not None:

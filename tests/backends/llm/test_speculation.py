@@ -346,15 +346,13 @@ def test_what_a_client_predicts_is_drafted(is_asynchronous: bool) -> None:
 
 def test_an_answer_leaves_its_prediction_and_returns() -> None:
     prediction = Prediction([1, 2, 3, 4, 5, 1, 2, 6, 7, 8])
-    sequence = generated([50, 1], 1)
-    drafts = {}
+    token_ids = [50, 1]
+    drafts = []
     for token in (2, 3, 9, 5, 1, 9, 9, 9, 6, 7, 30, 1, 2):  # 9 instead of 4; three for 2; a second beginning
-        prediction.propose(sequence, 2)
-        drafts[len(sequence.token_ids) - 2] = sequence.drafts
-        sequence.token_ids.append(token)
-    prediction.propose(sequence, 2)
-    assert list(drafts.values()) == [[2, 3], [3, 4], [4, 5], [], [1, 2], [2, 6], [], [], [], [], [8], [], []]
-    assert sequence.drafts == [3, 4]
+        drafts.append(prediction.propose(token_ids, num_prompt_tokens=1, num_drafts=2))
+        token_ids.append(token)
+    assert drafts == [[2, 3], [3, 4], [4, 5], [], [1, 2], [2, 6], [], [], [], [], [8], [], []]
+    assert prediction.propose(token_ids, num_prompt_tokens=1, num_drafts=2) == [3, 4]
 
 
 def test_measurements(directory: Path) -> None:
