@@ -108,23 +108,26 @@ class SklearnBackend(TableBackend):
 
     @classmethod
     def read(cls, context: BackendContext) -> SklearnModel:
-        need("sklearn")
-        path = file_of(context, FILENAMES)
-        is_vouched = context.options.get(_ALLOW_PICKLE, "").strip().lower() in ("true", "1", "yes", "on")
-        load = _load_skops if path.suffix == ".skops" else _load_pickle
-        mismatch = need("sklearn.exceptions").InconsistentVersionWarning
-        with warnings.catch_warnings():
-            is_allowed = context.bool_parameter("allow_version_mismatch")
-            warnings.simplefilter("ignore" if is_allowed else "error", mismatch)
-            try:
-                estimator = load(path, is_vouched)
-            except mismatch as error:
-                raise InvalidArgumentError(
-                    f"{path} was written by scikit-learn {error.original_sklearn_version}, and "
-                    f"{error.current_sklearn_version} is installed: its answers may differ. Install that version, or "
-                    "accept the difference with the parameter allow_version_mismatch: true"
-                ) from error
-        return SklearnModel(estimator, num_threads(context))
+        return SklearnModel(read_estimator(file_of(context, FILENAMES), context), num_threads(context))
+
+
+def read_estimator(path: Path, context: BackendContext) -> Any:
+    """The estimator of a file. Raises UnsupportedError for one that may run code and is not vouched for."""
+    need("sklearn")
+    is_vouched = context.options.get(_ALLOW_PICKLE, "").strip().lower() in ("true", "1", "yes", "on")
+    load = _load_skops if path.suffix == ".skops" else _load_pickle
+    mismatch = need("sklearn.exceptions").InconsistentVersionWarning
+    with warnings.catch_warnings():
+        is_allowed = context.bool_parameter("allow_version_mismatch")
+        warnings.simplefilter("ignore" if is_allowed else "error", mismatch)
+        try:
+            return load(path, is_vouched)
+        except mismatch as error:
+            raise InvalidArgumentError(
+                f"{path} was written by scikit-learn {error.original_sklearn_version}, and "
+                f"{error.current_sklearn_version} is installed: its answers may differ. Install that version, or "
+                "accept the difference with the parameter allow_version_mismatch: true"
+            ) from error
 
 
 def _load_skops(path: Path, is_vouched: bool) -> Any:

@@ -12,6 +12,7 @@ from modelserver.backend import Array, BackendContext, Datatype
 from .base import TableBackend, file_of, num_threads
 from .forests import ForestModel, softmax
 from .table_model import need
+from .xgboost_file import check_file
 
 FILENAMES = ("model.ubj", "model.json", "model.bst")
 _BINARY = frozenset({"binary:logistic"})
@@ -26,7 +27,9 @@ class XgboostModel(ForestModel):
 
     def __init__(self, path: Path, threads: int) -> None:
         booster = self._booster = need("xgboost").Booster()
-        booster.load_model(path)
+        content = path.read_bytes()
+        check_file(content)
+        booster.load_model(bytearray(content))
         booster.set_param({"nthread": threads})
         learner = json.loads(booster.save_config())["learner"]
         self._objective = str(learner["objective"]["name"])

@@ -117,11 +117,14 @@ BUNDLED = {
     "openvino": Bundled(
         ("model.xml", "model.tflite", "saved_model.pb", "model.savedmodel", "model.pdmodel"), "openvino", "openvino"
     ),
+    # Before the backends whose files its directories hold.
+    "mlflow": Bundled(("MLmodel",), "sklearn", "classical", f"{_TABULAR}.mlflow"),
     "sklearn": Bundled(
         ("model.skops", "model.joblib", "model.pkl", "model.pickle"), "sklearn", "classical", f"{_TABULAR}.sklearn"
     ),
     "xgboost": Bundled(("model.ubj", "model.json", "model.bst"), "xgboost", "classical", f"{_TABULAR}.xgboost"),
     "lightgbm": Bundled(("model.txt", "model.bst"), "lightgbm", "classical", f"{_TABULAR}.lightgbm"),
+    "catboost": Bundled(("model.cbm", "model.cb", "model.json"), "catboost", "catboost", f"{_TABULAR}.catboost"),
     "fil": Bundled((), "xgboost", "classical", f"{_TABULAR}.fil"),
     "transformers": Bundled(("config.json",), "transformers", "transformers"),
     # Last, because models of others have a config.json too.

@@ -13,6 +13,7 @@ from modelserver.errors import InvalidArgumentError
 
 # The file that describes a language model holds a few options; other libraries' whole models have its name as well.
 _DESCRIPTION, _CHECKPOINT = "model.json", "config.json"
+_MLFLOW = "MLmodel"
 _MAX_DESCRIPTION_BYTES = 1 << 20
 _HEAD_BYTES = 4096
 # How the files of a kind begin whose names do not tell the kind.
@@ -36,13 +37,13 @@ _AS_ONNX = "convert it to ONNX, or serve it by a Python model (model.py)"
 _WAYS_OUT = {
     ".safetensors": "these are weights alone; serve the directory of the checkpoint, which also holds its config.json",
     ".bin": "these are weights alone; serve the directory of the checkpoint, which also holds its config.json",
-    ".json": "it is not a model of XGBoost; serve the directory of the checkpoint or the model that it describes",
+    ".json": "it is not a model of XGBoost or CatBoost; serve the directory of the checkpoint or the model that it "
+    "describes",
     ".xml": "it is not a model of OpenVINO, which begins with <net>",
     ".txt": "it is not a model of LightGBM, which begins with the line 'tree'",
     ".pbtxt": "serve the directory of the model, or the repository that the directory lies in",
     ".pth": "if it is TorchScript or an exported program, name it .pt or .pt2; if it holds weights alone, write the "
     "module with 'modelserver convert FILE.py:NAME DIRECTORY --to pt2', where NAME makes the module and loads them",
-    ".cbm": f"for a model of CatBoost, {_AS_ONNX}",
     **dict.fromkeys((".h5", ".keras"), f"for a TensorFlow model, {_AS_ONNX}"),
 }
 
@@ -67,7 +68,7 @@ def backend_for_model_file(path: Path) -> str:
         Path(name).suffix: backend
         for backend, bundled in BUNDLED.items()
         for name in bundled.filenames
-        if name not in (_DESCRIPTION, _CHECKPOINT, MODELFILE)
+        if name not in (_DESCRIPTION, _CHECKPOINT, MODELFILE, _MLFLOW)
     }
     backend = _by_content(path) if kind in _SHARED_NAMES else kinds.get(kind)
     if backend in BUNDLED:
@@ -79,7 +80,9 @@ def backend_for_model_file(path: Path) -> str:
 
 
 def checkpoint_of(path: Path) -> Path | None:
-    """The directory of a language model's checkpoint, if the file is its weights."""
+    """The directory of a language model's checkpoint or of MLflow, if the file is its weights or its description."""
+    if path.name == _MLFLOW:
+        return path.absolute().parent
     return path.parent if path.suffix.lower() == ".safetensors" and (path.parent / _CHECKPOINT).is_file() else None
 
 
@@ -93,7 +96,10 @@ def foreign_model_file(version_directory: Path) -> str | None:
     path = version_directory / _DESCRIPTION
     if not path.is_file() or _describes_language_model(path):
         return None
-    return f"{path} does not describe a language model (it has no 'model'), and is not a model of XGBoost: {_AS_ONNX}"
+    return (
+        f"{path} does not describe a language model (it has no 'model'), and is not a model of XGBoost or CatBoost: "
+        f"{_AS_ONNX}"
+    )
 
 
 def model_filenames() -> dict[str, tuple[str, ...]]:

@@ -35,7 +35,14 @@ def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> No
 
 
 class FlagCommand(TyperCommand):
-    """A command that takes the server's flags, which typer's parser does not know."""
+    """A command that takes the server's flags, which typer's parser does not know. The word `--` is one of them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        behind = args[end:]
+        rest: list[str] = super().parse_args(ctx, args[:end])
+        ctx.args = [*ctx.args, *behind]
+        return rest
 
     def shell_complete(self, ctx: object, incomplete: str) -> list[Any]:
         """Flags with this prefix; after the `=` of a flag, its choices."""

@@ -34,6 +34,8 @@ _TRITONS_DEFAULTS: Values = {"host": "0.0.0.0", "exit_on_error": True, "allow_cl
 _SECRET = frozenset({"http_restricted_api", "grpc_restricted_protocol"})
 # A server that a Python program makes, as FILE.py:NAME.
 _PROGRAM = re.compile(r"[^-].*\.py:[A-Za-z_]\w*")
+# Models that were written for MLServer lie beside it.
+_MLSERVER = "model-settings.json"
 _RAW = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -58,7 +60,7 @@ def serve(context: typer.Context) -> None:
         if not only_print and _run_foreign(words):
             return
         program = _import_program(places)
-        given = [word for word in words if word != "--print-config" and word not in places]
+        given = [word for word in words if word not in ("--print-config", "--", *places)]
         resolved = resolve_options(given, os.environ, program.options if program is not None else defaults)
         if not only_print and program is None:
             resolved = _with_models(resolved)
@@ -81,7 +83,16 @@ def tritonserver() -> None:
 
 
 def _run_foreign(words: Sequence[str]) -> bool:
-    """Run the program that was written for another server, if the only path is one. Raises InvalidArgumentError."""
+    """Run the program, or serve the directory, that was written for another server, if the only path is one.
+
+    Raises InvalidArgumentError.
+    """
+    places = [Path(word) for word in words if not word.startswith("-") and Path(word).exists()]
+    if len(places) == 1 and (any(places[0].glob("*/" + _MLSERVER)) or (places[0] / _MLSERVER).is_file()):
+        from modelserver.embed.foreign.mlserver import serve_directory
+
+        serve_directory(places[0], [word for word in words if Path(word) != places[0]])
+        return True
     files = [Path(word) for word in words if not word.startswith("-") and word.endswith(".py") and Path(word).is_file()]
     if len(files) != 1:
         return False

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from modelserver.config.lenient_inputs import LenientInputs
+from modelserver.config.open_signature import is_open
 from modelserver.config.schema import ModelConfig
 from modelserver.core.datatype import Datatype
 from modelserver.core.request import InFlightRequest
@@ -49,6 +50,8 @@ class ModelSignature:
         self.max_batch_size = config.max_batch_size
         self.has_sequences = config.sequence_batching is not None
         self.is_decoupled = config.is_decoupled
+        # The model takes and gives any tensors, and declares none.
+        self.is_open = is_open(config)
         self.inputs = {
             spec.name: TensorSpec(
                 spec.name,
@@ -85,10 +88,11 @@ class ModelSignature:
 
         Of several mistakes the error names the one that Triton names: outputs come first.
         """
+        if self.is_open:
+            request.rows = 1
+            return
         if request.outputs is not None:
-            self._check_outputs(request.outputs)
-            if len(set(request.outputs)) != len(request.outputs):  # an output requested twice is sent once
-                request.outputs = tuple(dict.fromkeys(request.outputs))
+            request.outputs = self._checked_outputs(request.outputs)
         if self._lenient is not None:
             self._lenient.adapt(request)
         inputs = request.inputs
@@ -155,13 +159,15 @@ class ModelSignature:
                 "Please provide all required input(s)."
             )
 
-    def _check_outputs(self, names: tuple[str, ...]) -> None:
+    def _checked_outputs(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The outputs, each once."""
         for name in names:
             if name not in self.outputs:
                 raise InvalidArgumentError(
                     f"unexpected inference output '{name}' for model '{self.model_name}', "
                     f"expected one of {sorted(self.outputs)}"
                 )
+        return names if len(set(names)) == len(names) else tuple(dict.fromkeys(names))
 
     def _no_shape_error(self, name: str) -> InvalidArgumentError:
         return InvalidArgumentError(

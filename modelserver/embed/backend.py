@@ -14,7 +14,7 @@ import logging
 import runpy
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,10 @@ MAX_COROUTINES = 256
 
 
 class Model:
-    """A model as a class: one object for each instance. Its own method `predict` is the function, with annotations."""
+    """A model as a class: one object for each instance. Its own method `predict` is the function, with annotations.
+
+    Where `predict` is a coroutine, `load` and `unload` may be too, on the same event loop.
+    """
 
     def load(self, placement: Placement) -> None:
         """Read weights. `placement` says on which device the instance is. Called once, on a thread of the server."""
@@ -77,14 +80,13 @@ class Served:
             raise InvalidArgumentError(f"expected a function or a class, got {type(target).__name__}")
         return cls(target, read_signature(_method(target), inputs=inputs, outputs=outputs), isinstance(target, type))
 
-    def make(self, placement: Placement) -> tuple[Callable[..., Any], Callable[[], None]]:
-        """The function of one instance, and what ends it."""
+    def make(self, placement: Placement) -> tuple[Callable[..., Any], Callable[[], Any], Any]:
+        """The function of one instance, what ends it, and what its `load` returned: a coroutine, if it is one."""
         if not self.is_factory:
-            return self.target, _nothing
+            return self.target, _nothing, None
         made = self.target()
-        if hasattr(made, "load"):
-            made.load(placement)
-        return getattr(made, "predict", made), getattr(made, "unload", _nothing)
+        loading = made.load(placement) if hasattr(made, "load") else None
+        return getattr(made, "predict", made), getattr(made, "unload", _nothing), loading
 
 
 def _nothing() -> None:
@@ -130,10 +132,10 @@ class FunctionBackend(Backend):
     def create_instance(self, placement: Placement) -> BatchInstance | TensorInstance:
         served = self._served
         assert served is not None, "loaded before"
-        call, close = served.make(placement)
+        call, close, loading = served.make(placement)
         name = self.context.model_name
         if served.signature.is_async:
-            return CoroutineInstance(name, served.signature, call, close)
+            return CoroutineInstance(name, served.signature, call, close, loading)
         if served.signature.is_stream:
             return StreamInstance(name, served.signature, call, close)
         if served.signature.gathers:
@@ -184,7 +186,7 @@ def _imported(directory: Path) -> Served:
 class _Calls:
     """What all instances share: the function's arguments from a request, and errors that say whose they are."""
 
-    def __init__(self, name: str, signature: Signature, call: Callable[..., Any], close: Callable[[], None]) -> None:
+    def __init__(self, name: str, signature: Signature, call: Callable[..., Any], close: Callable[[], Any]) -> None:
         self._name = name
         self._signature = signature
         self._call = call
@@ -211,6 +213,8 @@ class _Calls:
             raise InvalidArgumentError(f"input '{value.name}' of model '{self._name}': {error.message}") from error
 
     def _response(self, result: Any) -> InferResponse:
+        if self._signature.is_open and isinstance(result, InferResponse):
+            return result
         datatypes = {value.name: value.datatype for value in self._signature.outputs}
         results = self._signature.results(result)
         return InferResponse([Tensor(name, datatypes[name], data) for name, data in results.items()])
@@ -292,13 +296,22 @@ class CoroutineInstance(_Calls, BatchInstance):
 
     answers_later = True
 
-    def __init__(self, name: str, signature: Signature, call: Callable[..., Any], close: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, signature: Signature, call: Callable[..., Any], close: Callable[[], Any], loading: Any = None
+    ) -> None:
+        """`loading` is awaited first, if it is a coroutine. Raises what it raises."""
         super().__init__(name, signature, call, close)
         self._loop = asyncio.new_event_loop()
         self._room = asyncio.Semaphore(MAX_COROUTINES)
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-coroutines", daemon=True)
         self._thread.start()
+        if inspect.iscoroutine(loading):
+            try:
+                self._wait(loading)
+            except BaseException:
+                self._stop()
+                raise
 
     def execute(self, requests: Sequence[InferRequest]) -> Answers:
         for request in requests:
@@ -306,11 +319,21 @@ class CoroutineInstance(_Calls, BatchInstance):
         return None
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result()
+        self._wait(self._cancel())
+        try:
+            closing = self._close()
+            if inspect.iscoroutine(closing):
+                self._wait(closing)
+        finally:
+            self._stop()
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        super().close()
 
     def _begin(self, request: InferRequest, sender: ResponseSender) -> None:
         has_room = asyncio.Event()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from modelserver.backend import InvalidArgumentError, ModelConfig
 from modelserver.config.message import config_from_json
+from modelserver.config.open_signature import OPEN_SIGNATURE
+from modelserver.config.pbtxt import config_text
 from modelserver.embed.backend import Served, recipe_of
 
 PLACES = ("thread", "loop", "process")
@@ -50,6 +53,27 @@ class Added:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FileModel:
+    """A model's file or directory that is served under a name of the program's."""
+
+    path: Path
+    config: ModelConfig
+
+    def write(self, directory: Path) -> None:
+        """The model's directory, which refers to the file. What is there stays."""
+        if directory.exists():
+            return
+        version = directory / "1"
+        if self.path.is_dir():
+            directory.mkdir(parents=True)
+            version.symlink_to(self.path)
+        else:
+            version.mkdir(parents=True)
+            (version / self.path.name).symlink_to(self.path)
+        (directory / "config.pbtxt").write_text(config_text(self.config))
+
+
 def _check_batches(name: str, served: Served) -> None:
     """Raise InvalidArgumentError for a function that cannot have its requests in batches."""
     signature = served.signature
@@ -81,6 +105,8 @@ def _config(
         parameters["instance_in_process"] = {"string_value": "true"}
     parameters["inline_execution"] = {"string_value": "always" if place == "loop" else "never"}
     signature = served.signature
+    if signature.is_open:
+        parameters[OPEN_SIGNATURE] = {"string_value": "true"}
     document: dict[str, Any] = {
         "name": name,
         "backend": "function",

@@ -27,12 +27,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from modelserver.backend import Array, InternalError, InvalidArgumentError, UnsupportedError
+from modelserver.backend import Array, InternalError, InvalidArgumentError, NotFoundError, UnsupportedError
+from modelserver.backend.model_files import backend_for_model_file
+from modelserver.config.message import config_from_json
 from modelserver.config.pbtxt import config_text
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import ParameterValue, ResponseStream
 from modelserver.embed.backend import FUNCTIONS, RECIPE, Served
-from modelserver.embed.model import Added
+from modelserver.embed.model import Added, FileModel
 from modelserver.embed.values import tensors_of, values_of
 from modelserver.options.server_options import ServerOptions
 from modelserver.planes.authorized import ask
@@ -76,6 +78,7 @@ class Server:
         self.options = closed | options | {"model_repository": tuple(map(str, paths))}
         self._options = ServerOptions(**self.options)
         self._models: dict[tuple[str, int], Added] = {}
+        self._files: dict[str, FileModel] = {}
         self._apis = dict(apis or {})
         self._directory: Path | None = None
         self._numbers = itertools.count(1)
@@ -134,6 +137,26 @@ class Server:
             self._write(name, version, added)
             if self._running is not None:
                 self._wait(self._running.repository.reload(name))
+
+    def add_file(
+        self, name: str, path: str | Path, *, backend: str = "", config: Mapping[str, Any] | None = None
+    ) -> None:
+        """Serve a model's file or directory under this name. Before the server starts.
+
+        `backend` is what serves it, "" for what its name and content say. `config` are further fields of its config, as
+        in its JSON form. Raises InvalidArgumentError for a file of no known kind, NotFoundError if there is none.
+        """
+        place = Path(path).resolve()
+        if not place.exists():
+            raise NotFoundError(f"model '{name}': there is nothing at {path}")
+        document: dict[str, Any] = {"name": name}
+        if backend or place.is_file():
+            document["backend"] = backend or backend_for_model_file(place)
+        if place.is_file():
+            document["default_model_filename"] = place.name
+        self._files[name] = FileModel(
+            place, config_from_json(json.dumps({**document, **(config or {})}), source=f"model '{name}'")
+        )
 
     def model_config(self, name: str) -> str:
         """The config.pbtxt of a model that was added. KeyError if there is none of that name."""
@@ -210,6 +233,8 @@ class Server:
             self._directory = Path(tempfile.mkdtemp(prefix="modelserver-functions-")).resolve()
         for (name, version), added in self._models.items():
             self._write(name, version, added)
+        for name, file in self._files.items():
+            file.write(self._directory / name)
         return replace(options, model_repository=(*options.model_repository, str(self._directory)))
 
     def discard(self) -> None:
@@ -311,7 +336,8 @@ class Server:
     def _check_loaded(self) -> None:
         assert self._running is not None
         for row in self._running.repository.index():
-            if row.reason and (row.name, row.version or 1) in self._models and row.state.value == "UNAVAILABLE":
+            is_own = (row.name, row.version or 1) in self._models or row.name in self._files
+            if row.reason and is_own and row.state.value == "UNAVAILABLE":
                 raise InternalError(f"model '{row.name}' cannot be served: {row.reason}")
 
     @staticmethod

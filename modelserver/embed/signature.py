@@ -85,6 +85,7 @@ class Signature:
     `returns_value`: it returns the value of its only output, not a mapping. `is_stream`: it is a generator, sync or
     async, and each of its values is a response. `request_name` is the parameter that wants the request itself.
     `gathers`: it is called once with all requests of a batch, a `Gathered` each, and returns a result for each.
+    `is_open`: it declares no tensors, and is called with the request alone and returns an InferResponse.
     """
 
     inputs: tuple[Value, ...]
@@ -94,6 +95,7 @@ class Signature:
     is_async: bool
     request_name: str = ""
     gathers: bool = False
+    is_open: bool = False
 
     def results(self, result: Any) -> dict[str, Array]:
         """The outputs as arrays. Raises InternalError for a result that does not fit the annotation."""

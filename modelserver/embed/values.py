@@ -18,6 +18,8 @@ def tensors_of(config: ModelConfig, inputs: Mapping[str, Any]) -> dict[str, Tens
     for name, value in inputs.items():
         spec = known.get(name)
         datatype = spec.data_type if spec is not None and spec.data_type is not None else None
+        if datatype is None and np.asarray(value).dtype.kind in "SU":
+            datatype = Datatype.BYTES
         data = _array(name, value, datatype)
         if data.ndim == 0 and spec is not None:
             data = data.reshape((1,) * (len(spec.dims) + bool(config.max_batch_size)))
@@ -33,12 +35,13 @@ def _array(name: str, value: Any, datatype: Datatype | None) -> Array:
     try:
         if datatype is not Datatype.BYTES:
             return array.astype(datatype.numpy, casting="same_kind" if isinstance(value, np.ndarray) else "unsafe")
-        return _texts(array)
+        return texts(array)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(f"input '{name}': no {datatype.value} can be made of it: {error}") from None
 
 
-def _texts(array: Array) -> Array:
+def texts(array: Array) -> Array:
+    """Elements of BYTES: texts as UTF-8, and other values as JSON."""
     flat = [
         one.encode() if isinstance(one, str) else one if isinstance(one, bytes) else orjson.dumps(one)
         for one in array.ravel().tolist()

@@ -50,6 +50,7 @@ class Assembler:
         # The datatypes of the last row, and the outputs of which they are the model's.
         self._known_datatypes: Mapping[str, Datatype] | None = None
         self._known_names: AbstractSet[str] = frozenset()
+        self._is_open = signature.is_open
         # Outputs that differ from the config: served unchanged, as in Triton, and logged once.
         self._misdescribed: set[str] = set()
         self._input_reshapes = {
@@ -334,6 +335,8 @@ class Assembler:
         A datatype that differs from the config's is sent unchanged, as in Triton, and models rely on that.
         """
         spec = self._outputs.get(tensor.name)
+        if spec is None and self._is_open:
+            spec = TensorSpec(tensor.name, tensor.datatype, tensor.data.shape)
         if spec is None:
             raise InternalError(
                 f"model '{self._model_name}': unexpected output '{tensor.name}', the config has {sorted(self._outputs)}"

@@ -47,7 +47,7 @@ def write_distribution(site: Path, name: str, target: str) -> None:
     (info / "entry_points.txt").write_text(f"[modelserver.backends]\n{name} = {target}\n")
 
 
-@pytest.mark.parametrize("name", ["identity", "onnxruntime", "pytorch", "sklearn", "xgboost", "lightgbm"])
+@pytest.mark.parametrize("name", ["identity", "onnxruntime", "pytorch", "sklearn", "xgboost", "lightgbm", "catboost"])
 def test_the_table_of_bundled_backends_is_true(name: str) -> None:
     backend = find_backend(name)
     bundled = discovery.BUNDLED[name]
@@ -107,7 +107,8 @@ def test_an_entry_point_names_a_module_or_a_class(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(("name", "meant"), [("onnx", "onnxruntime"), ("torch", "pytorch"), ("identiy", "identity")])
 def test_an_unknown_name_gets_a_suggestion(name: str, meant: str) -> None:
     with pytest.raises(
-        NotFoundError, match=rf"unknown backend '{name}'; did you mean '{meant}'\? Available: fil, function, identity,"
+        NotFoundError,
+        match=rf"unknown backend '{name}'; did you mean '{meant}'\? Available: catboost, fil, function, identity,",
     ):
         find_backend(name)
 
@@ -226,6 +227,8 @@ def test_only_backends_with_files_are_recognised_by_them() -> None:
             "onnxruntime",
             "python",
             "pytorch",
+            "catboost",
+            "mlflow",
             "llm",
             "sklearn",
             "xgboost",
@@ -252,7 +255,7 @@ def test_the_list_shows_what_would_be_taken(tmp_path: Path) -> None:
         ("{}", "llm"),
         ("not JSON", "llm"),
         ('{"learner": {"attributes": {}}, "version": [2, 1, 0]}', "xgboost"),
-        ('{"oblivious_trees": [], "features_info": {}}', None),  # CatBoost
+        ('{"oblivious_trees": [], "features_info": {}}', "catboost"),
         ('{"name": "tree", "tree_info": []}', None),  # LightGBM
         ('{"trees": [], "names": "' + "x" * (1 << 20) + '"}', None),
     ],

@@ -205,7 +205,6 @@ def test_a_file_is_version_1_of_one_model_without_what_lies_beside_it(tmp_path: 
     ("name", "way"),
     [
         ("model.safetensors", "the directory of the checkpoint"),
-        ("model.cbm", "CatBoost.*ONNX.*model.py"),
         ("notes.txt", "not a model of LightGBM"),
         ("model.keras", "TensorFlow.*ONNX"),
         ("config.pbtxt", "the directory of the model"),

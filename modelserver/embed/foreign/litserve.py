@@ -25,31 +25,20 @@ from modelserver.api import (
     Call,
     ErrorWriter,
     HttpResponse,
-    NotFoundError,
-    PayloadTooLargeError,
     Route,
     RouteSchema,
-    UnauthenticatedError,
-    UnavailableError,
     json_response,
 )
 from modelserver.backend import DeviceKind, InternalError, InvalidArgumentError, Placement, ServerError
 from modelserver.embed.backend import Gathered, Served
 from modelserver.embed.foreign import program
+from modelserver.embed.foreign.program import translated
 from modelserver.embed.server import Server
 from modelserver.embed.signature import Signature, Tensor, Value, value_of
 
 _logger = logging.getLogger(__name__)
 
 REQUEST, RESPONSE = "request", "response"
-# What an exception with LitServe's `status_code` becomes.
-_ERRORS: dict[int, type[ServerError]] = {
-    401: UnauthenticatedError,
-    404: NotFoundError,
-    413: PayloadTooLargeError,
-    429: UnavailableError,
-    503: UnavailableError,
-}
 
 
 class OpenAISpec:
@@ -255,7 +244,7 @@ class _Worker:
         self._api.setup(device)
 
     def _one(self, request: Any) -> Any:
-        return _translated(self._run_one, request)
+        return translated(self._run_one, request)
 
     def _run_one(self, request: Any) -> Any:
         api = self._api
@@ -271,19 +260,19 @@ class _Worker:
         ready = []
         for index, (number, row) in enumerate(rows):
             try:
-                ready.append((number, index, _translated(_call, self._api.decode_request, contexts[index], _json(row))))
+                ready.append((number, index, translated(_call, self._api.decode_request, contexts[index], _json(row))))
             except ServerError as error:
                 results[number] = error
         if not ready:
             return results
         used = [contexts[index] for _, index, _ in ready]
         x = self._api.batch([decoded for _, _, decoded in ready])
-        outputs = list(_call(self._api.unbatch, used, _translated(_call, self._api.predict, used, x)))
+        outputs = list(_call(self._api.unbatch, used, translated(_call, self._api.predict, used, x)))
         if len(outputs) != len(ready):
             raise InternalError(f"predict returned {len(outputs)} results for a batch of {len(ready)}")
         for (number, index, _), output in zip(ready, outputs, strict=True):
             try:
-                encoded = _plain(_translated(_call, self._api.encode_response, contexts[index], output))
+                encoded = _plain(translated(_call, self._api.encode_response, contexts[index], output))
                 if not isinstance(results[number], ServerError):
                     results[number].append([orjson.dumps(encoded, option=orjson.OPT_SERIALIZE_NUMPY)])
             except ServerError as error:
@@ -294,7 +283,7 @@ class _Worker:
         api = self._api
         context: dict[str, Any] = {}
         body = self._body(request, text_input, messages)
-        x = _translated(_call, api.decode_request, context, body)
+        x = translated(_call, api.decode_request, context, body)
         is_batch = api.max_batch_size > 1 and api.spec is None
         outputs = _call(api.predict, context, api.batch([x]) if is_batch else x)
         if is_batch:
@@ -339,20 +328,6 @@ def _call(hook: Callable[..., Any], context: Any, value: Any) -> Any:
     if "context" in inspect.signature(hook).parameters:
         return hook(value, context=context)
     return hook(value)
-
-
-def _translated(call: Callable[..., Any], *arguments: Any) -> Any:
-    """An exception with `status_code` and `detail`, as web frameworks have them, is the client's answer."""
-    try:
-        return call(*arguments)
-    except ServerError:
-        raise
-    except Exception as error:
-        status = getattr(error, "status_code", None)
-        if not isinstance(status, int):
-            raise
-        kind = _ERRORS.get(status, InvalidArgumentError if 400 <= status < 500 else InternalError)
-        raise kind(str(getattr(error, "detail", error))) from error
 
 
 def _json(element: bytes) -> Any:

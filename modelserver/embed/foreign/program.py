@@ -13,12 +13,13 @@ import runpy
 import sys
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from modelserver.backend import InvalidArgumentError, ServerError
+from modelserver.api import NotFoundError, PayloadTooLargeError, UnauthenticatedError, UnavailableError
+from modelserver.backend import InternalError, InvalidArgumentError, ServerError
 from modelserver.embed.server import Server
 from modelserver.options.sources import resolve_options
 
@@ -39,6 +40,29 @@ MODULES = {
         "pytriton.proxy.types",
         "pytriton.exceptions",
     ),
+    "kserve": (
+        "kserve",
+        "kserve.model",
+        "kserve.model_server",
+        "kserve.errors",
+        "kserve.logging",
+        "kserve.protocol",
+        "kserve.protocol.infer_type",
+        "kserve.storage",
+        "kserve.utils",
+        "kserve.utils.utils",
+        "kserve_storage",
+    ),
+    "mlserver": (
+        "mlserver",
+        "mlserver.codecs",
+        "mlserver.errors",
+        "mlserver.logging",
+        "mlserver.model",
+        "mlserver.settings",
+        "mlserver.types",
+        "mlserver.utils",
+    ),
 }
 
 
@@ -52,6 +76,14 @@ class _Command:
 
 
 _command: _Command | None = None
+# What an exception with the `status_code` of a web framework becomes.
+_ERRORS: dict[int, type[ServerError]] = {
+    401: UnauthenticatedError,
+    404: NotFoundError,
+    413: PayloadTooLargeError,
+    429: UnavailableError,
+    503: UnavailableError,
+}
 
 
 def stand_in(*packages: str) -> None:
@@ -101,13 +133,15 @@ def packages_of(file: Path) -> list[str]:
 def run_file(file: Path, packages: Sequence[str], words: Sequence[str]) -> None:
     """Run a program until it is stopped; `words` are flags of `modelserver serve`, which win over the program's own.
 
+    Behind a word `--` they are the program's own arguments.
     Raises InvalidArgumentError if it ends without having served, and SystemExit where it fails, with its traceback.
     """
     global _command  # the program calls without a place for it
     stand_in(*packages)
-    command = _command = _Command(words)
+    end = words.index("--") if "--" in words else len(words)
+    command = _command = _Command(words[:end])
     before = sys.argv
-    sys.argv = [str(file)]
+    sys.argv = [str(file), *words[end + 1 :]]
     sys.path.insert(0, str(file.resolve().parent))
     try:
         runpy.run_path(str(file), run_name="__main__")
@@ -119,7 +153,9 @@ def run_file(file: Path, packages: Sequence[str], words: Sequence[str]) -> None:
     finally:
         sys.argv, _command = before, None
     if not command.has_served:
-        raise InvalidArgumentError(f"{file} ended without serving: it never started a server of {', '.join(packages)}")
+        hint = "; serve the directory of its model-settings.json" if "mlserver" in packages else ""
+        names = ", ".join(packages)
+        raise InvalidArgumentError(f"{file} ended without serving: it never started a server of {names}{hint}")
 
 
 def serve(server: Server) -> None:
@@ -129,3 +165,23 @@ def serve(server: Server) -> None:
         return
     _command.has_served = True
     server.run(resolve_options(list(_command.words), os.environ, server.options).options)
+
+
+def translated(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call; an exception with `status_code` and `detail`, as web frameworks have them, is the client's answer."""
+    try:
+        return call(*arguments)
+    except Exception as error:
+        answer = translation(error)
+        if answer is error:
+            raise
+        raise answer from error
+
+
+def translation(error: Exception) -> Exception:
+    """The client's answer that an exception of a web framework stands for; any other exception as it is."""
+    status = getattr(error, "status_code", None)
+    if isinstance(error, ServerError) or not isinstance(status, int):
+        return error
+    kind = _ERRORS.get(status, InvalidArgumentError if 400 <= status < 500 else InternalError)
+    return kind(str(getattr(error, "detail", error)))

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import orjson
 
+from modelserver.config.open_signature import is_open
 from modelserver.config.schema import ModelConfig, ModelInput, ModelOutput
 from modelserver.core.datatype import Datatype
 from modelserver.frontends.openapi.notation import Json
@@ -58,6 +59,8 @@ def _operation(
 
 
 def _infer_body(config: ModelConfig) -> Json:
+    if is_open(config):
+        return _ref("Infer")
     inputs = [_tensor(config, each) for each in config.input]
     num_needed = sum(not each.optional for each in config.input)
     names = [each.name for each in config.output]
@@ -75,6 +78,8 @@ def _infer_body(config: ModelConfig) -> Json:
 
 
 def _infer_answer(config: ModelConfig) -> Json:
+    if is_open(config):
+        return _ref("InferAnswer")
     outputs = [_tensor(config, each) for each in config.output]
     own = {"type": "object", "properties": {"outputs": {"type": "array", "items": _any_of(outputs)}}}
     return {"allOf": [_ref("InferAnswer"), own]}
@@ -101,6 +106,8 @@ def _shape(config: ModelConfig, spec: ModelInput) -> Json:
 
 
 def _infer_example(config: ModelConfig) -> Json | None:
+    if is_open(config):
+        return None
     inputs = []
     for spec in config.input:
         shape = [max(1, size) for size in spec.dims]

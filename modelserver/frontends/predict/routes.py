@@ -16,11 +16,12 @@ import orjson
 
 from modelserver.api import ApiContext, Call
 from modelserver.auth.access import ApiGroup
+from modelserver.config.open_signature import ANSWER, DOCUMENT, V1, is_open
 from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import Slices, long_work
 from modelserver.core.tensor import Tensor
-from modelserver.errors import InvalidArgumentError, LoadOnDemandError
+from modelserver.errors import InternalError, InvalidArgumentError, LoadOnDemandError
 from modelserver.frontends.http.generate_codec import tensor_slices_of
 from modelserver.frontends.http.json_tensor import flat_values, tensor_to_json
 from modelserver.protocol.api import Api, Route, RouteSchema
@@ -61,6 +62,9 @@ class Predict:
         name, version = call.arguments["id"], _version(call.arguments.get("version"))
         document = await call.json()
         config = await self._config(name, version)
+        if is_open(config):
+            call.answer(orjson.Fragment(await self._answer_of(call, config, version, document)))
+            return
         inputs = await long_work().run(_inputs(config, document, self._limits))
         outputs = await self._ask(call, config, version, {each.name: each.data for each in inputs})
         if "instances" not in document:
@@ -68,6 +72,16 @@ class Predict:
             call.answer({"outputs": next(iter(written.values())) if len(written) == 1 else written})
             return
         call.answer({"predictions": _predictions(config, outputs, len(document["instances"]))})
+
+    async def _answer_of(
+        self, call: Call, config: ModelConfig, version: int | None, document: Mapping[str, Any]
+    ) -> bytes:
+        """The answer of a model that reads whole documents."""
+        inputs = {DOCUMENT: np.array([orjson.dumps(document)], object)}
+        outputs = await call.infer(config.name, inputs, version=version, parameters={V1: True})
+        if ANSWER not in outputs:
+            raise InternalError(f"model '{config.name}' did not answer the document by one")
+        return bytes(outputs[ANSWER].reshape(-1)[0])
 
     async def _config(self, name: str, version: int | None) -> ModelConfig:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import re
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from modelserver_backends.tabular import onnx_form
 from support.contexts import context_of, loaded
-from support.tabular_models import ROWS, TWO, Trained
+from support.tabular_models import ROWS, THREE, TWO, Trained
 
 from modelserver.backend import ConfigError, InvalidArgumentError, ModelConfig, ServerError, UnavailableError
 from modelserver.backend.discovery import find_backend
@@ -66,6 +67,47 @@ def test_a_damaged_file_is_refused_with_the_reason(trained: Trained, tmp_path: P
     with pytest.raises(ServerError, match=r"cannot read it: .") as caught:
         loaded(find_backend(backend), context_of(tmp_path, options={"allow-pickle": "true"}))
     assert len(caught.value.message) < 800
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("left_children", 10**6),  # beyond the tree
+        ("left_children", 0),  # a circle
+        ("right_children", -1),
+        ("split_indices", 4),  # of four features
+        ("split_type", 1),  # by categories that are not there
+    ],
+)
+def test_a_tree_that_would_end_the_process_is_refused(trained: Trained, tmp_path: Path, name: str, number: int) -> None:
+    document = json.loads((trained.repository / "xgb_two" / "1" / "model.json").read_text())
+    document["learner"]["gradient_booster"]["model"]["trees"][2][name][0] = number
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.json").write_text(json.dumps(document))
+    with pytest.raises(ServerError, match=r"XGBoost cannot read it: .* damaged"):
+        loaded(find_backend("xgboost"), context_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"booster": "dart", "rate_drop": 0.5},
+        {"booster": "gblinear"},
+        {"multi_strategy": "multi_output_tree"},
+        {"num_parallel_tree": 2, "gamma": 1.0},
+        {"tree_method": "hist", "max_cat_to_onehot": 1},
+    ],
+)
+@pytest.mark.parametrize("form", ["ubj", "json"])
+def test_whole_files_of_every_booster_pass_the_check(settings: dict[str, Any], form: str) -> None:
+    import pandas as pd
+    import xgboost
+    from modelserver_backends.tabular.xgboost_file import check_file
+
+    labels = ROWS[:, :2] if "multi_strategy" in settings else TWO
+    rows = pd.DataFrame({"a": ROWS[:, 0], "b": pd.Categorical(THREE)}) if "max_cat_to_onehot" in settings else ROWS
+    data = xgboost.DMatrix(rows, label=labels, enable_categorical=True)
+    check_file(bytes(xgboost.train({"nthread": 1, **settings}, data, 3).save_raw(form)))
 
 
 def place(directory: Path, model: Any) -> Path:
