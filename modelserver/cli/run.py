@@ -112,9 +112,15 @@ def _serving(
     stack: ExitStack, model: str, url: str, directory: Path | None, allow_pickle_models: bool
 ) -> tuple[str, str]:
     """The model's name, and the address of a server that has it."""
+    path = _path_of(model)
     if url:
+        if path is not None:
+            raise InvalidArgumentError(
+                f"'{model}' is a path, and --url ({URL_VARIABLE}, {OLLAMA_VARIABLE}) names the server to ask: give the "
+                "name of one of its models, or leave the address out and the path is served here"
+            )
         return model, url
-    if path := _path_of(model):
+    if path is not None:
         address = stack.enter_context(
             _serve(model, model_repository=str(path), allow_pickle_models=allow_pickle_models)
         )
@@ -125,6 +131,8 @@ def _serving(
     try:
         name = store.find(model).name
     except NotFoundError:
+        if _names_a_file(model):
+            raise NotFoundError(f"there is no file '{model}', and no model of that name in the store") from None
         with shown_task() as task:
             name = store.pull(model, task=task)
     return name.repository_name, stack.enter_context(
@@ -139,6 +147,14 @@ def _path_of(model: str) -> Path | None:
         return path
     place = parse_place(model) if "://" not in model else None
     return place.path if isinstance(place, FilePlace) else None
+
+
+def _names_a_file(model: str) -> bool:
+    """Whether it ends like a model's file, and is no address."""
+    from modelserver.backend.discovery import BUNDLED  # takes a while
+
+    endings = {Path(name).suffix for bundled in BUNDLED.values() for name in bundled.filenames} - {""}
+    return Path(model).suffix.lower() in endings and "." not in "".join(model.split("/")[:-1])
 
 
 def _has_model(url: str, model: str) -> bool:

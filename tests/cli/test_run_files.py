@@ -76,6 +76,16 @@ def test_a_stored_file_is_asked_by_its_name(shell: Shell, files: Path) -> None:
     assert "3.5" in shell("run", "prices", "[[1, 1]]")[0]
 
 
+def test_a_file_that_is_not_there_is_not_looked_for_in_registries(shell: Shell) -> None:
+    assert "there is no file 'prices.onnx'" in shell("run", "prices.onnx", "[[1, 1]]", status=1)[1]
+
+
+def test_a_path_is_not_asked_of_a_server(shell: Shell, files: Path) -> None:
+    path = str(files / "prices.skops")
+    said = shell("run", path, "[[1, 1]]", "--url", "127.0.0.1:9", status=1)[1]
+    assert "is a path, and --url (MODELSERVER_URL, OLLAMA_HOST) names the server to ask" in said
+
+
 def test_what_cannot_be_served_is_named_with_the_way_out(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "net.h5").write_bytes(b"HDF")
     (tmp_path / "notes.md").write_text("")
