@@ -62,11 +62,11 @@ _QWEN35 = (
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
-def _cased(ending: str, digits: str) -> str:
+def _cased(ending: str, digits: str, *, upper: str = _UPPER, lower: str = _LOWER, after_marks: str = r"\r\n/") -> str:
     """Words by the case of their letters."""
-    words = (rf"{_UPPER}*{_LOWER}+", rf"{_UPPER}+{_LOWER}*")
+    words = (rf"{upper}*{lower}+", rf"{upper}+{lower}*")
     first = "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{word}{ending}" for word in words)
-    return rf"{first}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+    return rf"{first}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[{after_marks}]*|{_SPACES}"
 
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -116,6 +116,25 @@ PATTERNS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("falcon",): (r"[\p{P}\$\+<=>\^~\|`]+", GPT2_PATTERN, "[0-9][0-9][0-9]"),
     ("tekken",): (_cased("", r"\p{N}"),),
     ("gpt-4o", "llama4", "minimax-m2"): (_cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),),
+    ("kimi-k2",): (
+        r"\p{Han}+|"
+        + _cased(
+            f"{_CONTRACTIONS}?",
+            r"\p{N}{1,3}",
+            upper=_UPPER[:-1] + r"&&[^\p{Han}]]",
+            lower=_LOWER[:-1] + r"&&[^\p{Han}]]",
+            after_marks=r"\r\n",
+        ),
+    ),
+    ("deepseek-llm",): (
+        r"[\r\n]",
+        # Letters that have a case, but those of mathematics.
+        "\\s?[\\p{Lu}\\p{Ll}\\p{Lt}&&[^\U0001d400-\U0001d7ff]]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        _HAN,
+        r"\p{N}+",
+    ),
     ("deepseek-coder",): (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}"),
     ("deepseek-v3", "hunyuan-dense", "joyai-llm"): _DEEPSEEK3,
     ("bailingmoe", "bailingmoe2", "llada-moe"): (

@@ -125,6 +125,10 @@ SPLITS = {
     "qwen2": ["I", "'ll", " pay", " ", *"1234", " EURos", ",", " don", "'T", "\n\n", " ", " wait", "!"],
     "tekken": ["I", "'ll", " pay", " ", *"1234", " EURos", ",", " don", "'T", "\n\n", " ", " wait", "!"],
     "gpt-4o": ["I'll", " pay", " ", "123", "4", " EURos", ",", " don'T", "\n\n", " ", " wait", "!"],
+    "kimi-k2": ["I'll", " pay", " ", "123", "4", " EURos", ",", " don'T", "\n\n", " ", " wait", "!"],
+    "deepseek-llm": [
+        *("I", "'", "ll", " pay", " ", "1234", " EURos", ",", " don", "'", "T", "\n", "\n", " ", " wait", "!")
+    ],
     "smollm": ["I", "'ll", " pay", " ", *"1234", " EURos", ",", " don", "'", "T", "\n\n ", " wait", "!"],
 }
 
@@ -137,7 +141,18 @@ def test_texts_are_split_as_the_vocabulary_was_learned(tmp_path: Path, pre: str)
 
 
 @pytest.mark.parametrize(
-    "pre", ["default", "falcon", "deepseek-coder", "deepseek-v3", "seed-coder", "bailingmoe", "qwen35"]
+    "pre",
+    [
+        "default",
+        "falcon",
+        "deepseek-coder",
+        "deepseek-llm",
+        "deepseek-v3",
+        "kimi-k2",
+        "seed-coder",
+        "bailingmoe",
+        "qwen35",
+    ],
 )
 def test_every_pattern_keeps_the_whole_text(tmp_path: Path, pre: str) -> None:
     tokenizer = byte_level(tmp_path / "a.gguf", pre)
