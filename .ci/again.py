@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
-MOST = 3
+MOST = 5
 TIMES = 3
 
 

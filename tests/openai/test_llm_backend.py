@@ -164,27 +164,35 @@ def test_guessed_tokens_change_neither_text_nor_usage(client: openai.OpenAI, mor
 
 
 def test_a_predicted_answer_is_the_same_and_is_counted(client: openai.OpenAI) -> None:
-    """Its text is the same, and the usage says how much of the prediction was right."""
+    """Its text is the same, and the usage says how much of the prediction was right. A busy machine may find that
+    drafts do not pay, and rest for some tokens."""
     body: dict[str, Any] = {**GREEDY, "messages": user("a b c"), "max_tokens": 40, "extra_body": {"ignore_eos": True}}
     plain = client.chat.completions.create(**body)
     text = plain.choices[0].message.content
     assert text
     assert plain.usage is not None
-    parts = [{"type": "text", "text": text}]
-    for content, is_right in ((text, True), (parts, True), ("\u00e9\u00e9\u00e9 " * 20, False)):
+
+    def num_accepted(content: object) -> int:
         body["prediction"] = {"type": "content", "content": content}
         found = client.chat.completions.create(**body)
         chunks = list(client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))
         assert found.choices[0].message.content == text
         assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == text
+        total = 0
         for usage in (found.usage, chunks[-1].usage):
             assert usage is not None
+            assert plain.usage is not None
             assert usage.completion_tokens == plain.usage.completion_tokens
-            assert usage.completion_tokens_details is not None
-            accepted = usage.completion_tokens_details.accepted_prediction_tokens
-            assert accepted is not None
-            assert (accepted > 0) == is_right
-            assert usage.completion_tokens_details.rejected_prediction_tokens is not None
+            details = usage.completion_tokens_details
+            assert details is not None
+            assert details.accepted_prediction_tokens is not None
+            assert details.rejected_prediction_tokens is not None
+            total += details.accepted_prediction_tokens
+        return total
+
+    for content in (text, [{"type": "text", "text": text}]):
+        assert any(num_accepted(content) for _ in range(20))
+    assert not num_accepted("\u00e9\u00e9\u00e9 " * 20)
 
 
 def test_a_lone_gguf_file_answers_as_its_checkpoint(client: openai.OpenAI) -> None:

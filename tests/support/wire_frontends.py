@@ -19,7 +19,8 @@ class GrpcExamples:
 
     def __init__(self) -> None:
         self.held: list[UnaryCall] = []
-        self.num_cancelled = 0
+        # Calls that came to be held, and those of them that were cancelled.
+        self.num_begun = self.num_cancelled = 0
         # Streaming calls that run, and how those that ended did: "done", "failed" or "cancelled".
         self.num_streams = 0
         self.ended_streams: list[str] = []
@@ -52,6 +53,7 @@ class GrpcExamples:
 
     def _hold(self, call: UnaryCall) -> None:
         """Held until `release`; a cancelled one is forgotten."""
+        self.num_begun += 1
         self.held.append(call)
         call.on_cancel = lambda: self._cancel(call)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import zipfile
@@ -42,6 +43,20 @@ def test_what_torch_writes_passes() -> None:
         content = json.loads(archive.read(name))
     assert content["guards_code"], "the program has nothing to look at"
     check_program_text(content, where="it")
+
+
+def test_a_tree_that_another_thread_disturbs_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models load beside each other, and Python 3.11 may take the depth of one tree for that of another."""
+    failures = iter([True, True])
+    parse = ast.parse
+
+    def disturbed(text: str, *, mode: str) -> ast.AST:
+        if next(failures, False):
+            raise SystemError("AST constructor recursion depth mismatch (before=69, after=51)")
+        return parse(text, mode=mode)
+
+    monkeypatch.setattr(ast, "parse", disturbed)
+    check_program_text({"expr_str": "Symbol('s0')"}, where="it")
 
 
 @pytest.mark.parametrize(

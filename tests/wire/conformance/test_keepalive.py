@@ -102,7 +102,7 @@ def test_an_idle_client_is_left_in_peace(curious: RunningWire) -> None:
 
 @pytest.mark.parametrize("kind", ["native", "grpcio"])
 def test_deadlines_are_kept(kind: str) -> None:
-    """No call ends before its time, and each does after it; its handler is cancelled."""
+    """No call ends before its time, and each does after it; its handler is cancelled, if it had begun by then."""
     with running_wire(kind) as wire, Peer(wire.address) as peer:
         peer.call(1, "Echo", b"warm")
         peer.expect_answer(1)
@@ -118,4 +118,4 @@ def test_deadlines_are_kept(kind: str) -> None:
                     ended[stream_id] = time.monotonic()
         assert {peer.answer(stream_id).grpc_status for stream_id in calls} == {4}
         assert min(ended.values()) - begun >= 0.1
-        wire.until(lambda: wire.grpc.num_cancelled == len(calls), "the handlers were cancelled")
+        wire.until(lambda: wire.grpc.num_cancelled == wire.grpc.num_begun > 0, "the handlers were cancelled")
