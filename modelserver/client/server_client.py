@@ -23,7 +23,7 @@ from modelserver.client.address import (
 )
 from modelserver.client.control import ControlClient, error_of
 from modelserver.client.heads import error_text
-from modelserver.errors import ErrorCode, InvalidArgumentError, ServerError, UnavailableError
+from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, ServerError, UnavailableError
 
 DEFAULT_URL = "http://localhost:8000"
 TIMEOUT_S = 300.0
@@ -159,8 +159,11 @@ class ServerClient(ControlClient):
                     yield chunk
 
     def language_model(self, model: str) -> dict[str, Any]:
-        """The model's document from OpenAI's API."""
-        return dict(self._request("GET", f"/v1/models/{_segment(model)}").document())
+        """The model's document from OpenAI's API. Raises NotFoundError for a model of another kind."""
+        document = dict(self._request("GET", f"/v1/models/{_segment(model)}").document())
+        if "id" not in document:  # as KServe's protocol of version 1 has it
+            raise NotFoundError(f"the model '{model}' is not a language model")
+        return document
 
     def _control(self, verb: str, model: str, parameters: Mapping[str, str | bool] | None) -> None:
         body = json.dumps({"parameters": dict(parameters or {})}).encode()

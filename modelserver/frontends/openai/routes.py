@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
-from modelserver.errors import LoadOnDemandError
+from modelserver.errors import LoadOnDemandError, ServerError
 from modelserver.frontends.http.framing import SSE_DONE
 from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.llm.edge import CallEdge, LaterAnswers, Serve
@@ -135,6 +135,8 @@ class OpenAi:
 
     async def _one(self, name: str) -> dict[str, Any]:
         """A model that is not in memory is loaded only if it cannot be told otherwise what it is."""
+        if (other := self._other(name)) is not None:
+            return other
         try:
             model = await find_model(self._dataplane, name, "is_served")
             described = self._describe(model)
@@ -146,6 +148,16 @@ class OpenAi:
                     return self._describe(model)
             await load_on_demand(self._dataplane, name, unloaded)
         return self._describe(await find_model(self._dataplane, name, "is_served"))
+
+    def _other(self, name: str) -> dict[str, Any] | None:
+        """What KServe's protocol of version 1 says of a model of another kind, which has the same route; None for
+        language models."""
+        try:
+            if LanguageModel(self._dataplane.model_config(name)).is_served:
+                return None
+            return {"name": name, "ready": self._dataplane.model_is_ready(name)}
+        except ServerError:
+            return None
 
     def _load(self, exchange: HttpExchange, id: str) -> None:  # noqa: A002  # as in `_model`
         """Load or reload a model, in explicit mode; answers when it is ready."""

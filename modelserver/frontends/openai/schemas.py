@@ -228,7 +228,7 @@ _TRANSCRIBE = RouteSchema(
 )
 SCHEMAS: dict[str, RouteSchema] = {
     "GET /v1/models": RouteSchema(answer="{object: 'list', data: [Model]}"),
-    "GET /v1/models/{id}": RouteSchema(answer="Model"),
+    "GET /v1/models/{id}": RouteSchema(answer="Model | {name: string, ready: boolean}"),
     "POST /v1/models/{id}/load": RouteSchema(answer="Model"),
     "POST /v1/models/{id}/unload": RouteSchema(answer="{status: 'success', model: string}"),
     "POST /v1/load_lora_adapter": RouteSchema(

@@ -120,3 +120,8 @@ def test_a_long_call_is_read_in_pieces(url: str) -> None:
     rows = np.arange(20_000, dtype="f4").reshape(-1, 2).tolist()
     response = httpx.post(url + "grid:predict", content=json.dumps({"instances": rows}))
     assert response.json()["predictions"][0][0] == pytest.approx(np.arange(20_000).sum(), rel=1e-6)
+
+
+def test_a_model_says_that_it_is_ready(url: str) -> None:
+    assert httpx.get(f"{url}double").json() == {"name": "double", "ready": True}
+    assert httpx.get(f"{url}doble").status_code == 404
