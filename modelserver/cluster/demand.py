@@ -19,7 +19,7 @@ _VALID_S: Final = 5.0
 
 
 class RouterGauges:
-    """Asks routers in a thread of its own, so that one that does not answer holds nobody up."""
+    """Asks routers in a thread of its own, so that one that does not answer delays nothing else."""
 
     def __init__(self, routers: Callable[[], Sequence[str]]) -> None:
         """`routers` returns the addresses to ask."""

@@ -155,8 +155,8 @@ def plan(
 ) -> tuple[PoolPlan, list[Action]]:
     """The actions for one pool, and the plan to go on with.
 
-    `demand` is the number of requests in flight or waiting; None when nobody could be asked. The caller applies all
-    actions before it plans again.
+    `demand` is the number of requests in flight or waiting; None when no router or server could be asked. The
+    caller applies all actions before it plans again.
     """
     after = _scale(_account(before, replicas, now_s), demand, now_s)
     count = _sort(after, replicas, now_s)

@@ -152,7 +152,7 @@ class Hosts:
             self._ray.kill(actor, no_restart=True)
 
     def ask(self, timeout_s: float) -> Answers:
-        """Ask every host that does not owe an answer, and return what came in time."""
+        """Ask every host that does not owe an answer, and return the reports that arrived in time."""
         for name, actor in self._actors.items():
             if name not in self._asked:
                 self._asked[name] = actor.report.remote()

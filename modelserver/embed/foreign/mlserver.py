@@ -140,6 +140,7 @@ class MLModel:
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        # As MLServer: a subclass defines it, and one without it answers each request with this.
         raise NotImplementedError(f"model '{self.name}' has no method predict")
 
     async def unload(self) -> bool:
