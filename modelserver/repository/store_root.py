@@ -176,7 +176,7 @@ def _files(manifest: Manifest) -> dict[str, Layer]:
 
 
 def _parts(files: dict[str, Layer], media_type: str, depth: int) -> list[str]:
-    """The files of layers of a type, or the directories that hold them, at each of these depths."""
+    """The paths of the layers of a type, cut to `depth` parts: files, or the directories that hold them."""
     titles = [title for title, layer in files.items() if layer.media_type == media_type]
     return sorted({"./" + "/".join(title.split("/")[:depth]) for title in titles})
 
