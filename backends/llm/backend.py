@@ -20,9 +20,9 @@ from modelserver.backend import (
     InvalidArgumentError,
     ModelConfig,
     Placement,
-    UnavailableError,
     sampling_of,
     visible_gpus,
+    missing_package,
 )
 
 from .checkpoint import open_checkpoint
@@ -137,10 +137,7 @@ class LlmBackend(Backend):
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in _LIBRARIES:
                 raise
-            raise UnavailableError(
-                f"backend 'llm' needs the Python package '{error.name}', which is not installed: "
-                "pip install 'modelserver[llm]'"
-            ) from error
+            raise missing_package(error.name, "llm", "backend 'llm'") from error
         options = self._place.options
         if options.device == "auto" and placement.kind is not DeviceKind.MODEL:
             device = f"cuda:{placement.device_id}" if placement.kind is DeviceKind.GPU else "cpu"

@@ -23,10 +23,10 @@ from modelserver.backend import (
     NotFoundError,
     Placement,
     TensorInstance,
-    UnavailableError,
     UnsupportedError,
     model_inputs,
     model_outputs,
+    missing_package,
 )
 
 _SAVED_MODEL = "saved_model.pb"
@@ -123,10 +123,7 @@ def _library() -> Any:
     try:
         return importlib.import_module("openvino")
     except ModuleNotFoundError as error:
-        raise UnavailableError(
-            f"backend 'openvino' needs the Python package '{error.name}', which is not installed: "
-            "pip install 'modelserver[openvino]'"
-        ) from error
+        raise missing_package(error.name, "openvino", "backend 'openvino'") from error
 
 
 def _path_of(context: BackendContext) -> Path:

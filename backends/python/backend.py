@@ -21,17 +21,17 @@ from modelserver.backend import (
 from modelserver.backend.process import (
     ProcessInstance,
     ProcessOptions,
+    PythonEnvironment,
     Recipe,
     call_in_process,
     config_from_json,
     config_to_json,
+    environment_of,
     execute_timeout_s,
     num_instances,
     output_lines_per_s,
     thread_limits,
 )
-
-from .environment import PythonEnvironment, environment_of
 
 _HOSTED = f"{__package__}.hosted_model"
 _MODEL_FILE = "model.py"
@@ -40,8 +40,8 @@ _MODEL_FILE = "model.py"
 class PythonBackend(Backend):
     """Runs `class TritonPythonModel` of `model.py`; a crash of the model never touches the server.
 
-    Parameters of the model's config: `EXECUTION_ENV_PATH` (an environment that the model brings; see
-    `environment.py`, also for requirements.txt), `EXECUTE_TIMEOUT_SECONDS` (a batch that takes longer gets the
+    Parameters of the model's config: `EXECUTION_ENV_PATH` (an environment that the model brings),
+    `REQUIREMENTS` ("ignore" leaves its requirements.txt alone), `EXECUTE_TIMEOUT_SECONDS` (a batch that takes longer gets the
     child killed and fails), `START_TIMEOUT_SECONDS` (for `initialize`; also the backend option `stub-timeout-seconds`),
     `RETRY_AFTER_CRASH` (see `_may_retry`).
     """
@@ -54,8 +54,6 @@ class PythonBackend(Backend):
             "shm-default-byte-size",
             "shm-growth-byte-size",
             "shm-region-prefix-name",
-            "environment-directory",
-            "pip-arguments",
             "busy-wait-us",
         }
     )
@@ -74,6 +72,10 @@ class PythonBackend(Backend):
         return own if own.is_file() else cls.backend_source
 
     @classmethod
+    def runs_code_of(cls, context: BackendContext) -> bool:  # noqa: ARG003  # model.py always is
+        return True
+
+    @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:
         path = cls.source_of(context)
         if not may_complete_config(path):
@@ -88,7 +90,7 @@ class PythonBackend(Backend):
             },
         )
         name = f"{context.model_name} auto-complete"
-        environment = environment_of(context)
+        environment = environment_of(cls, context)
         try:
             completed = call_in_process(
                 name,
@@ -105,7 +107,7 @@ class PythonBackend(Backend):
 
     def load(self) -> None:
         self.source_of(self.context)
-        self._environment = environment_of(self.context)
+        self._environment = environment_of(type(self), self.context)
 
     def create_instance(self, placement: Placement) -> BatchInstance:
         context = self.context

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from modelserver.backend import Array, Datatype, UnavailableError, UnsupportedError
+from modelserver.backend import Array, Datatype, UnsupportedError, missing_package
 
 EXTRA = "classical"
 # Rows in, outputs by name.
@@ -58,6 +58,4 @@ def need(package: str, extra: str = EXTRA) -> Any:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise UnavailableError(
-            f"the Python package '{error.name}' is not installed: pip install 'modelserver[{extra}]'"
-        ) from error
+        raise missing_package(error.name, extra) from error

@@ -26,7 +26,7 @@ from modelserver.backend import (
     Placement,
     ServerError,
     Tensor,
-    UnavailableError,
+    missing_package,
 )
 
 from . import speech
@@ -122,10 +122,8 @@ class TransformersBackend(Backend):
                 return speech.SpeechInstance(context, device)
             task = self._task(context, device)
         except ImportError as error:
-            raise UnavailableError(
-                f"backend 'transformers' needs a Python package: {str(error).strip().splitlines()[0]}: "
-                f"pip install 'modelserver[{extra}]'"
-            ) from error
+            package = error.name or str(error).strip().splitlines()[0]
+            raise missing_package(package, extra, "backend 'transformers'") from error
         except Exception as error:
             reason = " ".join(str(error).split("\n")[:3])
             raise InvalidArgumentError(

@@ -14,7 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from modelserver.backend.context import BackendContext, DeviceKind, ModelMetrics, Placement, ServerCalls, always
+from modelserver.backend.context import (
+    BackendContext,
+    DeviceKind,
+    ModelMetrics,
+    Placement,
+    ServerCalls,
+    always,
+    missing_package,
+)
 from modelserver.backend.instances import (
     Answers,
     AnyInstance,
@@ -117,6 +125,7 @@ __all__ = [
     "give_back",
     "is_modelfile",
     "load_extension",
+    "missing_package",
     "model_inputs",
     "model_outputs",
     "parse_float",
@@ -182,6 +191,13 @@ class Backend(abc.ABC):
         """Whether this model's instances had better live each in a process of its own, unless its config says no.
 
         For what holds the interpreter's lock while it executes, or may crash. Asked before `load`; must be quick.
+        """
+        return False
+
+    @classmethod
+    def runs_code_of(cls, context: BackendContext) -> bool:  # noqa: ARG003  # others look at the files
+        """Whether the files of this version are code that the operator trusts: then a requirements.txt among them is
+        installed. That in the model's directory, beside config.pbtxt, always is. Must be quick, and never raise.
         """
         return False
 

@@ -17,7 +17,7 @@ from modelserver.config.schema import ModelConfig
 from modelserver.core.numerals import is_digits, parse_float, parse_int
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import ResponseStream
-from modelserver.errors import ConfigError, NotFoundError
+from modelserver.errors import ConfigError, NotFoundError, UnavailableError
 
 _DEFAULT_MAX_BATCH_SIZE = 4
 _BOOLS = {
@@ -41,6 +41,14 @@ class Placement:
     kind: DeviceKind = DeviceKind.CPU
     device_id: int = 0
     index: int = 0
+
+
+def missing_package(package: str | None, extra: str, what: str = "the model") -> UnavailableError:
+    """The error for a library that `what` needs and that cannot be imported; `extra` brings it."""
+    return UnavailableError(
+        f"{what} needs the Python package '{package}', which is not installed: pip install 'modelserver[{extra}]', or "
+        "name what brings it in a requirements.txt beside the model's config.pbtxt"
+    )
 
 
 def always() -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.execution.process.child_process import call_in_process
+from modelserver.execution.process.environment import PythonEnvironment, environment_of
 from modelserver.execution.process.instance import ProcessInstance
 from modelserver.execution.process.recipe import (
     ProcessOptions,
@@ -24,11 +25,13 @@ from modelserver.execution.process.recipe import (
 __all__ = [
     "ProcessInstance",
     "ProcessOptions",
+    "PythonEnvironment",
     "Recipe",
     "RestartOptions",
     "call_in_process",
     "config_from_json",
     "config_to_json",
+    "environment_of",
     "execute_timeout_s",
     "num_instances",
     "output_lines_per_s",

@@ -155,9 +155,11 @@ FOR_ALL = frozenset(
         "auto-complete-config",
         "backend-directory",
         "default-max-batch-size",
+        "environment-directory",
         "execute-timeout-seconds",
         "min-compute-capability",
         "output-lines-per-second",
+        "pip-arguments",
     }
 )
 

@@ -27,8 +27,6 @@ MESSAGES = {
     "modelserver/cli/infer.py": {"images": {"pillow"}},
     "modelserver/store/hub.py": {"hub": {"huggingface_hub"}},
     "backends/onnxruntime/diagnosis.py": {"onnx": {"onnxruntime"}},
-    "backends/openvino/__init__.py": {"openvino": {"openvino"}},
-    "backends/llm/backend.py": {"llm": set(LLM_LIBRARIES)},
     "backends/llm/grammar/compile.py": {"llm": {"llguidance"}},
     "backends/tensorrt/runtime.py": {
         "tensorrt": {"tensorrt", "torch"},
@@ -83,6 +81,10 @@ def test_an_extra_that_the_toolkit_names_brings_what_it_needs() -> None:
 def test_the_extra_of_a_backend_brings_its_library(name: str) -> None:
     backend = BUNDLED[name]
     assert DISTRIBUTIONS.get(str(backend.library), backend.library) in EXTRAS[backend.extra or ""]
+
+
+def test_the_extra_of_language_models_brings_all_of_their_libraries() -> None:
+    assert set(LLM_LIBRARIES) <= EXTRAS["llm"]
 
 
 def test_whatever_the_tests_import_is_installed_by_make_test() -> None:

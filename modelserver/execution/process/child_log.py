@@ -198,4 +198,6 @@ def describe_exception(error: BaseException) -> str:
         for frame, line in reversed(frames[-_MAX_FRAMES:])
     ]
     text = f"{type(error).__name__}: {error}"
+    if isinstance(error, ModuleNotFoundError):
+        text += "; name the package that brings it in a requirements.txt beside config.pbtxt"
     return "\n".join([text, "", "At:", *lines]) if lines else text

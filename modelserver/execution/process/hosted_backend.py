@@ -1,7 +1,8 @@
 """A backend each of whose instances lives in its own process, so that crashes and leaks end with that process.
 
-This is used for the parameter `instance_in_process`, or if the backend says that the model needs it. The server's own
-process never loads such a model; with the parameter its config is completed in a process too.
+This is used for the parameter `instance_in_process`, for an environment of the model's own, or if the backend says that
+the model needs it. The server's own process never loads such a model; in the first two cases its config is completed in
+a process too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from modelserver.backend import Backend, BackendContext, BatchInstance, ConfigEr
 from modelserver.config.instance_rules import instance_in_process
 from modelserver.config.message import config_from_json, config_to_json
 from modelserver.execution.process.child_process import call_in_process
+from modelserver.execution.process.environment import PythonEnvironment, environment_of, has_environment
 from modelserver.execution.process.hosting import backend_recipe, context_of, find_class, reference
 from modelserver.execution.process.instance import ProcessInstance
 from modelserver.execution.process.recipe import (
@@ -33,6 +35,13 @@ def is_hosted(backend_class: type[Backend], context: BackendContext) -> bool:
     if backend_class.has_processes or context.config.is_ensemble:
         return False
     asked = instance_in_process(context.config)
+    if has_environment(backend_class, context):
+        if asked is False:
+            raise ConfigError(
+                f"model '{context.model_name}': a model with an environment of its own lives in a process: leave out "
+                "instance_in_process"
+            )
+        return True
     return backend_class.needs_process(context) if asked is None else asked
 
 
@@ -47,15 +56,22 @@ def complete_config(backend_class: type[Backend], context: BackendContext) -> Mo
     A backend that asks for processes itself knows what it may load here, unless a client has sent it, and one that
     completes quickly loads nothing.
     """
-    is_distrusted = context.is_uploaded or instance_in_process(context.config)
-    wants_process = is_distrusted and is_hosted(backend_class, context)
-    if backend_class.completes_quickly or not wants_process:
+    is_hosted_model = not backend_class.completes_quickly and is_hosted(backend_class, context)
+    is_apart = context.is_uploaded or instance_in_process(context.config) or has_environment(backend_class, context)
+    if not (is_hosted_model and is_apart):
         return backend_class.complete_config(context)
     recipe = backend_recipe(reference(backend_class), context, Placement(context.model_name))
     arguments = {key: value for key, value in recipe.arguments.items() if key != "placement"}
     name = f"{context.model_name} auto-complete"
     recipe = Recipe(f"{__name__}:complete_here", arguments)
-    text, messages = call_in_process(name, recipe, timeout_s=_COMPLETE_TIMEOUT_S, environment=thread_limits(1))
+    environment = environment_of(backend_class, context)
+    text, messages = call_in_process(
+        name,
+        recipe,
+        timeout_s=_COMPLETE_TIMEOUT_S,
+        environment={**thread_limits(1), **environment.variables},
+        interpreter=environment.interpreter,
+    )
     if messages:
         raise ConfigError("\n".join(messages))
     return config_from_json(text, source=f"config of model '{context.model_name}'")
@@ -75,13 +91,18 @@ class HostedBackend(Backend):
     def __init__(self, backend_class: type[Backend], context: BackendContext) -> None:
         super().__init__(context)
         self._class = backend_class
+        self._environment = PythonEnvironment()
+
+    def load(self) -> None:
+        self._environment = environment_of(self._class, self.context)
 
     def create_instance(self, placement: Placement) -> BatchInstance:
         context = self.context
         options = ProcessOptions(
             execute_timeout_s=execute_timeout_s(context),
             output_lines_per_s=output_lines_per_s(context),
-            environment=thread_limits(num_instances(context)),
+            environment={**thread_limits(num_instances(context)), **self._environment.variables},
+            interpreter=self._environment.interpreter,
             is_wanted=context.is_wanted,
         )
         recipe = backend_recipe(reference(self._class), context, placement)

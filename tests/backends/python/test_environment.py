@@ -13,12 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from modelserver_backends.python.environment import environment_of
+from modelserver_backends.python import BACKEND
+from support.clients import HttpClient
 from support.contexts import context_of, instance_of, request_of
+from support.hosted import DoublingBackend
 from support.python_models import write_model
+from support.serving import running_server
 
 from modelserver.backend import BackendContext, InternalError, InvalidArgumentError, NotFoundError
 from modelserver.core.response import InferResponse
+from modelserver.execution.process import environment
+from modelserver.execution.process.environment import PythonEnvironment
 
 IO = """
 input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
@@ -35,6 +40,10 @@ TELLER = """
             text = f"{greeting.TEXT} {sys.prefix}"
             return [pb_utils.InferenceResponse([pb_utils.Tensor("TEXT", np.array([text], object))]) for _ in requests]
 """
+
+
+def environment_of(context: BackendContext) -> PythonEnvironment:
+    return environment.environment_of(BACKEND, context)
 
 
 def _wheel(directory: Path, text: str = "hello") -> Path:
@@ -157,3 +166,59 @@ def test_what_cannot_be_installed_says_what_pip_said(tmp_path: Path) -> None:
     ignoring = 'parameters { key: "REQUIREMENTS" value { string_value: "ignore" } }'
     (context.model_directory / "config.pbtxt").write_text(f'backend: "python"\n{IO}{ignoring}')
     assert environment_of(replace(context_of(context.model_directory), options=context.options)).interpreter == ""
+
+
+BACKEND_OF_OTHERS = """
+import numpy as np
+from modelserver.backend import Backend, TensorInstance
+
+class Speaker(TensorInstance):
+    def run(self, inputs):
+        import greeting
+        return {"TEXT": np.full(inputs["X"].shape, greeting.TEXT.encode(), object)}
+
+class Speech(Backend):
+    def load(self):
+        import greeting
+
+    def create_instance(self, placement):
+        return Speaker()
+
+BACKEND = Speech
+"""
+
+
+def test_any_backend_finds_what_its_model_requires(tmp_path: Path) -> None:
+    """The library is in the model's environment alone; a model without one says what to do."""
+    (tmp_path / "backends").mkdir()
+    (tmp_path / "backends" / "speech.py").write_text(BACKEND_OF_OTHERS)
+    for name in ("with", "without"):
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        (tmp_path / "models" / name / "config.pbtxt").write_text(f'backend: "speech"\n{IO}')
+    (tmp_path / "models" / "with" / "requirements.txt").write_text("greeting\n")
+    settings = {
+        "environment-directory": str(tmp_path / "cache"),
+        "pip-arguments": f"--no-index --find-links {_wheel(tmp_path / 'wheels')}",
+    }
+    with (
+        running_server(
+            tmp_path / "models",
+            backend_directory=(str(tmp_path / "backends"),),
+            backend_config=tuple(f"{key}={value}" for key, value in settings.items()),
+        ) as running,
+        HttpClient(running) as client,
+    ):
+        assert client.infer("with", {"X": np.zeros(1, np.float32)})["TEXT"].tolist() == [b"hello"]
+        (reason,) = (row["reason"] for row in client.index() if row["name"] == "without")
+    assert "No module named 'greeting'" in reason
+
+
+def test_what_a_model_brings_along_is_not_installed_where_it_is_no_code(tmp_path: Path) -> None:
+    """Published checkpoints often have a requirements.txt; one that a client sends is refused."""
+    write_model(tmp_path, TELLER, IO, {"1/requirements.txt": "no-such-thing\n"})
+    context = context_of(tmp_path / "m", options={"environment-directory": str(tmp_path / "cache")})
+    assert not environment.has_environment(DoublingBackend, context)
+    (context.model_directory / "requirements.txt").write_text("no-such-thing\n")
+    assert environment.has_environment(DoublingBackend, context)
+    with pytest.raises(InvalidArgumentError, match=r"leave out requirements\.txt"):
+        environment.has_environment(DoublingBackend, replace(context, is_uploaded=True))

@@ -1,8 +1,13 @@
-"""The interpreter that a model's processes run: the server's, one that the model brings, or one built for it."""
+"""The interpreter that a model's processes run: the server's, one that the model brings, or one built for it.
+
+A requirements.txt runs code when it is installed. So it is taken from where the operator writes: beside a Python model
+or the config.pbtxt of a model, and never from a request. One that a published model brings along is left alone.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -10,15 +15,16 @@ import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from modelserver.backend import BackendContext, InvalidArgumentError, NotFoundError
-
-from .environment_build import build_environment, locked, run_program, unpack_archive
+from modelserver.backend import Backend, BackendContext, InvalidArgumentError, NotFoundError
+from modelserver.execution.process.environment_build import build_environment, locked, run_program, unpack_archive
 
 EXECUTION_ENV_PATH = "EXECUTION_ENV_PATH"
 REQUIREMENTS = "REQUIREMENTS"
 _REQUIREMENTS_FILE = "requirements.txt"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _IGNORE = "ignore"
+# What a child in another environment imports from the server.
+_OWN_PACKAGES = ("modelserver", "modelserver_backends")
 # Describes the interpreter, which must be compatible with the server's packages.
 _ASK = "import sys, json; print(json.dumps([sys.implementation.name, *sys.version_info[:2]]))"
 _ASK_TIMEOUT_S = 60.0
@@ -32,13 +38,24 @@ class PythonEnvironment:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-def environment_of(context: BackendContext) -> PythonEnvironment:
+def has_environment(backend_class: type[Backend], context: BackendContext) -> bool:
+    """Whether the model asks for an interpreter of its own. Raises InvalidArgumentError for one that a client asks for."""
+    asked = bool(context.parameter(EXECUTION_ENV_PATH)) or _requirements(backend_class, context) is not None
+    if asked and context.is_uploaded and not backend_class.runs_code_of(context):
+        raise InvalidArgumentError(
+            f"model '{context.model_name}': files that come with a request bring no environment: "
+            f"leave out {_REQUIREMENTS_FILE} and {EXECUTION_ENV_PATH}"
+        )
+    return asked
+
+
+def environment_of(backend_class: type[Backend], context: BackendContext) -> PythonEnvironment:
     """The environment of a model, built or unpacked if that has not been done before. Blocking.
 
     Raises ServerError for a bad path or archive, or with the last lines of the installer's output.
     """
     interpreter = _brought(context)
-    requirements = _requirements(context)
+    requirements = _requirements(backend_class, context)
     if requirements is not None:
         interpreter = _built(context, requirements, interpreter)
     if not interpreter:
@@ -48,7 +65,7 @@ def environment_of(context: BackendContext) -> PythonEnvironment:
 
 
 def cache_directory(context: BackendContext) -> Path:
-    """Where environments are kept: `--backend-config python,environment-directory=...`."""
+    """Where environments are kept: `--backend-config environment-directory=...`."""
     chosen = context.options.get("environment-directory", "")
     if chosen:
         return Path(chosen)
@@ -85,15 +102,16 @@ def _unpacked(context: BackendContext, archive: Path, what: str) -> Path:
     return target
 
 
-def _requirements(context: BackendContext) -> Path | None:
-    """The requirements.txt beside model.py, or that of the whole model."""
+def _requirements(backend_class: type[Backend], context: BackendContext) -> Path | None:
+    """The requirements.txt of the version, if its files are code of the model, or that of the whole model."""
     if context.parameter(REQUIREMENTS).strip().lower() == _IGNORE:
         return None
-    for directory in (context.version_directory, context.model_directory):
-        path = directory / _REQUIREMENTS_FILE
-        if path.is_file():
-            return path
-    return None
+    version, model = context.version_directory, context.model_directory
+    directories = [version] if backend_class.runs_code_of(context) else []
+    if model != version:
+        directories.append(model)
+    paths = (directory / _REQUIREMENTS_FILE for directory in directories)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _built(context: BackendContext, requirements: Path, interpreter: str) -> str:
@@ -126,8 +144,10 @@ def _check_version(context: BackendContext, interpreter: str) -> None:
 def _variables(interpreter: Path) -> dict[str, str]:
     """The variables that "activating" the environment sets, and the paths of the server's own packages."""
     prefix = interpreter.parent.parent
-    libraries = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    own = {name: str(Path(sys.modules[name].__file__ or "")) for name in ("modelserver", __package__.split(".")[0])}
+    # Wherever the server finds its own: its environment's, the user's, those that .pth files add.
+    installed = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    libraries = [*installed, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    own = {name: str(Path(importlib.import_module(name).__file__ or "")) for name in _OWN_PACKAGES}
     return {
         "PATH": f"{interpreter.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "VIRTUAL_ENV": str(prefix),
