@@ -20,9 +20,9 @@ from modelserver.backend import (
     InvalidArgumentError,
     ModelConfig,
     Placement,
+    missing_package,
     sampling_of,
     visible_gpus,
-    missing_package,
 )
 
 from .checkpoint import open_checkpoint

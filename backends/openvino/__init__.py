@@ -24,9 +24,9 @@ from modelserver.backend import (
     Placement,
     TensorInstance,
     UnsupportedError,
+    missing_package,
     model_inputs,
     model_outputs,
-    missing_package,
 )
 
 _SAVED_MODEL = "saved_model.pb"

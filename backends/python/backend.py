@@ -41,9 +41,9 @@ class PythonBackend(Backend):
     """Runs `class TritonPythonModel` of `model.py`; a crash of the model never touches the server.
 
     Parameters of the model's config: `EXECUTION_ENV_PATH` (an environment that the model brings),
-    `REQUIREMENTS` ("ignore" leaves its requirements.txt alone), `EXECUTE_TIMEOUT_SECONDS` (a batch that takes longer gets the
-    child killed and fails), `START_TIMEOUT_SECONDS` (for `initialize`; also the backend option `stub-timeout-seconds`),
-    `RETRY_AFTER_CRASH` (see `_may_retry`).
+    `REQUIREMENTS` ("ignore" leaves its requirements.txt alone), `EXECUTE_TIMEOUT_SECONDS` (a batch that takes longer
+    gets the child killed and fails), `START_TIMEOUT_SECONDS` (for `initialize`; also the backend option
+    `stub-timeout-seconds`), `RETRY_AFTER_CRASH` (see `_may_retry`).
     """
 
     model_filenames = (_MODEL_FILE,)

@@ -39,7 +39,7 @@ class PythonEnvironment:
 
 
 def has_environment(backend_class: type[Backend], context: BackendContext) -> bool:
-    """Whether the model asks for an interpreter of its own. Raises InvalidArgumentError for one that a client asks for."""
+    """Whether the model asks for an interpreter of its own. Raises InvalidArgumentError if a client asks for one."""
     asked = bool(context.parameter(EXECUTION_ENV_PATH)) or _requirements(backend_class, context) is not None
     if asked and context.is_uploaded and not backend_class.runs_code_of(context):
         raise InvalidArgumentError(
