@@ -10,6 +10,9 @@ a time. A prompt that begins with `do: ` and a JSON object is a script instead:
     hang        how many tokens to say before it waits until it is cancelled; `num_cancelled` says how often that was
     endless     the tokens never end, until it is cancelled
     report      say, as JSON, which inputs came
+
+A message of the user in which `do turns: ` and an array of scripts stand is a script of a whole session: the model does
+the next one each time that it is asked again.
 """
 
 from __future__ import annotations
@@ -148,14 +151,24 @@ class Run:
 
     def prompt(self):
         if "messages" in self.given:
-            messages = json.loads(self.given["messages"])["messages"]
-            return messages[-1]["content"]
+            return self.last_words(json.loads(self.given["messages"])["messages"])
         if "input_ids" in self.given:
             unknown = [each for each in self.given["input_ids"] if each >= len(self.model.vocabulary)]
             if unknown:
                 raise Refused(f"token id {unknown[0]} is not in the vocabulary of {len(self.model.vocabulary)}")
             return "".join(self.model.vocabulary[each] for each in self.given["input_ids"])
         return self.given["text_input"]
+
+    @staticmethod
+    def last_words(messages):
+        for place, message in enumerate(messages):
+            content = message.get("content") or ""
+            text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+            if message["role"] == "user" and "do turns: " in text:
+                turns, _ = json.JSONDecoder().raw_decode(text.split("do turns: ", 1)[1])
+                done = sum(each["role"] == "assistant" for each in messages[place + 1 :])
+                return "do: " + json.dumps(turns[min(done, len(turns) - 1)])
+        return messages[-1]["content"]
 
     async def tokenize(self):
         tokens = words(self.prompt())
@@ -301,6 +314,11 @@ class Choice:
 def say(**script: object) -> str:
     """A prompt that is a script."""
     return "do: " + json.dumps(script)
+
+
+def say_in_turns(*turns: Mapping[str, object]) -> str:
+    """A prompt that is a script of a session."""
+    return "do turns: " + json.dumps(turns)
 
 
 def user(text: str) -> list[dict[str, str]]:

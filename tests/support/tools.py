@@ -24,7 +24,10 @@ _VARIABLES = {
 _NODE_VARIABLE = "MODELSERVER_NODE"
 _NODE_PACKAGES = {
     "anthropic-js": "@anthropic-ai/sdk",
+    "claude-code": "@anthropic-ai/claude-code-linux-x64",
+    "codex": "@openai/codex",
     "grpc-js": "@grpc/grpc-js",
+    "huggingface-js": "@huggingface/inference",
     "ollama-js": "ollama",
     "openai-js": "openai",
 }

@@ -97,8 +97,9 @@ _SAMPLING = "sampling_parameters"
 _DEFAULT_MAX_TOKENS = 256
 # Of a long text, the characters that are encoded at a time.
 _PIECE_LEN = 1 << 18
-# What clients call the model of a server that has one.
+# What clients call the model of a server that has one; some of Hugging Face's name the server's address.
 _ANY_MODEL = frozenset({"tgi", "dummy"})
+_ADDRESSES = ("http://", "https://")
 # Characters of prompts that become tensors on the event loop.
 _MAX_LEN_ON_LOOP = 16 * 1024
 _VERBS = {
@@ -359,7 +360,7 @@ async def find_model(dataplane: AnyDataPlane, name: str | None, use: str = "gene
             raise
         return adapted
     except NotFoundError as error:
-        if name in _ANY_MODEL:
+        if name in _ANY_MODEL or name.startswith(_ADDRESSES):
             return await find_model(dataplane, None, use)
         if (adapted := await _adapted(dataplane, name, use)) is not None:
             return adapted
