@@ -157,16 +157,20 @@ def complete_config(path: str, model_directory: str, model_config: str, version_
 def import_model(path: Path, model_directory: Path, version_directory: str = "") -> Any:
     """The class TritonPythonModel of a model.py, imported as `<version>.model` as in Triton.
 
-    Modules beside it and in the model's directory can be imported, absolutely and, from beside it, relatively.
+    Modules beside it and in the model's directory can be imported, absolutely and, from beside it, relatively. The
+    file of a backend is imported as `model`, also as in Triton: its directory may be called as a library, such as vllm,
+    and must not hide that.
     """
     sys.modules["triton_python_backend_utils"] = pb_utils
     # The files of a model whose code is its backend's are in its own directory.
     pb_utils.set_model_directory(Path(version_directory) if version_directory else path.parent)
     sys.path += [str(path.parent), str(model_directory)]
-    package = ModuleType(path.parent.name)
-    package.__path__ = [str(path.parent)]
-    sys.modules[package.__name__] = package
-    name = f"{package.__name__}.{path.stem}"
+    name = path.stem
+    if not version_directory or Path(version_directory) == path.parent:
+        package = ModuleType(path.parent.name)
+        package.__path__ = [str(path.parent)]
+        sys.modules[package.__name__] = package
+        name = f"{package.__name__}.{path.stem}"
     if path.suffix != ".py":
         raise InvalidArgumentError(f"{path} is not a Python file: expected a name that ends in .py")
     loader = SourceLoader(name, str(path))
