@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from .attention.paged import DeviceInputs, IntArray
-from .draw import DrawInputs, draw_on_device, uniform
+from .draw import NUM_DRAW_COLUMNS, draw_columns, draw_on_device, uniforms
 from .sequence import Sequence as TokenSequence
 from .step_context import StepContext
 from .step_inputs import StepInputs
@@ -36,7 +37,6 @@ class Ending(enum.Enum):
 
     GREEDY = "greedy"
     DRAWN = "drawn"
-    SORTED = "sorted"  # a draw with top_k or top_p
     LOGITS = "logits"  # the sampler goes on from there
 
 
@@ -91,14 +91,13 @@ class CapturedDecode:
         most = self._sizes[-1]
         self._columns = torch.zeros(_NUM_COLUMNS * most, dtype=torch.int64, device=device)
         self._tables = torch.zeros(most, width, dtype=torch.int32, device=device)
-        self._draws = torch.zeros(6, most, dtype=torch.float32, device=device)
+        self._draws = torch.zeros(NUM_DRAW_COLUMNS * most, dtype=torch.float64, device=device)
         # Two of each: the device may still read one while the next step is written.
-        self._staged = [
-            (torch.zeros_like(self._columns, device="cpu"), torch.zeros_like(self._tables, device="cpu"))
-            for _ in range(2)
-        ]
-        if device.type != "cpu":
-            self._staged = [(columns.pin_memory(), tables.pin_memory()) for columns, tables in self._staged]
+        targets = (self._columns, self._tables, self._draws)
+        self._staged = [[_pinned(torch.zeros_like(target, device="cpu"), device) for target in targets] for _ in "ab"]
+        # Whose parameters the draws of the step before have: they change only with the batch.
+        self._drawn: list[TokenSequence] = []
+        self._drawn_columns = np.empty((NUM_DRAW_COLUMNS, 0))
         self._turn = 0
         self._captured: dict[tuple[int, Ending], Captured] = {}
         self._has_failed = False
@@ -133,14 +132,16 @@ class CapturedDecode:
         ending = ending_of(step.sequences)
         if self._has_failed and (size, ending) not in self._captured:
             return None
-        self._stage(step, size, unread)
+        staged = self._staged[self._turn]
+        self._turn = 1 - self._turn
+        self._stage(staged[0], staged[1], step, size, unread)
         if unread.size:
             assert last_token_ids is not None, "a sequence awaits a token that no step has sampled"
             columns = _by_column(self._columns, size)
             rows, sources = columns[5:, : unread.shape[1]]
             columns[0][rows] = last_token_ids[sources]
-        if ending in (Ending.DRAWN, Ending.SORTED):
-            self._stage_draws(step.sequences, (step.positions + 1).tolist())
+        if ending is Ending.DRAWN:
+            self._stage_draws(staged[2], step, size)
         captured = self._graph(size, ending)
         if captured is None:
             return None
@@ -159,9 +160,9 @@ class CapturedDecode:
                 logger.warning("steps of %d sequences are computed without CUDA graphs: %s", size, error)
         return captured
 
-    def _stage(self, step: StepInputs, size: int, unread: IntArray) -> None:
-        columns, tables = self._staged[self._turn]
-        self._turn = 1 - self._turn
+    def _stage(
+        self, columns: torch.Tensor, tables: torch.Tensor, step: StepInputs, size: int, unread: IntArray
+    ) -> None:
         batch = step.batch
         count, width = batch.block_tables.shape
         view = _by_column(columns, size).numpy()
@@ -178,15 +179,17 @@ class CapturedDecode:
         self._columns[:used].copy_(columns[:used], non_blocking=True)
         self._tables[:size].copy_(tables[:size], non_blocking=True)
 
-    def _stage_draws(self, sequences: Sequence[TokenSequence], positions: Sequence[int]) -> None:
-        params = [sequence.params for sequence in sequences]
-        noise = [uniform(sequence.seed, position) for sequence, position in zip(sequences, positions, strict=True)]
-        drawn = DrawInputs.of(params, noise, self._draws.device)
-        rows = len(sequences)
-        columns = (drawn.temperature, drawn.min_p, drawn.top_p, drawn.top_k, drawn.noise, drawn.is_greedy)
-        for target, column in zip(self._draws, columns, strict=True):
-            target[:rows] = column.squeeze(1)
-        self._draws[0, rows:] = 1.0  # of padding: any temperature but zero
+    def _stage_draws(self, staged: torch.Tensor, step: StepInputs, size: int) -> None:
+        sequences = step.sequences
+        if self._drawn != sequences:
+            params = [sequence.params for sequence in sequences]
+            self._drawn, self._drawn_columns = sequences, draw_columns(params, [0.0] * len(params))
+        used = staged[: NUM_DRAW_COLUMNS * size]
+        view = used.view(NUM_DRAW_COLUMNS, size).numpy()
+        view[:, : len(sequences)] = self._drawn_columns
+        view[4, : len(sequences)] = uniforms([sequence.seed for sequence in sequences], step.positions + 1)
+        view[:, len(sequences) :] = 1.0  # of padding: greedy, at any temperature but zero
+        self._draws[: len(used)].copy_(used, non_blocking=True)
 
     def _compute(self, size: int, ending: Ending) -> torch.Tensor:
         input_ids, positions, slots, lens = _by_column(self._columns, size)[:4]
@@ -197,9 +200,12 @@ class CapturedDecode:
             return logits
         if ending is Ending.GREEDY:
             return logits.argmax(dim=-1)
-        temperature, min_p, top_p, top_k, noise, is_greedy = (column[:size, None] for column in self._draws)
-        is_sorted = ending is Ending.SORTED
-        return draw_on_device(logits, DrawInputs(temperature, min_p, top_p, top_k, noise, is_greedy > 0, is_sorted))
+        return draw_on_device(logits, self._draws[: NUM_DRAW_COLUMNS * size].view(NUM_DRAW_COLUMNS, size))
+
+
+def _pinned(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Memory that `device` may read while the host goes on."""
+    return values if device.type == "cpu" else values.pin_memory()
 
 
 def _by_column(values: torch.Tensor, size: int) -> torch.Tensor:
@@ -215,10 +221,7 @@ def ending_of(sequences: Sequence[TokenSequence]) -> Ending:
         if state is None or state.is_edited or sequence.matcher is not None or params.logprobs is not None:
             return Ending.LOGITS
         if not params.is_greedy:
-            if params.top_p < 1.0 or params.top_k > 0:
-                ending = Ending.SORTED
-            elif ending is Ending.GREEDY:
-                ending = Ending.DRAWN
+            ending = Ending.DRAWN
     return ending
 
 

@@ -3,19 +3,20 @@
 The candidates are defined by values, so that they do not depend on a sorting order: top_k keeps tokens at least as
 probable as the k-th most probable token, top_p keeps a token while the mass of the strictly more probable ones (among
 those that min_p and top_k left) is below p. Two programs of one meaning: on the CPU rows go through the cache one by
-one, where sorting the few candidates that can matter costs microseconds; on a device all rows go at once, unread.
+one, where sorting the few candidates that can matter costs microseconds; on a device all rows go at once, unread, by
+the kernel of `triton_draw` or by sorting. Both of these sum shares that are integers, so they draw the same tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from .kernels import device_processors
 from .sampling_params import SamplingParams
 
 _MASK = (1 << 64) - 1
@@ -42,6 +43,21 @@ def uniform(seed: int, position: int, draw: int = 0) -> float:
     state = _mix(state + (position + 1) * _WEYL)
     state = _mix(state + draw * _WEYL)
     return (state >> 11) * (1.0 / (1 << 53))
+
+
+def uniforms(seeds: Sequence[int], positions: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """`uniform` of each seed and position, for all rows of a step at once."""
+    with np.errstate(over="ignore"):
+        state = _mixed(np.array([seed & _MASK for seed in seeds], dtype=np.uint64) + np.uint64(_WEYL))
+        state = _mixed(state + (np.asarray(positions).astype(np.uint64) + np.uint64(1)) * np.uint64(_WEYL))
+        return (_mixed(state) >> np.uint64(11)).astype(np.float64) * (1.0 / (1 << 53))
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """`_mix` of each."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MULTIPLIER_A)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MULTIPLIER_B)
+    return values ^ (values >> np.uint64(31))
 
 
 # Elements whose sum is taken at once where a running sum is needed: the sum is then mostly a vector operation.
@@ -106,60 +122,68 @@ def _place_of(weights: Row, share: float, side: Literal["left", "right"], total:
     return span * _SPAN + place
 
 
-@dataclass(frozen=True, slots=True)
-class DrawInputs:
-    """The inputs of `draw_on_device`, float32 columns [rows, 1]. `top_k` 0 and `top_p` 1 have no effect."""
-
-    temperature: torch.Tensor
-    min_p: torch.Tensor
-    top_p: torch.Tensor
-    top_k: torch.Tensor
-    noise: torch.Tensor
-    is_greedy: torch.Tensor
-    is_sorted: bool
-
-    @classmethod
-    def of(cls, params: Sequence[SamplingParams], noise: Sequence[float], device: torch.device) -> DrawInputs:
-        columns = [
-            [1.0 if one.is_greedy else one.temperature for one in params],
-            [one.min_p for one in params],
-            [one.top_p for one in params],
-            [float(max(0, one.top_k)) for one in params],
-            list(noise),
-            [float(one.is_greedy) for one in params],
-        ]
-        packed = torch.tensor(columns, dtype=torch.float32)
-        on_device = (packed.pin_memory() if device.type != "cpu" else packed).to(device, non_blocking=True)
-        is_sorted = any(not one.is_greedy and (one.top_p < 1.0 or one.top_k > 0) for one in params)
-        temperature, min_p, top_p, top_k, uniform, is_greedy = (column.unsqueeze(1) for column in on_device)
-        return cls(temperature, min_p, top_p, top_k, uniform, is_greedy > 0, is_sorted)
+# Rows of `draw_columns`.
+NUM_DRAW_COLUMNS = 6
+# The share of a weight of 1. The weights of a row sum to 1, so sums of shares are exact, in any order.
+ONE_SHARE = 1 << 46
 
 
-def draw_on_device(logits: torch.Tensor, inputs: DrawInputs) -> torch.Tensor:
+def draw_columns(params: Sequence[SamplingParams], noise: Iterable[float]) -> npt.NDArray[np.float64]:
+    """What `draw_on_device` takes, [NUM_DRAW_COLUMNS, rows]: temperature, min_p, top_p, top_k, noise, and whether the
+    row is greedy. A top_k of 0 and a top_p of 1 have no effect."""
+    rows = [
+        (
+            1.0 if one.is_greedy else one.temperature,
+            one.min_p,
+            one.top_p,
+            float(max(0, one.top_k)),
+            number,
+            float(one.is_greedy),
+        )
+        for one, number in zip(params, noise, strict=True)
+    ]
+    return np.ascontiguousarray(np.array(rows, dtype=np.float64).T)
+
+
+def draw_on_device(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """A token of every row of logits [rows, vocabulary], int64 [rows]; nothing is read back.
 
-    No shape depends on a value, so a CUDA graph can hold it, one for `is_sorted` and one for not.
+    `columns` float64 [NUM_DRAW_COLUMNS, rows]. No shape depends on a value, so a CUDA graph can hold it. A row without
+    any mass, because all its tokens are forbidden or the network overflowed, gives its greatest logit.
     """
-    weights = torch.softmax(logits / inputs.temperature, dim=-1)
-    floor = inputs.min_p * weights.amax(dim=-1, keepdim=True)
-    if inputs.is_sorted:
-        floor = _floors_by_sorting(weights, floor, inputs)
-    weights = torch.where(weights >= floor, weights, 0.0)
-    sums = weights.cumsum(dim=-1)
-    total = sums[:, -1:]
-    # Rounded up to the total, the number would find no token.
-    target = torch.minimum(inputs.noise * total, torch.nextafter(total, torch.zeros_like(total)))
-    drawn = torch.searchsorted(sums, target, right=True).clamp_(max=logits.shape[1] - 1)
-    return torch.where(inputs.is_greedy, logits.argmax(dim=-1, keepdim=True), drawn).squeeze(1)
+    weights = torch.softmax(logits / columns[0, :, None].float(), dim=-1)
+    if device_processors(logits.device) is not None:
+        from .triton_draw import draw
+
+        return draw(logits, weights, columns)
+    return draw_by_sorting(logits, weights, columns)
 
 
-def _floors_by_sorting(weights: torch.Tensor, floor: torch.Tensor, inputs: DrawInputs) -> torch.Tensor:
+def draw_by_sorting(logits: torch.Tensor, weights: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """The draw of all rows in torch: the definition of `triton_draw.draw`, and what stands for it without Triton.
+
+    `weights` [rows, vocabulary] are the softmax of `logits`.
+    """
+    _, min_p, top_p, top_k, noise, is_greedy = columns.unsqueeze(2)
+    weights = weights.nan_to_num(0.0)
+    floor = min_p.float() * weights.amax(dim=-1, keepdim=True)
     descending = weights.sort(dim=-1, descending=True).values
     size = weights.shape[1]
-    place = torch.where(inputs.top_k > 0, inputs.top_k, float(size)).long().clamp_(1, size) - 1
-    floor = torch.maximum(floor, descending.gather(1, place))
-    sums = torch.where(descending >= floor, descending, 0.0).cumsum(dim=-1)
+    place = torch.where(top_k > 0, top_k, float(size)).long().clamp_(1, size) - 1
+    floor = torch.where(top_k > 0, torch.maximum(floor, descending.gather(1, place)), floor)
+    sums = torch.where(descending >= floor, _shares(descending), 0).cumsum(dim=-1)
     # How many tokens it takes to have the mass: that of the last one is the least that is kept.
-    place = (sums < inputs.top_p * sums[:, -1:]).sum(dim=-1, keepdim=True).clamp_(max=size - 1)
-    nucleus = torch.where(inputs.top_p < 1.0, descending.gather(1, place), 0.0)
-    return torch.maximum(floor, nucleus)
+    target = (top_p * sums[:, -1:]).ceil().long()
+    place = (sums < target).sum(dim=-1, keepdim=True).clamp_(max=size - 1)
+    floor = torch.where(top_p < 1.0, torch.maximum(floor, descending.gather(1, place)), floor)
+    sums = torch.where(weights >= floor, _shares(weights), 0).cumsum(dim=-1)
+    total = sums[:, -1:]
+    # Rounded up to the total, the number would find no token.
+    target = torch.minimum((noise * total).long(), total - 1)
+    drawn = torch.searchsorted(sums, target, right=True).clamp_(max=size - 1)
+    is_greatest = (is_greedy > 0) | (total == 0)
+    return torch.where(is_greatest, logits.argmax(dim=-1, keepdim=True), drawn).squeeze(1)
+
+
+def _shares(weights: torch.Tensor) -> torch.Tensor:
+    return (weights * float(ONE_SHARE)).long()

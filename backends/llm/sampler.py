@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from .draw import DrawInputs, draw_on_device, draw_on_host, uniform
+from .draw import draw_columns, draw_on_device, draw_on_host, uniform, uniforms
 from .grammar.matcher import allowed_mask, fill_masks
 from .logit_rules import apply_rules, forbid_on_device, forbid_on_host
 from .plan import SampledToken, TokenLogprobs
@@ -200,8 +200,9 @@ class Sampler:
             forbid_on_device(logits, bound, fill_masks([sequences[row].matcher for row in bound]))
         if all(one.is_greedy for one in params):
             return logits.argmax(dim=-1)
-        noise = [uniform(sequence.seed, position) for sequence, position in zip(sequences, positions, strict=True)]
-        return draw_on_device(logits, DrawInputs.of(params, noise, logits.device))
+        noise = uniforms([sequence.seed for sequence in sequences], positions)
+        columns = torch.from_numpy(draw_columns(params, noise)).pin_memory()
+        return draw_on_device(logits, columns.to(logits.device, non_blocking=True))
 
 
 def _choose_on_host(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from modelserver_backends.llm.draw import uniform
+from modelserver_backends.llm.draw import uniform, uniforms
 
 
 def _chi_square(values: list[float], num_cells: int = 64) -> float:
@@ -43,3 +43,8 @@ def test_neighbours_have_nothing_in_common() -> None:
 def test_a_seed_may_be_any_integer() -> None:
     assert uniform(-1, 0) == uniform((1 << 64) - 1, 0)
     assert uniform(5, 7) == uniform(5, 7) != uniform(7, 5)
+
+
+def test_a_step_draws_the_same_numbers_at_once() -> None:
+    seeds, positions = [0, 5, -1, (1 << 63) - 1, 7], [0, 3, 2**31, 1, 9]
+    assert uniforms(seeds, positions).tolist() == [uniform(*key) for key in zip(seeds, positions, strict=True)]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from modelserver_backends.llm.draw import DrawInputs, draw_on_device, draw_on_host, uniform
+from modelserver_backends.llm.draw import draw_columns, draw_on_device, draw_on_host, uniform
 from modelserver_backends.llm.sampler import Sampler
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.text.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ def _host_and_device(logits: torch.Tensor, params: list[SamplingParams], noise: 
         int(row.argmax()) if one.is_greedy else draw_on_host(row.numpy(), one, number)
         for row, one, number in zip(logits, params, noise, strict=True)
     ]
-    return host, draw_on_device(logits, DrawInputs.of(params, noise, logits.device)).tolist()
+    return host, draw_on_device(logits, torch.from_numpy(draw_columns(params, noise))).tolist()
 
 
 @pytest.mark.parametrize("size", [7, 128, 129, 1000])
@@ -234,7 +234,9 @@ def test_a_row_that_the_network_could_not_compute_harms_no_other(wrong: float, f
     assert 0 <= broken.token_id < 200
     assert whole == Sampler().sample(logits[1:].clone(), [make_sequence(**fields)])[0]
     params, noise = [SamplingParams(**fields)] * 2, [0.5, 0.5]
-    assert all(0 <= token_id < 200 for token_id in draw_on_device(logits, DrawInputs.of(params, noise, logits.device)))
+    assert all(
+        0 <= token_id < 200 for token_id in draw_on_device(logits, torch.from_numpy(draw_columns(params, noise)))
+    )
 
 
 @pytest.mark.parametrize(

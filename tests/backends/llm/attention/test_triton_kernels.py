@@ -14,7 +14,7 @@ CASES = Path(__file__).with_name("triton_cases.py")
 
 @pytest.mark.tool("triton")
 @pytest.mark.parametrize(
-    "case", ["rope_and_store", "decode", "prefill", "backend", "codes", "latent", "captured", "mixture"]
+    "case", ["rope_and_store", "decode", "prefill", "backend", "codes", "latent", "draw", "captured", "mixture"]
 )
 def test_kernels_in_the_interpreter_equal_their_twins(case: str) -> None:
     """In a process of its own: Triton asks for its interpreter when kernels are defined."""

@@ -10,6 +10,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from modelserver_backends.llm import draw as draw_module
+from modelserver_backends.llm import triton_draw
 from modelserver_backends.llm.attention import triton_kernels, triton_latent, twins
 from modelserver_backends.llm.attention.chunked import ChunkedAttention
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvGroup, KvLayout, encoded, write_pages
@@ -196,6 +198,35 @@ def mixed_batch(tables: np.ndarray) -> AttentionBatch:
     return AttentionBatch(2, counts, lens, tables, slots)
 
 
+def draw() -> None:
+    """The tokens of the sorted reference, of rows of all kinds: with ties, without mass, with what overflowed."""
+    fields: list[dict[str, float]] = [
+        {},
+        {"top_k": 5},
+        {"top_p": 0.6},
+        {"min_p": 0.05},
+        {"top_k": 900, "top_p": 0.97},
+        {"temperature": 0.0},
+        {"top_k": 3, "top_p": 0.5, "min_p": 0.01},
+        {"top_p": 1e-6},
+        {"top_k": 2**31 - 1, "temperature": 0.01},
+    ]
+    for size, spread in itertools.product((7, 1000, 5003), (0.01, 1.0, 6.0)):
+        num_rows = 3 * len(fields)
+        logits = torch.randn(num_rows, size, device=DEVICE) * spread
+        logits[::2] = (logits[::2] * 2).round() / 2  # many equal ones
+        logits[9, 3:] = float("-inf")
+        logits[10], logits[11, 2], logits[12, 5] = float("-inf"), float("nan"), float("inf")
+        params = [SamplingParams(**fields[row % len(fields)]) for row in range(num_rows)]
+        noise = draw_module.uniforms([size] * num_rows, range(num_rows))
+        noise[:2] = 0.0, 1.0 - 2.0**-53
+        columns = torch.from_numpy(draw_module.draw_columns(params, noise)).to(DEVICE)
+        weights = torch.softmax(logits / columns[0, :, None].float(), dim=-1)
+        expected = draw_module.draw_by_sorting(logits, weights, columns)
+        is_told = torch.arange(num_rows, device=DEVICE) != 11  # a NaN has no place among others
+        assert torch.equal(triton_draw.draw(logits, weights, columns)[is_told], expected[is_told])
+
+
 def captured() -> None:
     """A whole network on the kernels, its decodes replayed from static inputs, samples what it samples on SDPA."""
     with TemporaryDirectory() as name:
@@ -227,6 +258,7 @@ def generated(
     blocks = KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device)
     kind = TritonLatentAttention if loaded.kv_layout.group.shared_width else TritonAttention
     attention = kind(blocks, loaded.attention, num_processors=4)
+    draw_module.device_processors = lambda _device: 4 if is_on_kernels else None
     assert loaded.is_capturable or not is_on_kernels
     runner = Runner(
         loaded,
@@ -278,6 +310,7 @@ CASES = {
     "backend": backend,
     "codes": codes,
     "latent": latent,
+    "draw": draw,
 }
 
 if __name__ == "__main__":
