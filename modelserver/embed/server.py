@@ -48,6 +48,7 @@ Result = TypeVar("Result")
 
 START_TIMEOUT_S = 600.0
 STOP_GRACE_S = 10.0
+_NOT_RUNNING = "the server is not running: use it as 'with server:', or call start()"
 
 
 class Server:
@@ -308,6 +309,16 @@ class Server:
         finally:
             self._submit(responses.aclose()).result()
 
+    def perform(self, work: Callable[[RunningServer], Coroutine[Any, Any, Result]]) -> Future[Result]:
+        """Have a coroutine, which gets the running server with its planes, executed on the server's event loop.
+
+        Raises RuntimeError if the server is not running.
+        """
+        running = self._running
+        if running is None:
+            raise RuntimeError(_NOT_RUNNING)
+        return self._submit(work(running))
+
     # Implementation.
 
     def _write(self, name: str, version: int, added: Added) -> None:
@@ -353,7 +364,7 @@ class Server:
     def _submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         if self._loop is None:
             work.close()
-            raise RuntimeError("the server is not running: use it as 'with server:', or call start()")
+            raise RuntimeError(_NOT_RUNNING)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _wait(self, work: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:

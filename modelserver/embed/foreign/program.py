@@ -63,6 +63,7 @@ MODULES = {
         "mlserver.types",
         "mlserver.utils",
     ),
+    "tritonserver": ("tritonserver",),
 }
 
 
@@ -165,6 +166,12 @@ def serve(server: Server) -> None:
         return
     _command.has_served = True
     server.run(resolve_options(list(_command.words), os.environ, server.options).options)
+
+
+def note_served() -> None:
+    """The program of the command line has a server that it asks by itself."""
+    if _command is not None:
+        _command.has_served = True
 
 
 def translated(call: Callable[..., Any], *arguments: Any) -> Any:

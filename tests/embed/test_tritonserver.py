@@ -1,0 +1,162 @@
+"""Triton's in-process API by its names. Its own tests (python/test/test_api.py) pass too, tried by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from modelserver.embed.foreign import tritonserver
+from modelserver.embed.foreign.program import run_file
+
+ECHO = """
+backend: "identity"
+max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_%s dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_%s dims: [ -1 ] } ]
+"""
+REPEAT = """
+backend: "repeat"
+max_batch_size: 0
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }, { name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] },
+        { name: "WAIT" data_type: TYPE_UINT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }, { name: "IDX" data_type: TYPE_UINT32 dims: [ 1 ] } ]
+model_transaction_policy { decoupled: true }
+"""
+MODELS = {"numbers": ECHO % ("FP32", "FP32"), "texts": ECHO % ("STRING", "STRING"), "repeat": REPEAT}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    for name, config in MODELS.items():
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(config)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[tritonserver.Server]:
+    options = tritonserver.Options(
+        str(repository),
+        model_control_mode=tritonserver.ModelControlMode.EXPLICIT,
+        startup_models=["numbers", "texts"],
+        metrics_configuration={"": {"summary_latencies": "true"}},
+    )
+    started = tritonserver.Server(options).start(wait_until_ready=True)
+    yield started
+    started.stop()
+    with pytest.raises(tritonserver.InvalidArgumentError, match="Server not started"):
+        started.ready()
+
+
+def test_tensors_are_shared_with_other_libraries(server: tritonserver.Server) -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for given in (rows, torch.from_numpy(rows), tritonserver.Tensor.from_dlpack(rows)):
+        (response,) = server.model("numbers").infer(request_id="a", inputs={"INPUT0": given}, output_memory_type="cpu")
+        output = response.outputs["OUTPUT0"]
+        assert (response.request_id, response.final, output.data_type) == ("a", True, tritonserver.DataType.FP32)
+        np.testing.assert_array_equal(np.from_dlpack(output), rows)
+        assert torch.from_dlpack(output).data_ptr() == output.data_ptr
+    halves = torch.ones(2, dtype=torch.bfloat16)
+    assert torch.equal(torch.from_dlpack(tritonserver.Tensor.from_dlpack(halves)), halves)
+    with pytest.raises(tritonserver.InvalidArgumentError, match="contiguous"):
+        tritonserver.Tensor.from_dlpack(np.ones((4, 4))[:, 1])
+
+
+def test_texts(server: tritonserver.Server) -> None:
+    for given in ([["ä", "b"]], tritonserver.Tensor.from_string_array([["ä", "b"]])):
+        (response,) = server.model("texts").infer(inputs={"INPUT0": given})
+        assert response.outputs["OUTPUT0"].to_string_array().tolist() == [["ä", "b"]]
+    with pytest.raises(tritonserver.UnsupportedError, match="to_bytes_array"):
+        np.from_dlpack(response.outputs["OUTPUT0"])
+    with pytest.raises(tritonserver.InvalidArgumentError, match="not BYTES"):
+        tritonserver.Tensor.from_dlpack(np.ones(1)).to_bytes_array()
+
+
+def test_what_cannot_work_is_refused_at_once(server: tritonserver.Server) -> None:
+    model = server.model("numbers")
+    rows = np.ones((1, 1), np.float32)
+    for fields, message in (
+        ({"inputs": {"INPUT0": rows}, "parameters": {"a": {}}}, "parameter 'a'"),
+        ({"inputs": {"INPUT0": rows}, "output_memory_type": "tape"}, "Invalid memory type tape"),
+        ({"inputs": {"INPUT0": object()}}, "not supported"),
+        ({"inputs": {"OTHER": rows}}, "OTHER"),
+    ):
+        with pytest.raises(tritonserver.InvalidArgumentError, match=message):
+            model.infer(**fields)
+    with pytest.raises(tritonserver.NotFoundError, match="nowhere"):
+        server.model("nowhere").infer(inputs={})
+    (response,) = model.infer(inputs={"INPUT0": rows}, output_memory_type="gpu", raise_on_error=False)
+    assert isinstance(response.error, tritonserver.InvalidArgumentError)
+
+
+def test_models_are_loaded_described_and_unloaded(server: tritonserver.Server) -> None:
+    assert server.models()["repeat"].state is None
+    model = server.load("repeat")
+    assert (model.ready(), server.models()["repeat", 1].state) == (True, "READY")
+    assert model.transaction_properties() is tritonserver.ModelTxnPropertyFlag.DECOUPLED
+    assert server.model("numbers").batch_properties() is tritonserver.ModelBatchFlag.FIRST_DIM
+    assert [each["name"] for each in model.metadata()["outputs"]] == ["OUT", "IDX"]
+    ours: queue.SimpleQueue[tritonserver.InferenceResponse] = queue.SimpleQueue()
+    inputs = {"IN": np.array([4, 2], np.int32), "DELAY": np.zeros(2, np.uint32), "WAIT": np.zeros(1, np.uint32)}
+    responses = list(model.infer(inputs=inputs, response_queue=ours))
+    assert [int(np.from_dlpack(each.outputs["OUT"])[0]) for each in responses if each.outputs] == [4, 2]
+    assert [each.final for each in responses] == [False] * (len(responses) - 1) + [True]
+    assert [ours.get_nowait() for _ in responses] == responses
+    assert model.statistics()["model_stats"][0]["inference_count"] == 1
+    assert 'nv_inference_count{model="repeat"' in server.metrics()
+    server.unload(model, wait_until_unloaded=True)
+    assert not model.ready()
+    with pytest.raises(KeyError, match="Unknown Model: nowhere"):
+        server.models()["nowhere"]
+
+
+async def test_on_an_event_loop(server: tritonserver.Server) -> None:
+    async def ask(number: int) -> float:
+        inputs = {"INPUT0": np.full((1, 1), number, np.float32)}
+        async for response in server.model("numbers").async_infer(inputs=inputs):
+            return float(np.from_dlpack(response.outputs["OUTPUT0"])[0, 0])
+        raise AssertionError("no response")
+
+    assert await asyncio.gather(*map(ask, range(8))) == list(range(8))
+    iterator = server.model("numbers").async_infer(inputs={"INPUT0": np.ones((1, 1), np.float32)})
+    iterator.cancel()
+    assert (await anext(iterator)).final
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"model_repository": None}, tritonserver.InvalidArgumentError, "must be specified"),
+        ({"model_repository": "/nowhere"}, tritonserver.InternalError, "/nowhere"),
+        ({"server_id": 1}, TypeError, "server_id"),
+        ({"backend_configuration": {"a": {"b": "c"}}, "startup_models": ["a"]}, tritonserver.TritonError, "explicit"),
+    ],
+)
+def test_options_that_cannot_work(options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        tritonserver.Server(**options).start()
+
+
+def test_a_program_is_run_as_it_is(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    program = tmp_path / "app.py"
+    program.write_text(f"""
+import numpy, tritonserver
+server = tritonserver.Server(model_repository={str(repository)!r}, exit_on_error=False).start()
+(response,) = server.model("numbers").infer(inputs={{"INPUT0": numpy.ones((1, 2), "f4")}})
+print(numpy.from_dlpack(response.outputs["OUTPUT0"]).tolist())
+server.stop()
+""")
+    run_file(program, ["tritonserver"], [])
+    assert capsys.readouterr().out == "[[1.0, 1.0]]\n"
