@@ -39,6 +39,7 @@ _MAX_JSON_DEPTH = 100
 _MAX_JSON_VALUES = 1 << 19
 # Operations whose texts may be cut.
 _CUTTING = (Operation.EMBED, Operation.TOKEN_EMBED, Operation.CLASSIFY)
+_PROMPTLESS = (Operation.LOAD_ADAPTER, Operation.SLOTS)
 # Operations other than `generate` that adapters have an effect on.
 _ADAPTED = (Operation.EMBED, Operation.LOAD_ADAPTER)
 _CHAT_FIELDS = frozenset(
@@ -109,8 +110,7 @@ def read_call(
     Raises InvalidArgumentError, which names the input or parameter, for what is wrong whatever the model.
     """
     operation = _operation(request, usual)
-    loads_adapter = operation is Operation.LOAD_ADAPTER
-    text, chat, token_ids = (None, None, None) if loads_adapter else _prompt(request, operation)
+    text, chat, token_ids = (None, None, None) if operation in _PROMPTLESS else _prompt(request, operation)
     is_streamed = _flag(request, "stream") or False
     wants = {output for name, output in RETURNS.items() if _flag(request, name)}
     wants |= OUTPUTS.keys() & set(request.outputs or ())

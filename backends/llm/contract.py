@@ -152,6 +152,7 @@ class Operation(enum.Enum):
     TOKEN_EMBED = "token_embed"  # noqa: S105  # not a password
     CLASSIFY = "classify"
     LOAD_ADAPTER = "load_adapter"
+    SLOTS = "slots"
 
 
 def complete_config(

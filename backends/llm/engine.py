@@ -26,7 +26,7 @@ from .lora.slots import AdapterSlots
 from .lora.uses import AdapterUse, refuse_adapters
 from .options import EngineOptions
 from .plan import SampledToken, StepPlan, StepResult
-from .sampling_params import MAX_SEED
+from .sampling_params import CONVERTERS, MAX_SEED
 from .scheduler import Scheduler
 from .sequence import FinishReason, Sequence, find_stop
 from .speculation.prediction import Prediction
@@ -166,6 +166,33 @@ class Engine:
             "gpu_memory_utilization": options.gpu_memory_utilization,
             "kv_cache_memory_bytes": options.kv_cache_memory_bytes,
             "sliding_window": self._kv.window,
+        }
+
+    def slots(self) -> dict[str, object]:
+        """What runs, for people and APIs that ask: the number of slots, and of each that is taken its sequence.
+
+        The prompt and what is generated are not told, nor anything else that a client wrote.
+        """
+        return {
+            "num_slots": self.options.max_num_seqs,
+            "max_model_len": self.max_model_len,
+            "is_speculative": self._speculator is not None,
+            "running": [self._described(sequence) for sequence in self._scheduler.running],
+        }
+
+    def _described(self, sequence: Sequence) -> dict[str, object]:
+        numbers = {name: getattr(sequence.params, name) for name in CONVERTERS}
+        return {
+            "slot": sequence.slot,
+            "sequence": sequence.seq_id,
+            "is_streamed": self._deliveries[sequence.seq_id].request.is_streamed,
+            "num_prompt_tokens": sequence.num_prompt_tokens,
+            "num_cached_tokens": sequence.num_cached_tokens,
+            "num_computed_tokens": sequence.num_computed_tokens,
+            "num_output_tokens": sequence.num_output_tokens,
+            "num_remaining_tokens": sequence.max_num_tokens - sequence.num_tokens,
+            "sampling": {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+            | {"seed": sequence.seed},
         }
 
     @property
@@ -338,6 +365,7 @@ class Engine:
             if reason is not None or delivery.request.is_streamed:
                 outputs.append(delivery.output())
         statistics.num_steps += 1
+        statistics.num_step_sequences += len(plan.chunks)
         statistics.num_generation_tokens += num_tokens
         statistics.iteration_tokens.observe(plan.num_tokens)
         statistics.observe_tokens(since_ns, now_ns)
@@ -393,6 +421,7 @@ class Engine:
         sequence.finish_reason = reason
         delivery = self._deliveries.pop(sequence.seq_id)
         delivery.observe_end(self.statistics, now_ns, reason)
+        self.statistics.longest_sequence = max(self.statistics.longest_sequence, sequence.num_tokens)
         if sequence.adapter is not None:
             self.statistics.observe_adapter(sequence.adapter.name, sequence.num_output_tokens)
         choices = self._by_request[delivery.request]

@@ -88,6 +88,10 @@ class EngineStatistics:
     num_cached_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_steps: int = 0
+    # Of all steps together, the sequences that they computed tokens of.
+    num_step_sequences: int = 0
+    # Of those that ended, prompt and output.
+    longest_sequence: int = 0
     by_finish_reason: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     # Of adapters, by name: the sequences that ended, and the tokens that they generated.
     by_adapter: dict[str, tuple[int, int]] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from modelserver.backend import (
 from modelserver.backend import ResponseSender as Sender
 
 from .admission import check_dimensions, check_embedded_length, check_length, check_token_ids
-from .answer import AnswerWriter, embedded, texts, tokenized
+from .answer import AnswerWriter, documents, embedded, texts, tokenized
 from .call import Call, ReadRequest, read_call
 from .contract import Operation
 from .generation import GenerationRequest, SequenceOutput
@@ -163,7 +163,7 @@ class LlmInstance(StepInstance):
                 return self._with_prediction(read, check_left)
             case Operation.EMBED:
                 return ReadRequest(call, self._embedded_token_ids(call, check_left))
-            case Operation.LOAD_ADAPTER:
+            case Operation.LOAD_ADAPTER | Operation.SLOTS:
                 return ReadRequest(call)
             case Operation.TOKENIZE:
                 return ReadRequest(call, response=self._tokenized(call, check_left, request.outputs))
@@ -185,6 +185,8 @@ class LlmInstance(StepInstance):
             adapter = self.engine.find_adapter(read.call.adapters)
             found = {} if adapter is None else {"name": adapter.name, "rank": adapter.rank}
             sender.finish(InferResponse([texts("text_output", [json.dumps(found)])]))
+        elif read.call.operation is Operation.SLOTS:
+            sender.finish(InferResponse([documents("text_output", [self.engine.slots()])]))
         else:
             self._generate(request, sender, read)
 

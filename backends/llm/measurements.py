@@ -65,6 +65,17 @@ def measure(
     text = "Requests that wait: in the model's queue, to become tokens, for their turn, or again for blocks"
     num_waiting = float(statistics.num_waiting + num_unread)
     found.insert(1, Measurement("vllm:num_requests_waiting", "gauge", text, num_waiting, adds_queue=True))
+    found += [
+        Measurement(
+            "llm_step_sequences", "counter", "Sequences of all steps together", float(statistics.num_step_sequences)
+        ),
+        Measurement(
+            "llm_longest_sequence_tokens",
+            "gauge",
+            "Prompt and output of the longest sequence that ended",
+            float(statistics.longest_sequence),
+        ),
+    ]
     if cache is not None:
         labels = {name: str(value) for name, value in cache.items()}
         found.append(Measurement("vllm:cache_config_info", "gauge", "The KV cache; the value is always 1", 1.0, labels))

@@ -147,6 +147,8 @@ class Run:
 
     async def run(self):
         operation = self.given.get("operation", "generate" if "text_output" in self.model.outputs else "embed")
+        if operation not in ("generate", "embed", "tokenize", "detokenize"):
+            raise Refused(f"input 'operation': expected generate, embed, tokenize or detokenize, got '{operation}'")
         await getattr(self, operation)()
 
     def prompt(self):

@@ -14,6 +14,7 @@ import orjson
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
 from modelserver.frontends.http.framing import SSE
+from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.llamacpp.answers import CompletionWriter
 from modelserver.frontends.llamacpp.errors import LlamaCppErrors, NotSupportedError
 from modelserver.frontends.llamacpp.request import (
@@ -25,6 +26,7 @@ from modelserver.frontends.llamacpp.request import (
     read_scales,
 )
 from modelserver.frontends.llamacpp.schemas import SCHEMAS, TYPES
+from modelserver.frontends.llamacpp.slots import idle_slot, metrics_page, slots_of
 from modelserver.frontends.llamacpp.tokens import Tokens
 from modelserver.frontends.llm.answering import answer, prepare, prompt_input
 from modelserver.frontends.llm.call import GenerateCall
@@ -40,16 +42,14 @@ from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, json_response
+from modelserver.telemetry.exposition import TEXT_CONTENT_TYPE
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
 
 # Routes of llama.cpp's server that have no meaning here -> why.
 NOT_SERVED: dict[tuple[str, str], str] = {
-    ("POST", "/props"): "properties are the model's config, which /v2/repository loads",
-    ("GET", "/slots"): "requests are bound to no slots: GET /v2/overview shows what runs",
-    ("POST", "/slots/{id_slot}"): "requests are bound to no slots: prefixes of prompts are cached for all requests",
-    ("GET", "/metrics"): "metrics are those of the whole server, on the metrics port",
+    ("POST", "/slots/{id_slot}"): "prefixes of prompts are cached for all slots together, and no slot has files",
 }
 
 
@@ -58,6 +58,7 @@ class LlamaCpp:
 
     def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
         self._dataplane = dataplane
+        self._limits = limits
         self._errors = LlamaCppErrors()
         self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=SSE, takes_any_type=True)
         self._later = LaterAnswers(self._errors)
@@ -68,7 +69,6 @@ class LlamaCpp:
 
     def api(self) -> Api:
         """The routes. Paths that other APIs have on the HTTP port need a port of llama.cpp's own."""
-        own = ("/metrics",)
         refused = [Route(method, path, _refuser(why), ApiGroup.INFERENCE) for (method, path), why in NOT_SERVED.items()]
         return Api(
             "llamacpp",
@@ -83,7 +83,9 @@ class LlamaCpp:
                 Route("GET", "/props", self._props, ApiGroup.METADATA),
                 Route("GET", "/lora-adapters", self._adapters, ApiGroup.METADATA),
                 Route("POST", "/lora-adapters", self._scale_adapters, ApiGroup.MODEL_REPOSITORY),
-                *(route for route in refused if route.pattern not in own),
+                Route("POST", "/props", self._change_props, ApiGroup.MODEL_REPOSITORY),
+                Route("GET", "/slots", self._slots, ApiGroup.STATISTICS),
+                *refused,
             ),
             self._errors,
             beginnings=(
@@ -103,7 +105,7 @@ class LlamaCpp:
                 self._post("/tokenize", self._tokens.tokenize),
                 self._post("/detokenize", self._tokens.detokenize),
                 Route("GET", "/health", self._health, ApiGroup.HEALTH, key=KeyUse.UNUSED),
-                *(route for route in refused if route.pattern in own),
+                Route("GET", "/metrics", self._metrics, ApiGroup.STATISTICS),
             ),
         ).described(SCHEMAS, TYPES)
 
@@ -186,14 +188,40 @@ class LlamaCpp:
     async def _describe(self, query: str) -> dict[str, Any]:
         """What clients ask for before they begin: the context's length, above all."""
         model = await find_model(self._dataplane, query_value(query, "model"))
+        slots = await slots_of(self._dataplane, model)
         return {
-            "default_generation_settings": {"n_ctx": model.max_model_len, "params": {}},
+            "default_generation_settings": {**idle_slot(0, model.max_model_len or 0), "prompt": ""},
+            "total_slots": len(slots),
             "model_alias": model.name,
             "model_path": model.name,
             "modalities": {"vision": IMAGE in model.inputs, "audio": False},
             "chat_template": await template_of(self._dataplane, model),
             "build_info": f"modelserver-{self._dataplane.server_metadata().version}",
         }
+
+    def _change_props(self, exchange: HttpExchange) -> None:
+        """As llama.cpp's server, which knows no property that can be changed. Raises ParameterError for one."""
+        for name in parse_object(exchange.body, self._limits):
+            raise ParameterError(f"'{name:.100}' cannot be changed: properties are those of the model's config", name)
+        exchange.respond(json_response({"success": True}))
+
+    def _slots(self, exchange: HttpExchange) -> None:
+        self._later.begin(exchange, self._described_slots(exchange.head.query))
+
+    async def _described_slots(self, query: str) -> HttpResponse:
+        model = await find_model(self._dataplane, query_value(query, "model"))
+        slots = await slots_of(self._dataplane, model)
+        if query_value(query, "fail_on_no_slot") and all(slot["is_processing"] for slot in slots):
+            return self._errors.refused(503, "no slot available")
+        return json_response(slots)
+
+    def _metrics(self, exchange: HttpExchange) -> None:
+        self._later.begin(exchange, self._page(exchange.head.query))
+
+    async def _page(self, query: str) -> HttpResponse:
+        model = await find_model(self._dataplane, query_value(query, "model"))
+        page = metrics_page(self._dataplane, model)
+        return HttpResponse(200, [("Content-Type", TEXT_CONTENT_TYPE)], (page.encode(),))
 
     def _scales_for(self, call: Call, model: LanguageModel) -> dict[str, float]:
         names = list(adapters_of(self._dataplane, model))

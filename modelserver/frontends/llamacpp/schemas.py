@@ -54,9 +54,17 @@ SCHEMAS: dict[str, RouteSchema] = {
     ),
     "POST /detokenize": RouteSchema(body="{model?: string, tokens?: [integer]}", answer="{content: string}"),
     "GET /props": RouteSchema(
-        answer="{default_generation_settings: object, model_alias: string, chat_template: string | null, *: any}",
+        answer="""{default_generation_settings: object, total_slots: integer, model_alias: string,
+            chat_template: string | null, *: any}""",
         query="{model?: string}",
     ),
+    "POST /props": RouteSchema(body="{}", answer="{success: boolean}"),
+    "GET /slots": RouteSchema(
+        answer="""[{id: integer, id_task: integer, n_ctx: integer, speculative: boolean, is_processing: boolean,
+            params: object, next_token: {has_next_token: boolean, n_remain: integer, n_decoded: integer}, *: any}]""",
+        query="{model?: string, fail_on_no_slot?: string}",
+    ),
+    "GET /metrics": RouteSchema(answer="string", media_type="text/plain", query="{model?: string}"),
     "GET /lora-adapters": RouteSchema(answer="[{id: integer, path: string, scale: number, name: string}]"),
     "POST /lora-adapters": RouteSchema(body="[{id: integer, scale: number}]", answer="{success: boolean}"),
     "GET /health": RouteSchema(answer="{status: 'ok'}"),
