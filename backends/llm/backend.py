@@ -6,6 +6,7 @@ torch is imported when a model is loaded, not before.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoint
     from .embedding.instance import EncoderInstance
     from .embedding.text_model import TextModel
+    from .engines import OtherEngine
     from .instance import LlmInstance
     from .options import EngineOptions
 
@@ -71,13 +73,20 @@ class LlmBackend(Backend):
             purpose=place.purpose,
             labels=place.labels,
             sees_pictures=place.purpose is Purpose.GENERATE
+            and place.engine is None
             and sees_pictures(place.checkpoint, tensor_parallel_size=place.options.tensor_parallel_size),
         )
 
     @classmethod
     def needs_process(cls, context: BackendContext) -> bool:
-        """On a GPU: host work has an interpreter to itself there, and what breaks the device's context ends alone."""
-        device = find_checkpoint(context).options.device
+        """On a GPU: host work has an interpreter to itself there, and what breaks the device's context ends alone.
+
+        Other engines need an environment of their own.
+        """
+        place = find_checkpoint(context)
+        if place.engine is not None:
+            return True
+        device = place.options.device
         kinds = {group.kind for group in context.config.instance_group}
         if device != "auto" or kinds == {InstanceGroupKind.KIND_CPU}:
             return device.startswith("cuda")
@@ -130,6 +139,8 @@ class LlmBackend(Backend):
         self._place = find_checkpoint(self.context)
 
     def create_instance(self, placement: Placement) -> LlmInstance | EncoderInstance:
+        if self._place.engine is not None:
+            return self._other_engine(self._place.engine, placement)
         try:
             from .embedding.instance import EncoderInstance
             from .engine import Engine
@@ -155,6 +166,17 @@ class LlmBackend(Backend):
             ollama=self._place.template, system=modelfile.system or "", history=modelfile.messages
         )
         return LlmInstance(engine, engine.tokenizer, defaults=sampling_of(modelfile.parameters))
+
+    def _other_engine(self, engine: OtherEngine, placement: Placement) -> LlmInstance:
+        from .engines.library_engine import LibraryEngine
+        from .instance import LlmInstance
+
+        if placement.kind is DeviceKind.GPU:
+            # Before its library is imported; in this process there is nothing but this instance.
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(placement.device_id)
+        with open_checkpoint(self._place.checkpoint.place) as checkpoint:
+            made = LibraryEngine.from_checkpoint(checkpoint, engine, self._place.options)
+        return LlmInstance(made, made.tokenizer)
 
 
 def _load_text_model(checkpoint: Checkpoint, place: CheckpointPlace, options: EngineOptions) -> TextModel:

@@ -25,6 +25,7 @@ from .checkpoint import Checkpoint, find_gguf, is_gguf, open_checkpoint
 from .contract import LABELS, Purpose
 from .embedding.layout import read_layout
 from .embedding.recognition import is_encoder, labels_of, purpose_of, usual_len
+from .engines import ENGINES, OtherEngine
 from .lora.places import find_adapters
 from .options import EngineOptions
 from .text.ollama_template import OllamaTemplate
@@ -34,6 +35,20 @@ MODELFILE = "Modelfile"
 # The parameter that says how a model fills in the middle of a text: "template" is by its Modelfile's template.
 FILL_IN_MIDDLE = "fill_in_middle"
 CONFIG_JSON = "config.json"
+# The key of model.json that names an engine in the place of ours, and those of our options that count for it.
+ENGINE = "engine"
+_COMMON_OPTIONS = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_logprobs",
+    "scheduling_policy",
+    "tensor_parallel_size",
+    "disable_any_whitespace",
+    "enable_lora",
+    "lora_modules",
+    "max_loras",
+    "max_lora_rank",
+)
 GGUF_FILES = "*.gguf"
 _HUB_NAME = re.compile(r"([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 # Parameters of config.pbtxt that are the server's, a frontend's, or of Triton's vLLM backend without an effect here.
@@ -63,7 +78,7 @@ _OTHER_PARAMETERS = frozenset(
 class CheckpointPlace:
     """`options` come from model.json or the Modelfile, and config.pbtxt over it. `template` is the Modelfile's.
 
-    `labels` are those of a classifier.
+    `labels` are those of a classifier. `engine` is one in the place of ours.
     """
 
     checkpoint: Checkpoint
@@ -72,11 +87,22 @@ class CheckpointPlace:
     labels: tuple[str, ...] = ()
     modelfile: Modelfile | None = None
     template: OllamaTemplate | None = None
+    engine: OtherEngine | None = None
 
 
 def find_checkpoint(context: BackendContext) -> CheckpointPlace:
     """Raises NotFoundError with the places looked at, ConfigError for options that are wrong, and what
     `embedding.layout` and `embedding.recognition` say of an encoder that cannot be served."""
+    path = context.version_directory / (context.config.default_model_filename or MODEL_JSON)
+    if path.name == MODEL_JSON and path.is_file():
+        what = f"model '{context.model_name}' version {context.version}"
+        described = _read(what, path)
+        if ENGINE in described or ENGINE in context.config.parameters:
+            return _place_of_other_engine(what, path, described, context)
+    return _place_of_ours(context)
+
+
+def _place_of_ours(context: BackendContext) -> CheckpointPlace:
     version_directory = context.version_directory
     what = f"model '{context.model_name}' version {context.version}"
     path = version_directory / (context.config.default_model_filename or _description(what, version_directory))
@@ -128,6 +154,51 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
     elif purpose is not Purpose.GENERATE:
         labels = tuple(labels_of(entries, checkpoint, from_tokens))
     return CheckpointPlace(checkpoint, options, purpose, labels, modelfile, template)
+
+
+def _place_of_other_engine(
+    what: str, path: Path, described: Mapping[str, Any], context: BackendContext
+) -> CheckpointPlace:
+    """Our part of the checkpoint is its config, tokenizer and template: those of `tokenizer`, if model.json has one.
+
+    Everything in model.json that is not ours is an argument of the engine.
+    """
+    written = {
+        **described,
+        **{
+            key: context.config.parameters[key]
+            for key in (ENGINE, *_COMMON_OPTIONS)
+            if key in context.config.parameters
+        },
+    }
+    name = written[ENGINE]
+    if context.is_uploaded:
+        raise ConfigError(f"{what}: {path}: '{ENGINE}' is of models of the repository: its arguments may run code")
+    if name not in ENGINES:
+        raise ConfigError(f"{what}: {path}: '{ENGINE}': expected {', '.join(ENGINES)}, or nothing, got {name!r:.80}")
+    model = described.get("model")
+    if not isinstance(model, str) or not model:
+        raise ConfigError(
+            f"{what}: {path}: 'model': expected a directory, or a name that {name} knows, got {model!r:.80}"
+        )
+    given = {key: written[key] for key in _COMMON_OPTIONS if key in written}
+    try:
+        place = _named_place(what, path, {**described, "model": described.get("tokenizer", model)})
+        _check_files(what, place)
+        checkpoint = open_checkpoint(place)
+        options = EngineOptions.from_parameters(given)
+        longest = options.max_model_len or longest_of(checkpoint)
+        if longest is None:
+            raise ConfigError(f"{what}: {path}: set max_model_len: {place} does not say how long texts may be")
+        options = replace(options, max_model_len=longest)
+    except InvalidArgumentError as error:
+        raise ConfigError(f"{what}: {error.message}") from None
+    options = _with_adapters(what, context, options, None, path.parent, Purpose.GENERATE)
+    own = path.parent / Path(model).expanduser()
+    ours = {ENGINE, "model", "tokenizer", *_COMMON_OPTIONS, *_OTHER_PARAMETERS}
+    arguments = {key: value for key, value in described.items() if key not in ours}
+    engine = OtherEngine(str(name), str(own) if own.exists() else model, arguments)
+    return CheckpointPlace(checkpoint, options, Purpose.GENERATE, engine=engine)
 
 
 def _with_adapters(

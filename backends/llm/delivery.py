@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .engine_statistics import EngineStatistics
 from .generation import GenerationRequest, SequenceOutput
 from .plan import TokenLogprobs
-from .sequence import FinishReason, Sequence
+from .sequence import FinishReason, Sequence, find_stop
 
 if TYPE_CHECKING:
     from .text.text_stream import TextStream
@@ -47,6 +48,27 @@ class Delivery:
         delta, matched = self.stream.push([token_id])
         self.text += delta
         return matched
+
+    def take_token(self, token_id: int, eos_token_ids: AbstractSet[int]) -> FinishReason | None:
+        """Add the sequence's last token to its text; why the sequence ends with it, None if it goes on."""
+        sequence = self.sequence
+        reason = find_stop(sequence, token_id, eos_token_ids)
+        if reason is FinishReason.STOP:
+            self.is_last_hidden = not sequence.params.include_stop_str_in_output
+            if not self.is_last_hidden:
+                self.take_text(token_id)
+            return reason
+        if sequence.matcher is not None:
+            is_accepted = sequence.matcher.accept(token_id)
+            assert is_accepted, f"token {token_id} was sampled, and the grammar does not allow it"
+            if sequence.matcher.is_terminated:
+                reason = FinishReason.STOP
+        if self.stream is not None:
+            matched = self.take_text(token_id)
+            if matched is not None:
+                sequence.stop_reason = matched
+                reason = FinishReason.STOP
+        return reason
 
     def take_logprobs(self, logprobs: TokenLogprobs) -> None:
         self.logprobs.append(logprobs)

@@ -28,7 +28,7 @@ from .options import EngineOptions
 from .plan import SampledToken, StepPlan, StepResult
 from .sampling_params import CONVERTERS, MAX_SEED
 from .scheduler import Scheduler
-from .sequence import FinishReason, Sequence, find_stop
+from .sequence import FinishReason, Sequence
 from .speculation.prediction import Prediction
 from .speculation.speculator import make_predicting, make_speculator
 
@@ -194,6 +194,10 @@ class Engine:
             "sampling": {name: value for name, value in numbers.items() if isinstance(value, int | float)}
             | {"seed": sequence.seed},
         }
+
+    @property
+    def vocab_size(self) -> int:
+        return self.runner.vocab_size
 
     @property
     def has_work(self) -> bool:
@@ -382,30 +386,10 @@ class Engine:
                 sequence.token_ids.append(token.token_id)
             if token.logprobs is not None:
                 delivery.take_logprobs(token.logprobs)
-            reason = self._take_token(delivery, sequence, token.token_id)
+            reason = delivery.take_token(token.token_id, self._eos_token_ids)
             if reason is not None:
                 return reason, index + 1
         return None, len(sampled)
-
-    def _take_token(self, delivery: Delivery, sequence: Sequence, token_id: int) -> FinishReason | None:
-        """Why the sequence ends with this token, None if it goes on."""
-        reason = find_stop(sequence, token_id, self._eos_token_ids)
-        if reason is FinishReason.STOP:
-            delivery.is_last_hidden = not sequence.params.include_stop_str_in_output
-            if not delivery.is_last_hidden:
-                delivery.take_text(token_id)
-            return reason
-        if sequence.matcher is not None:
-            is_accepted = sequence.matcher.accept(token_id)
-            assert is_accepted, f"token {token_id} was sampled, and the grammar does not allow it"
-            if sequence.matcher.is_terminated:
-                reason = FinishReason.STOP
-        if delivery.stream is not None:
-            matched = delivery.take_text(token_id)
-            if matched is not None:
-                sequence.stop_reason = matched
-                reason = FinishReason.STOP
-        return reason
 
     def _take_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
         for chunk in plan.chunks:

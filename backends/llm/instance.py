@@ -30,6 +30,7 @@ from .text.tokenizer import LengthCheck, any_length, both_checks
 
 if TYPE_CHECKING:
     from .engine import Engine
+    from .engines.library_engine import LibraryEngine
     from .lora.adapter import Adapter
     from .text.tokenizer import Tokenizer
 
@@ -79,7 +80,9 @@ class LlmInstance(StepInstance):
     Requests with long texts may be overtaken by all whose texts are read sooner.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, defaults: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, engine: Engine | LibraryEngine, tokenizer: Tokenizer, *, defaults: Mapping[str, Any] | None = None
+    ) -> None:
         """`defaults` are sampling parameters of requests that do not set them."""
         self.engine = engine
         self._defaults = defaults or {}
@@ -179,11 +182,11 @@ class LlmInstance(StepInstance):
         if read.response is not None:
             sender.finish(read.response)
         elif read.call.operation is Operation.EMBED:
-            adapter = self.engine.find_adapter(read.call.adapters)
+            adapter = self._embedder.find_adapter(read.call.adapters)
             self._embeddings[request] = _Embedding(request, sender, read.token_ids, read.call, adapter)
         elif read.call.operation is Operation.LOAD_ADAPTER:
-            adapter = self.engine.find_adapter(read.call.adapters)
-            found = {} if adapter is None else {"name": adapter.name, "rank": adapter.rank}
+            loaded = self.engine.find_adapter(read.call.adapters)
+            found = {} if loaded is None else {"name": loaded.name, "rank": loaded.rank}
             sender.finish(InferResponse([texts("text_output", [json.dumps(found)])]))
         elif read.call.operation is Operation.SLOTS:
             sender.finish(InferResponse([documents("text_output", [self.engine.slots()])]))
@@ -315,14 +318,20 @@ class LlmInstance(StepInstance):
 
     def _detokenized(self, call: Call) -> InferResponse:
         assert call.token_ids is not None, "the call was checked"
-        check_token_ids(call.token_ids, self.engine.runner.vocab_size)
+        check_token_ids(call.token_ids, self.engine.vocab_size)
         text = self._tokenizer.decode(call.token_ids.tolist(), skip_special_tokens=False)
         return InferResponse([texts("text_output", [text])])
 
     # Embeddings: computed in a step, without the engine, each text as a whole.
 
+    @property
+    def _embedder(self) -> Engine:
+        if self.engine.runner is None:
+            raise UnsupportedError("input 'operation': the engine of this model generates only, and does not embed")
+        return self.engine
+
     def _embedded_token_ids(self, call: Call, check_left: LengthCheck) -> list[int]:
-        runner = self.engine.runner
+        runner = self._embedder.runner
         if call.text is not None:
             call = replace(call, text=runner.head.text(call.text))
         check = partial(check_embedded_length, max_model_len=runner.max_model_len)
@@ -346,7 +355,7 @@ class LlmInstance(StepInstance):
             if chosen and num_tokens > most:
                 break
             chosen.append(embedding)
-        vectors = self.engine.runner.embed([embedding.token_ids for embedding in chosen], adapter)
+        vectors = self._embedder.runner.embed([embedding.token_ids for embedding in chosen], adapter)
         for embedding, vector in zip(chosen, vectors, strict=True):
             del self._embeddings[embedding.request]
             embedding.sender.finish(
@@ -354,6 +363,6 @@ class LlmInstance(StepInstance):
                     vector,
                     num_tokens=len(embedding.token_ids),
                     dimensions=embedding.call.dimensions,
-                    is_normalised=self.engine.runner.head.is_normalised,
+                    is_normalised=self._embedder.runner.head.is_normalised,
                 )
             )

@@ -110,7 +110,7 @@ class RequestOutput:
             output.token_ids.append(token)
             if params.logprobs is not None:
                 output.logprobs.append(
-                    {token: Logprob(-0.5, 1)} | {n: Logprob(-n - 2.0, n + 2) for n in range(params.logprobs)}
+                    {token: Logprob(-0.5, 1)} | {600 + n: Logprob(-n - 2.0, n + 2) for n in range(params.logprobs)}
                 )
             if self._is_text:
                 output.text += chr(token)

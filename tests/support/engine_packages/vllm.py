@@ -30,7 +30,10 @@ class AsyncEngineArgs:
     tensor_parallel_size: int = 1
     skip_tokenizer_init: bool = False
     enable_lora: bool = False
+    max_loras: int = 1
     max_lora_rank: int = 16
+    max_logprobs: int = 20
+    scheduling_policy: str = "fcfs"
     disable_log_stats: bool = False
     enable_log_requests: bool = False
     aggregate_engine_logging: bool = False
@@ -134,6 +137,10 @@ class LoRARequest:
     lora_path: str = ""
 
 
+class EngineDeadError(Exception):
+    pass
+
+
 class StatLoggerBase:
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
         self.vllm_config = vllm_config
@@ -187,6 +194,8 @@ class AsyncLLM:
     ) -> typing.AsyncGenerator[RequestOutput]:
         text = prompt if isinstance(prompt, str) else prompt.get("prompt")
         ids = [ord(letter) for letter in text] if text is not None else list(prompt["prompt_token_ids"])
+        if ids == [13, 13, 13]:
+            raise EngineDeadError("it ran out of memory")
         said = ids[::-1] if lora_request is not None else ids
         params = sampling_params
         most = params.max_tokens or 1_000_000
@@ -207,7 +216,7 @@ class AsyncLLM:
             if params.logprobs is not None:
                 logprobs = [
                     {each: Logprob(-0.5, 1)}
-                    | {rank: Logprob(-float(rank + 2), rank + 2) for rank in range(params.logprobs)}
+                    | {600 + rank: Logprob(-float(rank + 2), rank + 2) for rank in range(params.logprobs)}
                     for each in new
                 ]
             shown = "" if text is None else "".join(map(chr, new))
