@@ -145,6 +145,8 @@ class LlmBackend(Backend):
             from .embedding.instance import EncoderInstance
             from .engine import Engine
             from .instance import LlmInstance
+            from .kv_memory import sized_for
+            from .models.load import choose_device
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in _LIBRARIES:
                 raise
@@ -156,6 +158,7 @@ class LlmBackend(Backend):
         # Opened for each instance: they may be made by several threads.
         with open_checkpoint(self._place.checkpoint.place) as checkpoint:
             if self._place.purpose is not Purpose.GENERATE:
+                options = sized_for(options, choose_device(options.device))
                 return EncoderInstance(_load_text_model(checkpoint, self._place, options), options)
             engine = Engine.from_checkpoint(checkpoint, options)
         assert engine.tokenizer is not None, "an engine that was read from a checkpoint has a tokenizer"

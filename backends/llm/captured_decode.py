@@ -107,17 +107,38 @@ class CapturedDecode:
 
     def capture_all(self) -> None:
         """Capture every graph, the largest first, whose memory the others share."""
-        wanted = [(size, ending) for size in reversed(self._sizes) for ending in Ending]
+        wanted = self._wanted()
         logger.info("capturing %d graphs of decode steps, of up to %d sequences", len(wanted), self._sizes[-1])
         began = time.monotonic()
         self._draws.fill_(1.0)
         for number, (size, ending) in enumerate(wanted, 1):
-            columns = _by_column(self._columns, size).zero_()
-            columns[2].fill_(-1)
-            if self._graph(size, ending) is None:
+            if not self._capture_empty(size, ending):
                 return
             if number % _PROGRESS_GRAPHS == 0 or number == len(wanted):
                 logger.info("captured %d of %d graphs in %.1f s", number, len(wanted), time.monotonic() - began)
+
+    def measure(self, used: Callable[[], int]) -> int:
+        """The bytes that all graphs will take: those of the largest size, whose memory the others share, and for each
+        of the others what one of them adds. `used`: the bytes of the device that are in use."""
+        wanted = self._wanted()
+        first, others = wanted[: len(Ending)], wanted[len(Ending) :]
+        self._draws.fill_(1.0)
+        began = used()
+        if not all(self._capture_empty(*each) for each in first):
+            return 0
+        largest = used() - began
+        if not others or not self._capture_empty(*others[0]):
+            return max(0, largest)
+        return max(0, largest) + max(0, used() - began - largest) * len(others)
+
+    def _wanted(self) -> list[tuple[int, Ending]]:
+        return [(size, ending) for size in reversed(self._sizes) for ending in Ending]
+
+    def _capture_empty(self, size: int, ending: Ending) -> bool:
+        """Capture with inputs that have no tokens; whether that succeeded."""
+        columns = _by_column(self._columns, size).zero_()
+        columns[2].fill_(-1)
+        return self._graph(size, ending) is not None
 
     def run(
         self, step: StepInputs, unread: IntArray, last_token_ids: torch.Tensor | None

@@ -120,12 +120,15 @@ class Engine:
 
         Raises ServerErrors that name the file.
         """
+        from .kv_memory import sized_for
         from .lora.registry import Adapters
+        from .models.load import choose_device
         from .runner import load_runner
         from .sampler import Sampler
         from .speculation.draft_model import load_drafter
         from .text.tokenizer import Tokenizer
 
+        options = sized_for(options, choose_device(options.device))
         tokenizer = Tokenizer.from_checkpoint(checkpoint)
         runner = load_runner(checkpoint, options, Sampler(eos_token_ids=tokenizer.eos_token_ids, tokenizer=tokenizer))
         pictures = None

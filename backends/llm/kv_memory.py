@@ -33,6 +33,11 @@ def device_memory(device: torch.device) -> DeviceMemory:
     return budget_of(str(device))
 
 
+def sized_for(options: EngineOptions, device: torch.device) -> EngineOptions:
+    """The options with the sizes that the device's memory calls for, where none were given."""
+    return options if device.type != "cuda" else options.for_gpu(torch.cuda.mem_get_info(device)[1])
+
+
 def available_bytes(device: torch.device, gpu_memory_utilization: float) -> int:
     """The bytes that KV caches may take now: a GPU's share less the memory in use, or a part of a CPU's free memory."""
     if device.type == "cuda":
@@ -59,6 +64,10 @@ class KvMemory:
     reservation: Reservation
 
 
+def choose_block_size(options: EngineOptions, device: torch.device) -> int:
+    return options.block_size or (_CPU_BLOCK_SIZE if device.type == "cpu" else _GPU_BLOCK_SIZE)
+
+
 def reserve_kv_memory(
     layout: KvLayout,
     options: EngineOptions,
@@ -67,22 +76,23 @@ def reserve_kv_memory(
     window: int | None = None,
     device: torch.device,
     what: str,
+    step_bytes: int = 0,
 ) -> KvMemory:
     """As many blocks as `options` say, else as `max_num_seqs` of the greatest length need, if memory allows.
 
     On a CPU blocks take memory when they are first used. So a model gets half of the memory that is free and not
     promised to other models, and enough for one sequence of the greatest length if only that much is free.
-    `window`: how far back any layer looks (`held_blocks`).
+    `window`: how far back any layer looks (`held_blocks`). `step_bytes` of the device are left to steps (`profile`).
     Where no layer attends, blocks take no memory and only count tokens.
     Never fewer than one sequence of an asked-for `max_model_len` needs: then UnavailableError.
     """
-    block_size = options.block_size or (_CPU_BLOCK_SIZE if device.type == "cpu" else _GPU_BLOCK_SIZE)
+    block_size = choose_block_size(options, device)
     block_bytes = layout.block_bytes(block_size)
     per_sequence = held_blocks(max_model_len, block_size, window=window, chunk_len=options.chunk_len)
     most = options.num_gpu_blocks_override or options.max_num_seqs * per_sequence + 1
     least = options.num_gpu_blocks_override or (1 if options.max_model_len is None else per_sequence) + 1
     wanted = most * block_bytes
-    available: int | None = available_bytes(device, options.gpu_memory_utilization)
+    available: int | None = available_bytes(device, options.gpu_memory_utilization) - step_bytes
     if options.kv_cache_memory_bytes is not None:
         wanted, available = min(wanted, options.kv_cache_memory_bytes), None
     if not block_bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .embedding.layout import POOLINGS, pooling_of
@@ -18,6 +18,11 @@ logger = logging.getLogger(__name__)
 _USUAL_PICTURES = 16
 _USUAL_LORA_RANK, _USUAL_LORAS = 16, 8
 
+# Sequences and tokens of a step, by the bytes of a GPU's memory: the first that it has. A step of a GPU takes about as
+# long for its weights as for some hundred tokens, and sequences need keys and values, of which a small GPU holds few.
+_GPU_SIZES = ((160 << 30, 1024, 16384), (70 << 30, 1024, 8192), (0, 256, 2048))
+_SIZES = frozenset({"max_num_seqs", "max_num_batched_tokens"})
+
 # In what keys and values are kept: as the network computes them, or as codes of 8 bits with a scale for each head of a
 # token. vLLM has several names for these.
 KV_CACHE_DTYPES = ("auto", "int8", "int8_per_token_head", "fp8", "fp8_e4m3", "fp8_per_token_head")
@@ -28,7 +33,8 @@ class EngineOptions:
     """None of an option: the engine decides, by the model and the device.
 
     `max_num_batched_tokens` bounds a step, `max_num_seqs` what runs at once, `max_model_len` prompt and output
-    together (tokens). `kv_cache_memory_bytes` bounds the pool of blocks where `num_gpu_blocks_override` does not say
+    together (tokens). The first two are a CPU's until `for_gpu` sets those in `by_device`.
+    `kv_cache_memory_bytes` bounds the pool of blocks where `num_gpu_blocks_override` does not say
     how many there are (one of them is for padding). `kv_cache_dtype` is one of `KV_CACHE_DTYPES`.
     `scheduling_policy` is "fcfs" or "priority" (lower goes first).
     `pooling`, `normalize` and `default_prompt_name` are of embeddings; None: as the checkpoint has it.
@@ -81,6 +87,7 @@ class EngineOptions:
     max_loras: int | None = None
     max_lora_rank: int | None = None
     max_cpu_loras: int | None = None
+    by_device: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         for name, (is_right, expected) in _RANGES.items():
@@ -120,6 +127,16 @@ class EngineOptions:
         """How many tokens of a sequence a step computes at most; None: all that are there."""
         return self.max_num_batched_tokens if self.enable_chunked_prefill else None
 
+    def for_gpu(self, memory_bytes: int) -> EngineOptions:
+        """The options on a GPU with that much memory: sizes that were not given are larger there."""
+        seqs, tokens = next(sizes for least, *sizes in _GPU_SIZES if memory_bytes >= least)
+        if "max_num_seqs" not in self.by_device:
+            seqs = self.max_num_seqs
+        if "max_num_batched_tokens" not in self.by_device:
+            tokens = self.max_num_batched_tokens
+            seqs = min(seqs, tokens)
+        return replace(self, max_num_seqs=seqs, max_num_batched_tokens=max(seqs, tokens), by_device=frozenset())
+
     def check_unchunked(self, max_model_len: int) -> None:
         """Raise InvalidArgumentError if prompts are not cut into chunks and one of `max_model_len` has no step."""
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < max_model_len:
@@ -149,7 +166,7 @@ class EngineOptions:
                     raise wrong(name, f"{' or '.join([*allowed, 'absent'])}: this server does not support it", value)
             elif name not in others:
                 raise unknown(name, CONVERTERS.keys() | set(others))
-        return cls(**given)
+        return cls(**given, by_device=_SIZES - given.keys())
 
 
 def picture_limit(name: str, value: Any) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from modelserver.backend import UnsupportedError, give_back, use_huge_pages
+from modelserver.backend import UnavailableError, UnsupportedError, give_back, use_huge_pages
 
 from .attention.choose import make_attention
 from .attention.chunked import make_sdpa
@@ -22,14 +22,15 @@ from .captured_decode import CapturedDecode, CudaCapture, Ending
 from .checkpoint import Checkpoint
 from .compute_thread import ComputeThread, choose_num_threads
 from .embedding.head import EmbeddingHead, load_head
-from .kv_memory import reserve_adapters, reserve_kv_memory, reserve_states
+from .kv_memory import choose_block_size, reserve_adapters, reserve_kv_memory, reserve_states, sized_for
 from .lora.layers import AdaptedLayers
 from .lora.registry import with_lora_rank
 from .lora.step import EMBEDDING_SLOT, StepAdapters
-from .models.load import LoadedNetwork, load_network
+from .models.load import LoadedNetwork, choose_device, load_network
 from .options import EngineOptions
 from .pictures.step import StepPictures, take_pictures
 from .plan import SampledToken, StepPlan, StepResult, TokenLogprobs
+from .profile import CudaMemory, Memory, measure
 from .sampler import SampledRows, VerifiedRows
 from .step_context import StepContext, compute_fresh
 from .step_inputs import StepInputs
@@ -49,6 +50,7 @@ Sampled = SampledRows | VerifiedRows
 _NO_ROWS = np.empty(0, dtype=np.int64)
 # Weights that take long to read in small pages.
 _MANY_BYTES = 64 << 20
+_MIB = 1 << 20
 # Memory that loading has used and freed, which is returned to the system before the first request.
 _MUCH_LEFT_BYTES = 4 << 20
 
@@ -171,6 +173,14 @@ class Runner:
             self._thread.settle()
             with torch.inference_mode():
                 self._captured.capture_all()
+
+    def measure_graphs(self, used: Callable[[], int]) -> int:
+        """The bytes that `capture_all` will take of a device, of which `used` are in use."""
+        if self._captured is None:
+            return 0
+        self._thread.settle()
+        with torch.inference_mode():
+            return self._captured.measure(used)
 
     def close(self) -> None:
         """Give back what the runner holds beyond its own memory: its share of the device's budget, other processes."""
@@ -356,7 +366,7 @@ def load_runner(
 
     Raises ServerErrors that name the file or the option.
     """
-    options = with_lora_rank(options)
+    options = with_lora_rank(sized_for(options, choose_device(options.device)))
     followers = Followers(checkpoint.place, options) if options.tensor_parallel_size > 1 else None
     try:
         runner = _load(checkpoint, options, sampler, followers, scheme)
@@ -394,6 +404,11 @@ def _load(
                 logger.info("layers of %s keep a state of each sequence, so no prefixes are cached", what)
         if loaded.adapted is not None:
             held.callback(reserve_adapters(loaded.adapted, options, device=loaded.device, what=what).release)
+        head = load_head(checkpoint, options, default="last", device=loaded.device)
+        num_threads = choose_num_threads(checkpoint, loaded.device, options)
+        step_bytes = 0
+        if loaded.device.type == "cuda" and followers is None:
+            step_bytes = _step_bytes(loaded, options, sampler, head, CudaMemory(loaded.device), what)
         memory = reserve_kv_memory(
             loaded.kv_layout,
             options,
@@ -401,6 +416,7 @@ def _load(
             window=loaded.attention.window,
             device=loaded.device,
             what=what,
+            step_bytes=step_bytes,
         )
         held.callback(memory.reservation.release)
         attention = make_attention(options.attention_backend, memory.blocks, loaded.attention)
@@ -409,16 +425,56 @@ def _load(
         return Runner(
             loaded,
             sampler=sampler,
-            head=load_head(checkpoint, options, default="last", device=loaded.device),
+            head=head,
             blocks=memory.blocks,
             attention=attention,
             captured=_make_captured(loaded, attention, options, memory.blocks.block_size),
             followers=followers,
-            num_threads=choose_num_threads(checkpoint, loaded.device, options),
+            num_threads=num_threads,
             # The other ranks get their steps from the host, tokens and all.
             is_asynchronous=loaded.device.type == "cuda" and followers is None,
             close=held.pop_all().close,
         )
+
+
+def _step_bytes(
+    loaded: LoadedNetwork, options: EngineOptions, sampler: Sampler, head: EmbeddingHead, memory: Memory, what: str
+) -> int:
+    """What steps and their graphs will take of a GPU. 0 where the options say how large the KV cache is.
+
+    Raises UnavailableError if the largest step does not fit.
+    """
+    if options.kv_cache_memory_bytes is not None or options.num_gpu_blocks_override is not None:
+        return 0
+    blocks = KvBlocks(
+        loaded.kv_layout, num_blocks=2, block_size=choose_block_size(options, loaded.device), device=loaded.device
+    )
+    attention = make_attention(options.attention_backend, blocks, loaded.attention)
+    captured = _make_captured(loaded, attention, options, blocks.block_size)
+    trial = Runner(
+        loaded,
+        sampler=sampler,
+        head=head,
+        blocks=blocks,
+        attention=attention,
+        captured=captured if options.capture_at_load else None,
+        is_asynchronous=True,
+    )
+    try:
+        found = measure(trial, options, memory)
+    except torch.OutOfMemoryError as error:
+        raise UnavailableError(
+            f"{what}: a step of max_num_batched_tokens {options.max_num_batched_tokens} and max_num_seqs "
+            f"{options.max_num_seqs} does not fit into the GPU beside the weights; lower them: {error}"
+        ) from error
+    logger.info(
+        "%s: a step of %d tokens takes up to %.1f MiB, and graphs of decode steps %.1f MiB",
+        what,
+        options.max_num_batched_tokens,
+        found.step / _MIB,
+        found.graphs / _MIB,
+    )
+    return found.step + found.graphs
 
 
 def _make_captured(
