@@ -279,10 +279,11 @@ def _loaded(context: BackendContext, path: Path, load: Callable[[], Any]) -> Any
     except UnavailableError:
         raise
     except _LOAD_ERRORS as error:
-        raise InvalidArgumentError(
-            f"model '{context.model_name}' version {context.version}: ONNX Runtime cannot load {path} "
-            f"({path.stat().st_size} bytes): {error}"
-        ) from error
+        num_bytes = path.stat().st_size
+        reason = f"ONNX Runtime cannot load {path} ({num_bytes} bytes): {error}"
+        if "INVALID_PROTOBUF" in str(error):
+            reason = f"{path} ({num_bytes} bytes) is not an ONNX file, or only a part of one: copy or export it again"
+        raise InvalidArgumentError(f"model '{context.model_name}' version {context.version}: {reason}") from error
 
 
 def _wanted_outputs(config: ModelConfig) -> tuple[str, ...]:

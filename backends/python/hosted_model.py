@@ -182,7 +182,11 @@ def import_model(path: Path, model_directory: Path, version_directory: str = "")
     try:
         return module.TritonPythonModel
     except AttributeError:
-        raise InvalidArgumentError(f"{path} defines no class TritonPythonModel") from None
+        raise InvalidArgumentError(
+            f"{path} defines no class TritonPythonModel. Functions are served from a program: 'modelserver serve "
+            "FILE.py:NAME' with NAME = modelserver.Server(); a module of PyTorch is written with 'modelserver "
+            "convert FILE.py:CLASS DIRECTORY --to pt2'"
+        ) from None
 
 
 class PythonInstance(BatchInstance):

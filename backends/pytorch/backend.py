@@ -82,7 +82,8 @@ class TorchBackend(Backend):
                 return config
             raise ConfigError(
                 f"{_unlisted(context, kind, path)}: {path} tells neither datatypes nor shapes; list every input and "
-                f"output in config.pbtxt ({_arguments_in_words(context, kind, path)})"
+                f"output in config.pbtxt ({_arguments_in_words(context, kind, path)}), or have that written: "
+                f"'modelserver create NAME --from {path.name} --model-repository DIRECTORY --input NAME:DATATYPE:DIMS'"
             )
         program = _load(context, path, "cpu")
         assert program.signature is not None, "an exported program has a signature"

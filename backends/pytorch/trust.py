@@ -76,7 +76,8 @@ def _check_pickles(context: BackendContext, kind: FileKind, path: Path, model: s
     if kind is FileKind.PICKLE and (count := count_weights(path)):
         raise UnsupportedError(
             f"{model}: {path} holds {count} weights and no program (a state_dict): write the module with 'modelserver "
-            "convert FILE.py:NAME DIRECTORY --to pt2', where NAME is a function or class that makes it and loads them"
+            f"convert FILE.py:CLASS DIRECTORY --to pt2 --weights {path.name}', where CLASS is the module's class or a "
+            "function that makes it"
         )
     if kind is FileKind.PICKLE:
         danger = f"{path} is a {kind.value} (torch.save), which can run any code when loaded"

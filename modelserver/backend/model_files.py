@@ -35,7 +35,8 @@ _SHARED_NAMES = (".json", ".txt", ".bst", ".xml")
 _AS_ONNX = "convert it to ONNX, or serve it by a Python model (model.py)"
 # What to do with files that no backend serves as they are, by their endings.
 _WAYS_OUT = {
-    ".safetensors": "these are weights alone; serve the directory of the checkpoint, which also holds its config.json",
+    ".safetensors": "these are weights alone; serve the directory of the checkpoint, which also holds its config.json, "
+    "or write the module with 'modelserver convert FILE.py:CLASS DIRECTORY --to pt2 --weights FILE.safetensors'",
     ".bin": "these are weights alone; serve the directory of the checkpoint, which also holds its config.json",
     ".json": "it is not a model of XGBoost or CatBoost; serve the directory of the checkpoint or the model that it "
     "describes",
@@ -43,7 +44,7 @@ _WAYS_OUT = {
     ".txt": "it is not a model of LightGBM, which begins with the line 'tree'",
     ".pbtxt": "serve the directory of the model, or the repository that the directory lies in",
     ".pth": "if it is TorchScript or an exported program, name it .pt or .pt2; if it holds weights alone, write the "
-    "module with 'modelserver convert FILE.py:NAME DIRECTORY --to pt2', where NAME makes the module and loads them",
+    "module with 'modelserver convert FILE.py:CLASS DIRECTORY --to pt2 --weights FILE.pth'",
     **dict.fromkeys((".h5", ".keras"), f"for a TensorFlow model, {_AS_ONNX}"),
 }
 

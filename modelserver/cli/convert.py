@@ -41,6 +41,9 @@ Inputs = Annotated[
 ]
 Outputs = Annotated[list[str] | None, typer.Option("--output", metavar="NAME", help="Names for a module's outputs.")]
 MaxBatch = Annotated[int, typer.Option("--max-batch-size", min=0, help="Of a module or TorchScript file; 0: none.")]
+Weights = Annotated[
+    Path | None, typer.Option("--weights", help="Of a module: its state_dict, a .pt, .pth or .safetensors file.")
+]
 Shapes = Annotated[
     list[str] | None, typer.Option("--shape", metavar="NAME:DIMS", help="Variable sizes of made-up samples: ids:128.")
 ]
@@ -70,6 +73,7 @@ def convert(
     inputs: Inputs = None,
     outputs: Outputs = None,
     max_batch_size: MaxBatch = 64,
+    weights: Weights = None,
     data: Data = None,
     shape: Shapes = None,
     label_output: LabelOutput = "",
@@ -111,7 +115,7 @@ def convert(
         output=directory,
         target=Target(to.value),
         version=model_version,
-        module=module_options(inputs, outputs, max_batch_size),
+        module=module_options(inputs, outputs, max_batch_size, weights),
         samples=sample_options(data, shape, label_output),
         tolerance=tolerance,
         keep_ops=tuple(keep_op or ()),
@@ -123,12 +127,14 @@ def convert(
     print_outcome(outcome, as_json=as_json)
 
 
-def module_options(inputs: list[str] | None, outputs: list[str] | None, max_batch_size: int) -> ModuleOptions:
+def module_options(
+    inputs: list[str] | None, outputs: list[str] | None, max_batch_size: int, weights: Path | None = None
+) -> ModuleOptions:
     """The description of a module from the flags. Raises InvalidArgumentError."""
     from modelserver.toolkit.tensor_spec import ModuleOptions, parse_tensor_spec
 
     specs = tuple(parse_tensor_spec(text) for text in inputs or ())
-    return ModuleOptions(specs, tuple(outputs or ()), max_batch_size)
+    return ModuleOptions(specs, tuple(outputs or ()), max_batch_size, weights)
 
 
 def sample_options(data: Path | None, shapes: list[str] | None, label_output: str) -> SampleOptions:

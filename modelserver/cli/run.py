@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -131,6 +132,8 @@ def _serving(
     try:
         name = store.find(model).name
     except NotFoundError:
+        if Path(model).is_dir():
+            return _serving(stack, f"./{model}", url, directory, allow_pickle_models)
         if _names_a_file(model):
             raise NotFoundError(f"there is no file '{model}', and no model of that name in the store") from None
         with shown_task() as task:
@@ -168,7 +171,13 @@ def _has_model(url: str, model: str) -> bool:
 
 
 def _only_model(url: str, path: Path) -> str:
-    names = sorted({row["name"] for row in ServerClient(url).index()})
+    """The name of the model that is served there. Raises InvalidArgumentError for several, or if it does not load."""
+    rows = ServerClient(url).index()
+    names = sorted({row["name"] for row in rows})
+    if len(names) == 1 and all(row.get("state") == "UNAVAILABLE" for row in rows):
+        raise InvalidArgumentError(
+            next((row["reason"] for row in rows if row.get("reason")), f"'{path}' does not load")
+        )
     if len(names) != 1:
         raise InvalidArgumentError(f"'{path}' holds {len(names)} models; name the path of one: {', '.join(names)}")
     return str(names[0])
@@ -193,6 +202,8 @@ def _serve(name: str, **options: Any) -> Iterator[str]:
         **options,
     )
     logs = start_logs(server.prepare())
+    # Why a load fails is this command's own error.
+    logging.getLogger("modelserver.repository.lifecycle").setLevel(logging.CRITICAL)
     try:
         with Steps() as steps:
             steps.show(f"loading {name}")

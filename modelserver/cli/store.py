@@ -66,10 +66,36 @@ def create(
     system: Annotated[str | None, typer.Option(help="Its system message.")] = None,
     quantize: Annotated[str, typer.Option("-q", "--quantize", help="Write few bits: q8_0, q6_K, q4_K_M, q4_0.")] = "",
     store: Directory = None,
+    repository: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-repository", help="Write the model's directory here, with a config, in place of the store."
+        ),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="NAME:DATATYPE:DIMS", help="An argument of a TorchScript file, without the batch."
+        ),
+    ] = None,
+    allow_pickle_models: Annotated[
+        bool, typer.Option("--allow-pickle-models", help="Read a pickled model for its config: it may run any code.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model's directory.")] = False,
 ) -> None:
-    """Make a model in the store by a Modelfile, or from files or another model."""
+    """Make a model in the store by a Modelfile, or from files or another model.
+
+    With --model-repository a file or a directory of any kind becomes a directory of that repository.
+    """
     if file is not None and source:
         raise InvalidArgumentError("give one of -f and --from")
+    if repository is not None:
+        _create_directory(repository / name, source, inputs or [], allow_pickle=allow_pickle_models, force=force)
+        return
+    if Path(source).is_file():
+        from modelserver.backend.model_files import backend_for_model_file  # takes a while
+
+        backend_for_model_file(Path(source))  # raises for a kind that is not served
     recipe = _recipe_of(source) if source else _read_recipe(file or Path(MODELFILE))
     if template is not None:
         recipe = replace(recipe, template=template)
@@ -82,6 +108,17 @@ def create(
     with shown_task() as task:
         made = Store(store).create(name, recipe, task)
     print_line(f"created {made}")
+
+
+def _create_directory(target: Path, source: str, inputs: list[str], *, allow_pickle: bool, force: bool) -> None:
+    from modelserver.cli.convert import module_options
+    from modelserver.toolkit.new_model import create_model  # takes a while
+
+    if not source:
+        raise InvalidArgumentError("--model-repository needs --from: the file or directory of a model")
+    options = module_options(inputs, None, 64 if inputs else 0)
+    config = create_model(Path(source), target, options, allow_pickle=allow_pickle, force=force)
+    print_line(f"created {target} of backend {config.backend}: modelserver serve {target.parent}")
 
 
 def cp(

@@ -167,7 +167,7 @@ def read_unloaded(layouts: Iterable[ModelLayout], options: DefinitionOptions) ->
 def _completes_quickly(layout: ModelLayout, config: ModelConfig, options: DefinitionOptions) -> bool:
     """Whether the model's backend says so. Code in a model's directory is not run to find out."""
     files = (backend_for_model_files(directory) for _, directory in sorted(layout.versions.items(), reverse=True))
-    of_files = backend_for_model_file(Path(layout.file)) if layout.file else next(filter(None, files), "")
+    of_files = backend_for_model_file(layout.directory / layout.file) if layout.file else next(filter(None, files), "")
     name = config.backend or BACKENDS.get(config.platform, "") or of_files
     return bool(name) and find_backend(name, backend_directories=options.backend_directories).completes_quickly
 
@@ -316,7 +316,7 @@ class _Reading:
             self._add("backend", message, summary=summary)
             return ""
         if self._layout.file:
-            return backend_for_model_file(Path(self._layout.file))
+            return backend_for_model_file(self._layout.directory / self._layout.file)
         for _, directory in sorted(self._layout.versions.items(), reverse=True):
             name = backend_for_model_files(directory)
             if name is not None:

@@ -317,13 +317,25 @@ class Draft:
             return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
 
 
+def companions(path: Path, title: str) -> dict[str, Path]:
+    """A model's file by this title, with the files beside it that hold its weights: OpenVINO's, and ONNX's as torch
+    writes them."""
+    files = {title: path}
+    if path.suffix == ".xml" and (weights := path.with_suffix(".bin")).is_file():
+        files[str(Path(title).with_suffix(".bin"))] = weights
+    if path.suffix == ".onnx" and (weights := path.with_name(f"{path.name}.data")).is_file():
+        files[weights.name] = weights  # the model's file names it
+    return files
+
+
 def _files_at(path: Path, files_of: Callable[[Path], dict[str, Path]]) -> dict[str, Path]:
     """A file, or those of a directory that `files_of` finds, by their titles. Raises NotFoundError."""
     if path.is_dir():
         return files_of(path)
     if not path.is_file():
         raise NotFoundError(f"there is no file and no directory '{path}'")
-    return {path.name: path}
+    files = companions(path, path.name)
+    return files if len(files) == 1 else companions(path, f"model{path.suffix}")
 
 
 def _model_files(directory: Path) -> dict[str, Path]:

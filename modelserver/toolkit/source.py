@@ -52,6 +52,8 @@ def open_source(text: str, workspace: Path, options: ModuleOptions, *, version: 
     that say what was expected, and UnsupportedError for a pickle.
     """
     path = Path(text)
+    if options.weights is not None and path.exists():
+        raise InvalidArgumentError(f"--weights are those of a module: FILE.py:CLASS, and '{text}' has its own")
     if path.is_dir():
         return _from_directory(path, version)
     if path.is_file():
@@ -131,7 +133,7 @@ def file_kind(path: Path) -> SourceKind:
 def _pickle_text(path: Path) -> str:
     return (
         f"'{path}' is a pickle (torch.save), which can run any code when it is loaded, and holds no model without the "
-        "code of its class: name the code that builds the model and loads the weights (FILE.py:NAME)"
+        "code of its class: name the code that builds the model (FILE.py:CLASS), and the file by --weights"
     )
 
 
@@ -158,9 +160,11 @@ def _from_file(path: Path, workspace: Path, options: ModuleOptions) -> Source:
 
 def _from_module(text: str, workspace: Path, options: ModuleOptions) -> Source:
     # Here, because only these need torch.
-    from modelserver.toolkit.torch_module import export_module, load_module, save_program
+    from modelserver.toolkit.torch_module import export_module, load_module, load_weights, save_program
 
     module = load_module(text)
+    if options.weights is not None:
+        load_weights(module, options.weights)
     program = export_module(module, options, text)
     name = text.rpartition(":")[2].lower()
     directory = workspace / name

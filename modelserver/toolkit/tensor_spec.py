@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from modelserver.config.signature import TensorSpec
 from modelserver.core.datatype import Datatype
@@ -12,11 +13,15 @@ from modelserver.options.flags import nearest_hint
 
 @dataclass(frozen=True, slots=True)
 class ModuleOptions:
-    """Facts missing in TorchScript files and code: inputs, names of outputs, the largest batch (0: no batching)."""
+    """Facts missing in TorchScript files and code: inputs, names of outputs, the largest batch (0: no batching).
+
+    `weights` is the file of a module's weights, None if the code has them.
+    """
 
     inputs: tuple[TensorSpec, ...] = ()
     output_names: tuple[str, ...] = ()
     max_batch_size: int = 64
+    weights: Path | None = None
 
 
 def parse_tensor_spec(text: str) -> TensorSpec:

@@ -100,6 +100,28 @@ def load_module(text: str) -> Any:
     return found.eval()
 
 
+def load_weights(module: Any, path: Path) -> None:
+    """Give a module the weights of a file, which is read without running code.
+
+    Raises InvalidArgumentError if the file holds no weights, or others than the module has.
+    """
+    torch = torch_library()
+    try:
+        if path.suffix == ".safetensors":
+            weights = require("safetensors.torch", extra="llm", purpose="reading .safetensors files").load_file(path)
+        else:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickles and archives of anything
+        raise InvalidArgumentError(f"--weights: '{path}' is not a state_dict of torch.save, nor safetensors") from error
+    if isinstance(weights, dict) and isinstance(weights.get("state_dict"), dict):
+        weights = weights["state_dict"]  # a checkpoint of a training loop
+    try:
+        module.load_state_dict(weights)
+    except (RuntimeError, TypeError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise InvalidArgumentError(f"--weights: '{path}' does not fit the module: {' '.join(lines)[:500]}") from error
+
+
 def _import(place: str) -> Any:
     path = Path(place)
     try:

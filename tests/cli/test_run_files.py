@@ -99,6 +99,84 @@ def test_weights_alone_say_what_to_do(shell: Shell, tmp_path: Path) -> None:
     assert "holds 2 weights and no program (a state_dict): write the module with 'modelserver convert FILE.py" in said
 
 
+def test_weights_and_the_class_of_their_module_are_served(shell: Shell, tmp_path: Path) -> None:
+    torch.save({"state_dict": {"line.weight": torch.tensor([[2.0, 3.0]])}}, tmp_path / "net.pt")
+    module = "self.line = torch.nn.Linear(2, 1, bias=False)"
+    (tmp_path / "net.py").write_text(f"""
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        {module}
+    def forward(self, x):
+        return self.line(x)
+""")
+    words = (
+        "convert",
+        f"{tmp_path}/net.py:Net",
+        str(tmp_path / "models" / "net"),
+        "--to",
+        "pt2",
+        "--input",
+        "x:FP32:2",
+    )
+    shell(*words, "--weights", str(tmp_path / "net.pt"))
+    assert "[1, 1]  5" in shell("run", str(tmp_path / "models" / "net"), "[[1, 1]]")[0]
+    torch.save({"other": torch.ones(1)}, tmp_path / "net.pt")
+    said = shell(*words, "--force", "--weights", str(tmp_path / "net.pt"), status=1)[1]
+    assert "net.pt' does not fit the module" in said
+    (tmp_path / "net.pt").write_bytes(b"junk")
+    said = shell(*words, "--force", "--weights", str(tmp_path / "net.pt"), status=1)[1]
+    assert "is not a state_dict" in said
+
+
+def test_a_file_becomes_a_directory_of_a_repository(shell: Shell, files: Path, tmp_path: Path) -> None:
+    torch.jit.script(torch.nn.Linear(2, 1)).save(tmp_path / "line.pt")
+    into = ("--model-repository", str(tmp_path / "models"))
+    said, _ = shell("create", "costs", "--from", str(files / "prices.skops"), *into)
+    assert f"created {tmp_path}/models/costs of backend sklearn" in said
+    shell("create", "line", "--from", str(tmp_path / "line.pt"), *into, "--input", "input:FP32:2")
+    shell("check", str(tmp_path / "models"))
+    assert "3.5" in shell("run", str(tmp_path / "models" / "costs"), "[[1, 1]]")[0]
+    shutil.copytree(tmp_path / "models" / "costs", tmp_path / "models" / "renamed")
+    shell("check", str(tmp_path / "models" / "renamed"))
+    assert "there already" in shell("create", "line", "--from", str(tmp_path / "line.pt"), *into, status=1)[1]
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "notes.md").write_text("")
+    (tmp_path / "net.onnx").write_bytes(b"junk")
+    torch.save(torch.nn.Linear(2, 1).state_dict(), tmp_path / "net.pt")
+    for name, why in {
+        "line.pt": "say them for each argument of forward(input)",
+        "net.onnx": f"{tmp_path}/models/other/1/model.onnx (4 bytes) is not an ONNX file",
+        "net.pt": "the file by --weights",
+        "gone.pt": "there is no file and no directory",
+        "files": "is no model that a backend recognises (it holds notes.md)",
+    }.items():
+        assert why in shell("create", "other", "--from", str(tmp_path / name), *into, status=1)[1]
+    assert not (tmp_path / "models" / "other").exists()
+
+
+def test_a_directory_is_asked_by_its_bare_name(
+    shell: Shell, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that are no path by their looks, a model of the store would come first."""
+    (tmp_path / "houses").mkdir()
+    shutil.copy(files / "prices.skops", tmp_path / "houses" / "model.skops")
+    monkeypatch.chdir(tmp_path)
+    assert "3.5" in shell("run", "houses", "[[1, 1]]")[0]
+    (tmp_path / "houses" / "model.skops").write_bytes(b"junk")
+    said = shell("run", "houses", "[[1, 1]]", status=1)[1]
+    assert said.count("scikit-learn cannot read it") == 1
+
+
+def test_what_no_backend_serves_does_not_get_into_the_store(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "lone.safetensors").write_bytes(b"")
+    assert "weights alone" in shell("create", "lone", "--from", str(tmp_path / "lone.safetensors"), status=1)[1]
+    (tmp_path / "net.xml").write_text("<net/>")
+    (tmp_path / "net.bin").write_bytes(b"w")
+    assert "copying net.bin" in shell("create", "net", "--from", str(tmp_path / "net.xml"))[1]
+
+
 def test_the_weights_of_a_checkpoint_stand_for_it(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')

@@ -153,7 +153,7 @@ def test_without_completion_the_config_is_checked_all_the_same(onnx_backend, tmp
 def test_a_damaged_file_is_named(onnx_backend, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "model.onnx").write_bytes(content)
-    with pytest.raises(InvalidArgumentError, match=rf"ONNX Runtime cannot load .*model.onnx \({len(content)} bytes\)"):
+    with pytest.raises(InvalidArgumentError, match=rf"model.onnx \({len(content)} bytes\)"):
         onnx_backend.complete_config(context_of(tmp_path / "m"))
 
 
