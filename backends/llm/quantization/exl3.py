@@ -41,6 +41,10 @@ class Exl3(StoredScheme):
         checkpoints_only("exl3", config)
         return cls()
 
+    @property
+    def has_codes(self) -> bool:
+        return False
+
     def is_quantized(self, tensors: LinearTensors, part: Part) -> bool:
         return tensors.has(part, "trellis") or not tensors.has(part, "weight")
 

@@ -43,6 +43,10 @@ class Gguf(StoredScheme):
             raise UnsupportedError("quantization 'gguf' is read from GGUF files alone")
         return cls(types)
 
+    @property
+    def has_codes(self) -> bool:
+        return bool(self._types)
+
     def is_quantized(self, tensors: LinearTensors, part: Part) -> bool:
         return tensors.has(part, "blocks")
 

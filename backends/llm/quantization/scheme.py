@@ -47,6 +47,11 @@ class Scheme(ABC):
         UnsupportedError for a variant that this scheme does not read.
         """
 
+    @property
+    def has_codes(self) -> bool:
+        """Whether layers multiply codes. On a CPU these products are in float32, whatever the network's datatype."""
+        return True
+
     @abstractmethod
     def linear(self, tensors: LinearTensors) -> Linear:
         """A layer that it does not skip. UnsupportedError or InvalidArgumentError names the tensor that is wrong."""
@@ -108,6 +113,10 @@ class FloatScheme(Scheme):
         if config is not None:
             raise UnsupportedError("quantization 'none' was asked for, but the checkpoint's weights are quantized")
         return cls()
+
+    @property
+    def has_codes(self) -> bool:
+        return False
 
     def linear(self, tensors: LinearTensors) -> Linear:
         return stored_float_linear(tensors)

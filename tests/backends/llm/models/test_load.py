@@ -39,6 +39,9 @@ def test_auto_is_what_the_checkpoint_says_unless_that_is_slow_here() -> None:
     assert choose_dtype("auto", "float32", CPU) == torch.float32
     assert choose_dtype("auto", "float16", CPU) == torch.float32
     assert choose_dtype("auto", "torch.bfloat16", torch.device("cuda")) == torch.bfloat16
+    assert choose_dtype("auto", "torch.bfloat16", torch.device("cuda"), has_codes=True) == torch.bfloat16
+    assert choose_dtype("auto", "bfloat16", CPU, has_codes=True) == torch.float32
+    assert choose_dtype("bfloat16", "bfloat16", CPU, has_codes=True) == choose_dtype("bfloat16", "float32", CPU)
     assert choose_dtype("half", "float32", CPU) == torch.float16
     with pytest.raises(InvalidArgumentError, match="dtype 'int4' is not supported"):
         choose_dtype("int4", "float32", CPU)
