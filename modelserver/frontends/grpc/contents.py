@@ -129,8 +129,11 @@ def _pass_fields(view: memoryview, at: int, until: int) -> int:
     if accelerator.pass_fields is not None:
         end = accelerator.pass_fields(view, at, until)
     else:
-        while at < min(until, len(view)):
-            _, _, at = read_field(view, at)
+        try:
+            while at < min(until, len(view)):
+                _, _, at = read_field(view, at)
+        except IndexError:
+            raise MalformedError from None
         end = at if at <= len(view) else None
     if end is None:
         raise MalformedError

@@ -185,7 +185,10 @@ def cut_contents(pieces: Sequence[Buffer]) -> Slices[tuple[list[Buffer], list[li
 
 
 def read_field(data: Buffer, offset: int) -> tuple[int, int, int]:
-    """The tag of the field at `offset`, where its body begins, and where the next field begins."""
+    """The tag of the field at `offset`, where its body begins, and where the next field begins.
+
+    Raises IndexError where the data ends within its tag or number.
+    """
     tag, offset = _read_varint(data, offset)
     wire_type = tag & 7
     if wire_type == _LENGTH_DELIMITED:

@@ -92,6 +92,17 @@ def test_numbers_in_several_fields_are_one_tensor(twin: str, monkeypatch: pytest
     assert np.array_equal(found.data, expected)
 
 
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("end", [b"\x12", b"\x12\x80", b"\x10", b"\x10\x80"])
+def test_contents_that_end_within_a_field_are_refused(twin: str, end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    if twin == "python":
+        monkeypatch.setattr(accelerator, "pass_fields", None)
+    head = _field(0x0A, b"x") + _field(0x12, b"INT32") + _field(0x1A, varint(200_000))
+    message = _field(0x0A, b"m") + _field(0x2A, head + _field(0x2A, _field(0x12, b"\1" * 200_000) + end))
+    with pytest.raises(InvalidArgumentError):
+        decode_infer_request(message)
+
+
 def test_contents_beside_raw_contents_are_refused_without_being_parsed() -> None:
     tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="BYTES", shape=[20_000])
     tensor.contents.bytes_contents.extend([b""] * 20_000)
