@@ -110,7 +110,18 @@ class LongFilesFirst:
         items.sort(key=lambda item: (ranks.get(item.path, len(ranks)), -counts[item.path], item.path))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--layout routed`: the tests of any room, with a router in front of each server."""
+    from support import layouts
+
+    parser.addoption("--layout", choices=layouts.LAYOUTS, help="of servers that tests start where no test chooses one")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    from support import layouts
+
+    if config.option.layout:
+        layouts.choose(config.option.layout)
     # An HTTP client would read the 150 certificates that it trusts, which takes 30 ms, and no test is on the web.
     os.environ.setdefault("SSL_CERT_DIR", str(ROOT / "tests"))
     if hasattr(config, "workerinput"):  # one of xdist's processes

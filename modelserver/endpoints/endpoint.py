@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 
 
 class EndpointState(enum.Enum):
-    """Only READY endpoints get new work; a DRAINING one keeps its streams and sequences."""
+    """Only READY endpoints get new work; a DRAINING one keeps its streams and sequences.
+
+    A DEGRADED one works but for some of its models; it gets new work while none is READY.
+    """
 
     STARTING = "starting"
     READY = "ready"
+    DEGRADED = "degraded"
     DRAINING = "draining"
     DOWN = "down"
 

@@ -72,6 +72,11 @@ class EndpointSet:
         return len(self._members)
 
     @property
+    def can_serve(self) -> bool:
+        """Whether an endpoint is in a state to get work, be it ejected or not."""
+        return any(each.state in (EndpointState.READY, EndpointState.DEGRADED) for each in self._members.values())
+
+    @property
     def endpoints(self) -> Collection[Endpoint]:
         """The members, whatever their state."""
         return self._members.values()
@@ -140,15 +145,20 @@ class EndpointSet:
 
     def _refresh(self, now_ns: int) -> Candidates:
         """Find the endpoints that may get work, and until when they are the same if nothing else happens."""
-        ready, num_serving, until_ns = [], 0, NO_END_NS
+        ready, degraded, num_serving, until_ns = [], [], 0, NO_END_NS
         for endpoint in self._members.values():
             state = endpoint.state
             if state is EndpointState.READY:
                 ready.append(endpoint)
+            elif state is EndpointState.DEGRADED:
+                degraded.append(endpoint)
             num_serving += state in (EndpointState.READY, EndpointState.DOWN)
             for end_ns in (endpoint.paused_until_ns, endpoint.ejected_until_ns):
                 if now_ns < end_ns < until_ns:
                     until_ns = end_ns
+        if not ready:
+            # A model that fails everywhere must not take the others with it.
+            ready, num_serving = degraded, num_serving + len(degraded)
         well = [each for each in ready if each.ejected_until_ns <= now_ns]
         if 2 * len(well) < num_serving:
             # Most of the pool is in trouble: rather try the ejected ones than overload the few.

@@ -12,7 +12,7 @@ from modelserver.endpoints.endpoint import Endpoint, EndpointState
 from modelserver.endpoints.endpoint_set import EndpointSet
 from modelserver.errors import ServerError
 
-# Returns READY, STARTING (it answers, but serves nothing yet), or raises a ServerError when there is no answer.
+# Returns READY, DEGRADED, STARTING (it answers, and takes no work), or raises a ServerError when there is no answer.
 Probe = Callable[[Endpoint], Awaitable[EndpointState]]
 
 MAX_AT_ONCE = 64
@@ -132,7 +132,7 @@ class Prober:
 
     def _changed(self, endpoint: Endpoint) -> None:
         """Ask new members, and those that were ejected, at once."""
-        if endpoint.is_member and endpoint.probed in (None, EndpointState.READY):
+        if endpoint.is_member and endpoint.probed in (None, EndpointState.READY, EndpointState.DEGRADED):
             self._schedule.plan(endpoint, self._endpoints.clock.now_ns())
             self._wake.set()
 
@@ -153,12 +153,12 @@ class Prober:
                 self._endpoints.report_probe(endpoint, EndpointState.DOWN, problem)
         else:
             self._silent.pop(endpoint, None)
-            was_ready = endpoint.probed in (EndpointState.READY, EndpointState.DRAINING)
-            if state is EndpointState.STARTING and was_ready:
+            has_served = endpoint.probed not in (None, EndpointState.STARTING, EndpointState.DOWN)
+            if state is EndpointState.STARTING and has_served:
                 state = EndpointState.DRAINING
             self._endpoints.report_probe(endpoint, state)
         if not endpoint.is_member:
             self._silent.pop(endpoint, None)
-        is_well = endpoint.probed is EndpointState.READY and endpoint not in self._silent
+        is_well = endpoint.probed in (EndpointState.READY, EndpointState.DEGRADED) and endpoint not in self._silent
         self._schedule.answered(endpoint, is_well=is_well, now_ns=self._endpoints.clock.now_ns())
         self._wake.set()

@@ -88,6 +88,9 @@ class AuthorizedDataPlane(AuthorizedInferPlane):
     def is_shutting_down(self) -> bool:
         return self._plane.is_shutting_down
 
+    def readiness_state(self) -> str:
+        return self._plane.readiness_state()
+
     def unready_because(self) -> list[str]:
         """The part that callers without a key may know: the number of problems, no names."""
         reasons = self._plane.unready_because()

@@ -390,6 +390,14 @@ class DataPlane:
         readiness, while any model that should be ready is not."""
         return not self.is_shutting_down and self._repository.is_ready(strict=self._strict_readiness)
 
+    def readiness_state(self) -> str:
+        """`starting`, `ready`, `degraded` (it serves, but for a model that should be ready), or `stopping`."""
+        if self.is_shutting_down:
+            return "stopping"
+        if not self._repository.is_ready(strict=False):
+            return "starting"
+        return "ready" if self.is_ready else "degraded"
+
     def unready_because(self) -> list[str]:
         """A sentence for each thing for which `is_ready` is false; empty when it is true."""
         if self.is_shutting_down:

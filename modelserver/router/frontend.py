@@ -14,7 +14,7 @@ from modelserver.frontends.grpc.edge import answered
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.call import GrpcHandler, Method
 from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead
-from modelserver.protocol.response import ErrorWriter, HttpResponse, json_response
+from modelserver.protocol.response import ErrorWriter, HttpResponse, bare_response, json_response
 from modelserver.router.families import errors_of
 from modelserver.router.grpc_forward import ForwardedCall
 from modelserver.router.http_forward import MAX_HOPS, HttpForward, Passage, Upload
@@ -87,11 +87,11 @@ class RouterFrontend(HttpHandler):
         return errors_of(head.path).refused(508, text)
 
     def _live(self, exchange: HttpExchange) -> None:
-        exchange.respond(HttpResponse(200))
+        exchange.respond(bare_response(exchange.head.headers.get("accept"), {"live": True}))
 
     def _ready(self, exchange: HttpExchange) -> None:
         if self._replicas.is_ready:
-            exchange.respond(HttpResponse(200))
+            exchange.respond(bare_response(exchange.head.headers.get("accept"), {"ready": True}))
         else:
             exchange.respond(json_response({"error": self._replicas.why_not_ready()}, 503))
 
@@ -114,7 +114,10 @@ class RouterCalls(GrpcHandler):
 
 
 class _Methods(Mapping[str, Method]):
-    """The router's own health calls; all others are forwarded, whatever their names."""
+    """The router's own health calls; all others are forwarded, whatever their names.
+
+    `Health/Check` may ask about a model. A replica that is ready answers it; where none is, the router does.
+    """
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
@@ -132,6 +135,8 @@ class _Methods(Mapping[str, Method]):
         return response(status=response.SERVING if self._replicas.is_ready else response.NOT_SERVING)
 
     def __getitem__(self, path: str) -> Method:
+        if path == _HEALTH and self._replicas.has_ready:
+            return self._forwarded
         return self._own.get(path, self._forwarded)
 
     def __iter__(self) -> Iterator[str]:

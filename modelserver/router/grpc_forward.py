@@ -269,7 +269,7 @@ class ForwardedCall(Http2Stream, AskingCall, Waiting):
             self._finish(Outcome.SERVER_ERROR, "an answer without a status")
             self._fail(Status.UNKNOWN, "the replica ended the call without a status")
             return
-        if status == Status.UNAVAILABLE and not self._has_begun and self._tries_elsewhere(trailers):
+        if status == Status.UNAVAILABLE and not self._has_begun and self._tries_elsewhere():
             return
         if status in _SERVER_FAULTS:
             self._finish(Outcome.SERVER_ERROR, f"gRPC status {status}")
@@ -288,11 +288,9 @@ class ForwardedCall(Http2Stream, AskingCall, Waiting):
             connection.queue(self, (), trailers.block)
         connection.schedule_flush()
 
-    def _tries_elsewhere(self, trailers: AnswerBlock) -> bool:
+    def _tries_elsewhere(self) -> bool:
         """Whether the replica has refused the call, and another one may take it."""
-        endpoint, replicas = self._endpoint, self._replicas
-        if endpoint is not None and trailers.retry_ms:
-            replicas.endpoints.pause(endpoint, trailers.retry_ms / 1000)
+        replicas = self._replicas
         if not (self._is_kept and self.is_ended and replicas.has_other(self._tried)):
             return False
         if not replicas.endpoints.retry_budget.take():

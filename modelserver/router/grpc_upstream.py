@@ -94,15 +94,12 @@ class AnswerBlock:
     `block` is the same for clients; `grpc_status` is None in a block that does not end a call.
     """
 
-    __slots__ = ("block", "grpc_status", "retry_ms")
+    __slots__ = ("block", "grpc_status")
 
     def __init__(self, fields: tuple[tuple[bytes, bytes], ...]) -> None:
         self.block = b"".join([_STATUS_OK if field == (b":status", b"200") else literal(*field) for field in fields])
-        found = dict(fields)
-        status = found.get(b"grpc-status", b"")
+        status = dict(fields).get(b"grpc-status", b"")
         self.grpc_status = int(status) if status.isdigit() else None
-        pushback = found.get(b"grpc-retry-pushback-ms", b"")
-        self.retry_ms = int(pushback) if pushback.isdigit() else 0
 
 
 class AskingCall(abc.ABC):

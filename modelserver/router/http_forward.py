@@ -282,18 +282,19 @@ class HttpForward(Asking, Waiting):
     def answered(self, head: AnswerHead, body: bytes) -> None:
         status = head.status
         if status >= 500:
-            if status == 503 and self._tries_elsewhere(head):
+            if status == 503 and self._tries_elsewhere():
                 return
             self._finish(Outcome.SERVER_ERROR if status not in (501, 503, 505) else Outcome.OVERLOADED, f"{status}")
         else:
             self._finish(Outcome.DONE if status < 400 else Outcome.CLIENT_ERROR)
         self._respond(HttpResponse(status, head.headers, (body,)))
 
-    def _tries_elsewhere(self, head: AnswerHead) -> bool:
-        """Whether the replica has refused the request, and another one may take it."""
-        endpoint, endpoints = self._endpoint, self._replicas.endpoints
-        if endpoint is not None and head.retry_after.isdigit():
-            endpoints.pause(endpoint, float(head.retry_after))
+    def _tries_elsewhere(self) -> bool:
+        """Whether the replica has refused the request, and another one may take it.
+
+        A `retry-after` is of the request's model or caller: it says nothing about other requests.
+        """
+        endpoints = self._replicas.endpoints
         if not (self._is_kept and self._is_whole and self._replicas.has_other(self._tried)):
             return False
         if not endpoints.retry_budget.take():

@@ -57,7 +57,7 @@ class AnswerHead:
     `headers` go to the client; `length` is None where the body is chunked or ends with the connection.
     """
 
-    __slots__ = ("headers", "is_chunked", "is_last", "length", "media_type", "retry_after", "status")
+    __slots__ = ("headers", "is_chunked", "is_last", "length", "media_type", "status")
 
     def __init__(self, raw: bytes) -> None:
         """`raw` ends with the empty line. Raises MalformedAnswerError."""
@@ -90,7 +90,6 @@ class AnswerHead:
         has_end = self.length is not None or self.is_chunked or self.status in _BODYLESS
         self.is_last = "close" in options or (is_1_0 and "keep-alive" not in options) or not has_end
         self.media_type = fields.get("content-type", "").partition(";")[0].strip().lower()
-        self.retry_after = fields.get("retry-after", "")
 
 
 class Asking(abc.ABC):

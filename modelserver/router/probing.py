@@ -7,26 +7,30 @@ from collections.abc import AsyncIterator
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
+import orjson
+
 from modelserver.endpoints.endpoint import Endpoint, EndpointState
 from modelserver.errors import UnavailableError
 from modelserver.router.http_upstream import AnswerHead, Asking, HttpUpstream
 from modelserver.router.replicas import Replicas
 
-_READY = b"GET /v2/health/ready HTTP/1.1\r\nhost: %b\r\nuser-agent: modelserver-router\r\n\r\n"
+_READY = (
+    b"GET /v2/health/ready HTTP/1.1\r\nhost: %b\r\nuser-agent: modelserver-router\r\naccept: application/json\r\n\r\n"
+)
 
 
 class _Question(Asking):
-    """A GET whose status is awaited."""
+    """A GET whose status is awaited, with the body where that comes with it."""
 
     is_bodyless = False
 
     def __init__(self, request: bytes) -> None:
         self._request = request
-        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self.upstream: HttpUpstream | None = None
 
     def connected(self, upstream: HttpUpstream) -> None:
-        if self.status.done():
+        if self.answer.done():
             upstream.abandon()
         else:
             self.upstream = upstream
@@ -36,8 +40,7 @@ class _Question(Asking):
         self._fail(reason)
 
     def answered(self, head: AnswerHead, body: bytes) -> None:
-        del body
-        self._take(head)
+        self._take(head, body)
 
     def begun(self, head: AnswerHead) -> None:
         self._take(head)
@@ -55,15 +58,15 @@ class _Question(Asking):
     def has_room(self) -> None:
         """It has no body."""
 
-    def _take(self, head: AnswerHead) -> None:
+    def _take(self, head: AnswerHead, body: bytes = b"") -> None:
         self.upstream = None
-        if not self.status.done():
-            self.status.set_result(head.status)
+        if not self.answer.done():
+            self.answer.set_result((head.status, body))
 
     def _fail(self, reason: str) -> None:
         self.upstream = None
-        if not self.status.done():
-            self.status.set_exception(UnavailableError(reason))
+        if not self.answer.done():
+            self.answer.set_exception(UnavailableError(reason))
 
 
 async def probe(replicas: Replicas, endpoint: Endpoint) -> EndpointState:
@@ -75,13 +78,24 @@ async def probe(replicas: Replicas, endpoint: Endpoint) -> EndpointState:
     if upstream is not None:
         question.connected(upstream)
     try:
-        status = await question.status
+        status, body = await question.answer
     finally:
         if connecting is not None:
             connecting.cancel()
         if question.upstream is not None:
             question.upstream.abandon()
-    return EndpointState.READY if status < 400 else EndpointState.STARTING
+    if status < 400:
+        return EndpointState.READY
+    return EndpointState.DEGRADED if _is_degraded(body) else EndpointState.STARTING
+
+
+def _is_degraded(body: bytes) -> bool:
+    """Whether a server that is not ready says that it serves some of its models."""
+    try:
+        document = orjson.loads(body)
+    except ValueError:
+        return False
+    return isinstance(document, dict) and document.get("state") == EndpointState.DEGRADED.value
 
 
 class _Lines(Asking):

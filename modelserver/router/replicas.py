@@ -140,11 +140,12 @@ class Replicas:
     @property
     def is_ready(self) -> bool:
         """Whether the router takes requests, and one would find a replica."""
-        return not self.is_stopping and self._has_replica
+        return not self.is_stopping and self.endpoints.can_serve
 
     @property
-    def _has_replica(self) -> bool:
-        return any(each.state is EndpointState.READY for each in self.endpoints.endpoints)
+    def has_ready(self) -> bool:
+        """Whether a replica is ready with all its models."""
+        return not self.is_stopping and any(each.state is EndpointState.READY for each in self.endpoints.endpoints)
 
     def why_not_ready(self) -> str:
         """The reason in words."""
@@ -222,7 +223,7 @@ class Replicas:
     def wait(self, waiting: Waiting) -> bool:
         """Have the request choose again when there is a replica; False where requests do not wait, or too many do."""
         rules = self.rules
-        if not rules.max_wait_s or len(self._waiting) >= rules.max_waiting or self._has_replica:
+        if not rules.max_wait_s or len(self._waiting) >= rules.max_waiting or self.endpoints.can_serve:
             return False
         self._waiting[waiting] = self._context.loop.call_later(rules.max_wait_s, self._give_up, waiting)
         return True
@@ -245,7 +246,7 @@ class Replicas:
         now_ns = self.endpoints.clock.now_ns()
         logger.log(logging.INFO if endpoint.is_available(now_ns) else logging.WARNING, "%s", endpoint.news(now_ns))
         state = endpoint.state
-        if state is EndpointState.READY:
+        if state in (EndpointState.READY, EndpointState.DEGRADED):
             if self._waiting:
                 self._context.loop.call_soon(self._wake)
             return
@@ -277,7 +278,7 @@ class Replicas:
 
 
 def _serves_sessions(endpoint: Endpoint) -> bool:
-    return endpoint.is_member and endpoint.state in (EndpointState.READY, EndpointState.DRAINING)
+    return endpoint.is_member and endpoint.state not in (EndpointState.STARTING, EndpointState.DOWN)
 
 
 def check_address(text: str) -> None:

@@ -10,11 +10,10 @@ from support import layouts
 from support.async_clients import AsyncClient, AsyncGrpcClient, AsyncHttpClient
 from support.serving import RunningServer, running_server
 
-# Both wires and both layouts of ports in each run; what front processes pass on, at night: tests/wire/processes has
-# them in each run.
-_LAYOUTS = [
-    pytest.param(name, marks=pytest.mark.slow) if name == "native-processes" else name for name in layouts.LAYOUTS
-]
+# Both wires and both layouts of ports in each run. What front processes and routers pass on, at night:
+# tests/wire/processes and tests/router have them in each run.
+_AT_NIGHT = ("native-processes", "routed")
+_LAYOUTS = [pytest.param(name, marks=pytest.mark.slow) if name in _AT_NIGHT else name for name in layouts.LAYOUTS]
 
 
 @pytest.fixture(scope="session", params=_LAYOUTS, autouse=True)
@@ -26,20 +25,26 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `one_layout` are slow on all layouts but the default."""
+    """Tests marked `one_layout` are slow on all layouts but the default; those marked `direct` need no router."""
+    items[:] = [item for item in items if not (_layout_of(item) == "routed" and item.get_closest_marker("direct"))]
     for item in items:
         if item.get_closest_marker("one_layout") is None or not isinstance(item, pytest.Function):
             continue
-        if item.callspec.params.get("layout", layouts.DEFAULT) != layouts.DEFAULT:
+        if _layout_of(item) != layouts.DEFAULT:
             item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Servers have the layout of the test that starts them: a fixture of the session would end after the others."""
-    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    with layouts.layout(parameters.get("layout", layouts.DEFAULT)):
+    with layouts.layout(_layout_of(item)):
         return (yield)
+
+
+def _layout_of(item: pytest.Item) -> str:
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    layout: str = parameters.get("layout", layouts.DEFAULT)
+    return layout
 
 
 @pytest.fixture(scope="session")

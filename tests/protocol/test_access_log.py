@@ -110,6 +110,7 @@ def test_what_is_refused_has_a_line_too(caller: ProtocolClient, take: Take) -> N
     assert row["status"] in ("404", "NOT_FOUND", "INVALID_ARGUMENT")
 
 
+@pytest.mark.direct
 def test_calls_that_infer_nothing_have_lines(caller: ProtocolClient, take: Take) -> None:
     assert caller.is_live()
     row = take(path="/v2/health/live" if caller.name == "http" else "/inference.GRPCInferenceService/ServerLive")
@@ -178,6 +179,7 @@ def test_keys_are_told_by_name_only(layout: str, keys: KeyFile, lines: Lines, tm
     assert all(text not in record.getMessage() for record in lines.records)
 
 
+@pytest.mark.direct
 def test_what_is_refused_by_its_head_has_a_line_too(layout: str, keys: KeyFile, lines: Lines, tmp_path: Path) -> None:
     """Large enough that it is not all there when the head is."""
     write_identity(tmp_path, "one")

@@ -42,6 +42,7 @@ def _told(client: ProtocolClient, **details: Any) -> dict[str, Any]:
     return parameters
 
 
+@pytest.mark.direct
 def test_headers_that_match_reach_the_model_each_with_its_call(client: ProtocolClient) -> None:
     for value in ("1", "2"):  # known requests are decoded another way
         headers = {"x-user": value, "my-trace-id": "t", "other": "o"}
@@ -49,6 +50,7 @@ def test_headers_that_match_reach_the_model_each_with_its_call(client: ProtocolC
     assert _told(client, headers={"other": "o"}) == {}
 
 
+@pytest.mark.direct
 def test_a_header_wins_over_the_parameter_of_its_name(client: ProtocolClient) -> None:
     told = _told(client, headers={"x-user": "proxy"}, parameters={"x-user": "body", "more": 1})
     assert told == {"x-user": "proxy", "more": 1}
@@ -61,6 +63,7 @@ def test_reserved_names_are_refused(client: ProtocolClient, name: str) -> None:
     assert caught.value.code is ErrorCode.INVALID_ARGUMENT
 
 
+@pytest.mark.direct
 @pytest.mark.parametrize("name", ["X-User", "x-user", "X-USER"])
 def test_names_of_http_headers_are_as_they_came(served: RunningServer, name: str) -> None:
     """But of the reference wire, whose library puts them in lower case."""
@@ -76,6 +79,7 @@ def test_names_of_http_headers_are_as_they_came(served: RunningServer, name: str
             assert json.loads(told)["parameters"] == expected
 
 
+@pytest.mark.direct
 def test_headers_of_a_stream_are_those_of_all_its_requests(served: RunningServer) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with GrpcClient(served) as client:

@@ -286,6 +286,7 @@ def test_the_openapi_shapes_of_the_bodies(http: httpx.Client) -> None:
     assert "echo" in http.get("/v2/models").json()["models"]
 
 
+@pytest.mark.direct
 def test_metrics_have_a_port_of_their_own_and_are_on_the_http_port(served: RunningServer, http: httpx.Client) -> None:
     for text in (http.get("/metrics").text, httpx.get(f"http://{served.metrics_url}/metrics").text):
         assert 'nv_inference_request_success{model="echo",version="1"}' in text

@@ -84,6 +84,7 @@ def test_statistics_of_nobody_are_not_reset(served: RunningServer) -> None:
     assert ask(served.http_url, "/v2/models/nobody/stats/reset", "POST").status_code == 404
 
 
+@pytest.mark.direct
 def test_a_server_says_why_it_is_not_ready(layout: str, tmp_path: Path) -> None:
     write_identity(tmp_path, "good")
     (tmp_path / "bad" / "1").mkdir(parents=True)
@@ -97,6 +98,7 @@ def test_a_server_says_why_it_is_not_ready(layout: str, tmp_path: Path) -> None:
         assert ask(running.http_url, "/v2/overview").json()["server"]["reasons"] == [reason]
 
 
+@pytest.mark.direct
 def test_without_a_key_the_reason_names_no_model(layout: str, tmp_path: Path) -> None:
     repository = tmp_path / "models"
     (repository / "secret_model" / "1").mkdir(parents=True)

@@ -82,6 +82,7 @@ def test_an_unloaded_model_finishes_its_sequences(client: ProtocolClient, runnin
         add(client, "sums", 2, 1)
 
 
+@pytest.mark.direct
 def test_a_server_that_stops_lets_sequences_end(client: ProtocolClient, running: RunningServer) -> None:
     add(client, "sums", 1, 1, "+")
     stopping = asyncio.run_coroutine_threadsafe(running.server.stop(), running.loop)

@@ -1,4 +1,4 @@
-"""Which wire carries the protocols and on how many ports, for all servers that a test starts."""
+"""Which wire carries the protocols, on how many ports, and whether behind a router: for all servers of a test."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from contextlib import contextmanager
 from typing import Any
 
 ADDRESS = "127.0.0.1"
-LAYOUTS = ("native", "native-one-port", "native-processes", "grpcio")
+LAYOUTS = ("native", "native-one-port", "native-processes", "grpcio", "routed")
 DEFAULT = LAYOUTS[0]
 
 _OPTIONS: dict[str, dict[str, Any]] = {"native-processes": {"wire_processes": 2}, "grpcio": {"wire": "grpcio"}}
 
 # The innermost last.
 _chosen = [DEFAULT]
+
+
+def choose(name: str) -> None:
+    """Servers have this layout where no block says another."""
+    _chosen[0] = name
 
 
 @contextmanager
@@ -26,6 +31,11 @@ def layout(name: str) -> Iterator[None]:
         yield
     finally:
         _chosen.pop()
+
+
+def is_routed() -> bool:
+    """A router stands in front of each server, and clients get its addresses."""
+    return _chosen[-1] == "routed"
 
 
 def layout_options() -> dict[str, Any]:

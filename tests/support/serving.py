@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from support.layouts import ADDRESS, layout_options
+from support.layouts import ADDRESS, is_routed, layout_options
 
 from modelserver.app.server import Server
 from modelserver.options.server_options import ServerOptions
+
+if TYPE_CHECKING:
+    from support.routing import RunningRouter
 
 Result = TypeVar("Result")
 
@@ -26,15 +29,16 @@ class RunningServer:
     def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
         self.server = server
         self.loop = loop
+        self.router: RunningRouter | None = None  # in front of it, whose ports clients get
 
     @property
     def http_url(self) -> str:
         """`host:port`, as tritonclient takes it."""
-        return f"{ADDRESS}:{self.server.http_port}"
+        return self.router.http_url if self.router else f"{ADDRESS}:{self.server.http_port}"
 
     @property
     def grpc_url(self) -> str:
-        return f"{ADDRESS}:{self.server.grpc_port}"
+        return self.router.grpc_url if self.router else f"{ADDRESS}:{self.server.grpc_port}"
 
     @property
     def metrics_url(self) -> str:
@@ -74,10 +78,14 @@ def running_server(repository: Path | str | Sequence[Path | str], **options: Any
         "exit_on_error": False,
     }
     thread = _ServerThread(ServerOptions(**(defaults | layout_options() | options)))
-    try:
-        yield thread.start()
-    finally:
-        thread.stop()
+    with ExitStack() as stack:
+        stack.callback(thread.stop)
+        running = thread.start()
+        if is_routed():
+            from support.routing import running_router
+
+            running.router = stack.enter_context(running_router((running.http_url,)))
+        yield running
 
 
 class _ServerThread:

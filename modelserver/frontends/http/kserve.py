@@ -99,8 +99,9 @@ class KServe:
         if self._dataplane.is_ready:
             exchange.respond(bare_response(_accepted(exchange), {"ready": True}))
             return
-        status = 503 if self._dataplane.is_shutting_down else 400
-        document = {"ready": False, "reasons": self._dataplane.unready_because()}
+        dataplane = self._dataplane
+        status = 503 if dataplane.is_shutting_down else 400
+        document = {"ready": False, "state": dataplane.readiness_state(), "reasons": dataplane.unready_because()}
         exchange.respond(bare_response(_accepted(exchange), document, status))
 
     def _server_metadata(self, exchange: HttpExchange) -> None:

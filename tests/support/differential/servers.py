@@ -53,8 +53,8 @@ def ours(
 ) -> Iterator[Target]:
     """Our server, in a thread of this process."""
     with running_server(repository, id="triton", model_control_mode=mode, **(options or {})) as running:
-        server = running.server
-        ports = {"http_port": server.http_port, "grpc_port": server.grpc_port, "metrics_port": server.metrics_port}
+        urls = {"http_port": running.http_url, "grpc_port": running.grpc_url, "metrics_port": running.metrics_url}
+        ports = {name: int(url.rpartition(":")[2]) for name, url in urls.items()}
         with Target(is_triton=False, **ports) as target:
             yield target
 
