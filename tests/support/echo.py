@@ -129,7 +129,7 @@ class EchoRepository:
         return self.is_complete or not strict
 
     def unready_because(self, *, strict: bool) -> list[str]:
-        return [] if self.is_ready(strict=strict) else ["models are being loaded"]
+        return [] if self.is_ready(strict=strict) else ["a model does not serve"]
 
 
 def echo_dataplane(*models: EchoModel, logs_requests: bool = False) -> DataPlane:

@@ -46,18 +46,20 @@ def test_health_is_told_in_json_to_who_asks_for_it(frontend: HttpFrontend, word:
     assert (answer.status, answer.json()) == (200, {word: True})
 
 
-def test_not_ready_while_loading(frontend: HttpFrontend, dataplane: DataPlane) -> None:
+def test_not_ready_without_all_models(frontend: HttpFrontend, dataplane: DataPlane) -> None:
     cast("Any", dataplane)._repository.is_complete = False
     answer = ask_now(frontend, "GET", "/v2/health/ready")
     assert (answer.status, answer.body) == (400, b"")
     answer = ask_now(frontend, "GET", "/v2/health/ready", headers=JSON)
-    assert (answer.status, answer.json()) == (400, {"ready": False, "reasons": ["models are being loaded"]})
+    expected = {"ready": False, "state": "degraded", "reasons": ["a model does not serve"]}
+    assert (answer.status, answer.json()) == (400, expected)
 
 
 def test_readiness_falls_and_liveness_stays_while_shutting_down(frontend: HttpFrontend, dataplane: DataPlane) -> None:
     dataplane.begin_shutdown()
     answer = ask_now(frontend, "GET", "/v2/health/ready", headers=JSON)
-    assert (answer.status, answer.json()) == (503, {"ready": False, "reasons": ["the server is shutting down"]})
+    expected = {"ready": False, "state": "stopping", "reasons": ["the server is shutting down"]}
+    assert (answer.status, answer.json()) == (503, expected)
     assert ask_now(frontend, "GET", "/v2/health/live").status == 200
     assert ask_now(frontend, "POST", "/v2/models/echo/infer", b'{"inputs":[]}').status == 503
 
