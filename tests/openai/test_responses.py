@@ -281,8 +281,10 @@ def test_an_error_after_the_stream_has_begun_ends_it_as_failed(client: openai.Op
         ({"input": []}, 400, "input"),
         ({"input": "one", "model": "nothing"}, 404, "model"),
         ({"input": "one", "model": "encoder"}, 400, "model"),
-        ({"input": "one", "background": True}, 400, "background"),
-        ({"input": "one", "conversation": "conv_1"}, 400, "conversation"),
+        ({"input": "one", "background": True, "store": False}, 400, "background"),
+        ({"input": "one", "conversation": "conv_1"}, 404, None),
+        ({"input": "one", "conversation": {"id": 1}}, 400, "conversation.id"),
+        ({"input": "one", "conversation": "conv_1", "previous_response_id": "resp_1"}, 400, "conversation"),
         ({"input": "one", "max_output_tokens": 0}, 400, "max_output_tokens"),
         ({"input": "one", "tool_choice": "required"}, 400, "tool_choice"),
         ({"input": "one", "tools": [TOOL], "tool_choice": {"type": "function", "name": "x"}}, 400, "tool_choice.name"),
@@ -293,7 +295,7 @@ def test_an_error_after_the_stream_has_begun_ends_it_as_failed(client: openai.Op
     ],
 )
 def test_wrong_requests_are_refused_by_the_member(
-    http: httpx.Client, body: dict[str, Any], status: int, param: str
+    http: httpx.Client, body: dict[str, Any], status: int, param: str | None
 ) -> None:
     answer = http.post("/v1/responses", json={"model": "mock", **body})
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)

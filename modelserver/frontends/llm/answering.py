@@ -123,18 +123,17 @@ async def answer(dataplane: AnyDataPlane, prepared: Prepared, call: Call, writer
     Errors before the first frame leave the answer to the caller, later ones too: `Call.fail` knows both.
     """
     is_streamed = prepared.call.is_streamed
-    listener = _Streamed(prepared, writer, call) if is_streamed else _Whole(prepared, writer)
+    listener = _Streamed(prepared, writer, call) if is_streamed else WholeListener(prepared, writer)
     with Requests(dataplane, prepared.requests, listener) as requests:
         await requests.run()
-    if prepared.reasoning is not None and prepared.call.is_counted:
-        await _count_reasoning(dataplane, prepared, prepared.reasoning)
+    await count_reasoning(dataplane, prepared)
     if is_streamed:
         await call.finish(writer.last_frames())
     else:
         call.answer(writer.document())
 
 
-class _Whole(Listener):
+class WholeListener(Listener):
     """Has the writer keep what responses say."""
 
     def __init__(self, prepared: Prepared, writer: EventWriter) -> None:
@@ -168,7 +167,7 @@ class _Whole(Listener):
         return list(found.items())
 
 
-class _Streamed(_Whole):
+class _Streamed(WholeListener):
     """Sends what the writer makes of responses."""
 
     def __init__(self, prepared: Prepared, writer: EventWriter, call: Call) -> None:
@@ -199,12 +198,12 @@ class _Streamed(_Whole):
         await self._call.wait_for_room()
 
 
-async def _count_reasoning(dataplane: AnyDataPlane, prepared: Prepared, tags: ReasoningFormat) -> None:
-    """Note how many tokens the reasoning is, where the model can say it: those between the tokens of its tags, or,
-    where they are not to be found, those of its text.
+async def count_reasoning(dataplane: AnyDataPlane, prepared: Prepared) -> None:
+    """Note how many tokens the reasoning is, where it is asked for and the model can say it: those between the tokens
+    of its tags, or, where they are not to be found, those of its text.
     """
-    model = prepared.model
-    if "operation" not in model.inputs:
+    model, tags = prepared.model, prepared.reasoning
+    if tags is None or not prepared.call.is_counted or "operation" not in model.inputs:
         return
     choices = [choice for each in prepared.choices for choice in each]
     ends = [{"text_input": text} for text in (tags.start, tags.end)]

@@ -145,14 +145,15 @@ TYPES: dict[str, Schema] = {
         reasoning?: {effort?: 'none' | 'minimal' | 'low' | 'medium' | 'high' | 'xhigh', *: any}, *: any}""",
     "CreateResponse": """Ask & Sampling & {max_output_tokens?: integer 1.., top_logprobs?: integer 0..20,
         include?: [string], text?: {format?: {type: 'text' | 'json_object' | 'json_schema', schema?: object, *: any},
-        verbosity?: 'low' | 'medium' | 'high', *: any}, background?: boolean}""",
+        verbosity?: 'low' | 'medium' | 'high', *: any}, background?: boolean,
+        conversation?: string | {id: string, *: any}}""",
     "Response": """{id: string, object: 'response', created_at: number, model: string, status: string, output: [Item],
         error: object | null, incomplete_details: object | null, usage: object | null, metadata: object, *: any}""",
     "Numbered": "{sequence_number: integer, *: any}",
     "ItemEvent": "Numbered & {output_index: integer, *: any}",
     "PartEvent": "ItemEvent & {item_id: string, content_index: integer, *: any}",
-    "Event": """Numbered & {type: 'response.created' | 'response.in_progress' | 'response.completed'
-        | 'response.incomplete' | 'response.failed', response: Response}
+    "Event": """Numbered & {type: 'response.created' | 'response.queued' | 'response.in_progress'
+        | 'response.completed' | 'response.incomplete' | 'response.failed', response: Response}
         | ItemEvent & {type: 'response.output_item.added' | 'response.output_item.done', item: Item}
         | PartEvent & {type: 'response.content_part.added' | 'response.content_part.done',
         part: {type: 'output_text' | 'reasoning_text', text: string, *: any}}
@@ -164,6 +165,7 @@ TYPES: dict[str, Schema] = {
         | ItemEvent & {type: 'response.function_call_arguments.done', item_id: string, name: string, arguments: string}
         | ItemEvent & {type: 'response.custom_tool_call_input.delta', item_id: string, delta: string}
         | ItemEvent & {type: 'response.custom_tool_call_input.done', item_id: string, input: string}""",
+    "ConversationObject": "{id: string, object: 'conversation', created_at: integer, metadata: object}",
     # Sound.
     "Transcribe": {
         "type": "object",
@@ -265,12 +267,32 @@ SCHEMAS: dict[str, RouteSchema] = {
     "POST /v1/responses/input_tokens": RouteSchema(
         body="Ask", answer="{object: 'response.input_tokens', input_tokens: integer}"
     ),
-    "GET /v1/responses/{response_id}": _RESPONSE,
+    "GET /v1/responses/{response_id}": RouteSchema(
+        answer="Response", event="Event", query="{stream?: string, starting_after?: string}"
+    ),
     "DELETE /v1/responses/{response_id}": RouteSchema(answer="{id: string, object: 'response', deleted: boolean}"),
     "POST /v1/responses/{response_id}/cancel": _RESPONSE,
     "GET /v1/responses/{response_id}/input_items": RouteSchema(
         answer="{object: 'list', data: [Item], first_id: string | null, last_id: string | null, has_more: boolean}"
     ),
+    "POST /v1/conversations": RouteSchema(
+        body="{items?: [Item], metadata?: object, *: any}", answer="ConversationObject"
+    ),
+    "GET /v1/conversations/{conversation_id}": RouteSchema(answer="ConversationObject"),
+    "POST /v1/conversations/{conversation_id}": RouteSchema(
+        body="{metadata?: object, *: any}", answer="ConversationObject"
+    ),
+    "DELETE /v1/conversations/{conversation_id}": RouteSchema(
+        answer="{id: string, object: 'conversation.deleted', deleted: boolean}"
+    ),
+    "POST /v1/conversations/{conversation_id}/items": RouteSchema(
+        body="{items: [Item], *: any}", answer=_list_of("Item")
+    ),
+    "GET /v1/conversations/{conversation_id}/items": RouteSchema(
+        query="{limit?: integer 1..100, order?: 'asc' | 'desc', after?: string}", answer=_list_of("Item")
+    ),
+    "GET /v1/conversations/{conversation_id}/items/{item_id}": RouteSchema(answer="Item"),
+    "DELETE /v1/conversations/{conversation_id}/items/{item_id}": RouteSchema(answer="ConversationObject"),
     "POST /v1/files": RouteSchema(body="Upload", body_type="multipart/form-data", answer="File"),
     "GET /v1/files": RouteSchema(
         query="{purpose?: string, limit?: integer 1..10000, order?: 'asc' | 'desc', after?: string}",

@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 
-from modelserver.errors import ServerError
 from modelserver.frontends.http.framing import PreparedFrame
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared
 from modelserver.frontends.llm.choices import Usage
@@ -23,7 +22,10 @@ Document = dict[str, Any]
 
 
 class ResponseWriter(EventWriter):
-    """Writes one choice. Whole answers are written as streams are, and only the frames are not made."""
+    """Writes one choice. Whole answers are written as streams are, and only the frames are not made.
+
+    The frames of a stream are numbered from 0 on, in their order.
+    """
 
     def __init__(self, request: ResponseRequest, prepared: Prepared, call: Call) -> None:
         self._usage = prepared.usage
@@ -33,10 +35,12 @@ class ResponseWriter(EventWriter):
             "id": "resp_" + secrets.token_hex(24),
             "object": "response",
             "created_at": call.created_s,
-            "background": False,
+            "background": request.is_background,
             "model": prepared.model.answers_as,
             **request.echoed,
         }
+        if request.conversation_id is not None:
+            self._head["conversation"] = {"id": request.conversation_id}
         self.is_begun = False
         self.output: list[Document] = []
         # About, of the output.
@@ -50,18 +54,43 @@ class ResponseWriter(EventWriter):
         self._frames: list[bytes] = []
         self.is_streamed = prepared.call.is_streamed
 
+    @property
+    def id(self) -> str:
+        """Of the response."""
+        found: str = self._head["id"]
+        return found
+
     def frames(self, news: News) -> bytes:
-        if not self.is_begun:
-            self.is_begun = True
-            for kind in ("created", "in_progress"):
-                self.send(f"response.{kind}", response=self._response("in_progress"))
-        self.note(news)
-        return self._taken()
+        self.advance(news)
+        return b"".join(self.take_frames())
 
     def last_frames(self) -> bytes:
+        self.finish()
+        return b"".join(self.take_frames())
+
+    def queue(self) -> None:
+        """Begin the stream of a response that waits for its turn."""
+        for kind in ("created", "queued"):
+            self.send(f"response.{kind}", response=self._response("queued"))
+
+    def advance(self, news: News) -> None:
+        """Take what a response of the model says; `take_frames` has the frames of it."""
+        if not self.is_begun:
+            self.is_begun = True
+            for kind in ("in_progress",) if self._number else ("created", "in_progress"):
+                self.send(f"response.{kind}", response=self._response("in_progress"))
+        self.note(news)
+
+    def finish(self) -> Document:
+        """The whole answer, and the frame that ends its stream."""
         document = self.document()
         self.send(f"response.{document['status']}", response=document)
-        return self._taken()
+        return document
+
+    def take_frames(self) -> list[bytes]:
+        """The frames since the last time."""
+        frames, self._frames = self._frames, []
+        return frames
 
     def note(self, news: News) -> None:
         for _, events in news:
@@ -77,13 +106,19 @@ class ResponseWriter(EventWriter):
         self._end_item(is_cut=is_cut)
         return self._response("incomplete" if is_cut else "completed")
 
-    def failed(self, error: ServerError) -> bytes:
-        """The last frame of a stream that has begun and cannot go on."""
+    def so_far(self, *, is_cancelled: bool = False) -> Document:
+        """The response as it is now: its finished items."""
+        if is_cancelled:
+            return self._response("cancelled")
+        return self._response("in_progress" if self.is_begun else "queued")
+
+    def fail(self, error: Exception) -> Document:
+        """The response that could not be made, and the frame that ends its stream."""
         _, described = describe(error)
         code = described["error"]["code"] or described["error"]["type"]
         response = self._response("failed") | {"error": {"code": code, "message": described["error"]["message"]}}
         self.send("response.failed", response=response)
-        return self._taken()
+        return response
 
     def send(self, kind: str, **members: Any) -> None:
         """Add an event to the stream, if there is one."""
@@ -101,10 +136,6 @@ class ResponseWriter(EventWriter):
         """Add it to the stream."""
         self._frames.append(frame.with_values(self._number, text))
         self._number += 1
-
-    def _taken(self) -> bytes:
-        frames, self._frames = self._frames, []
-        return b"".join(frames)
 
     def _write(self, event: Event) -> None:
         match event:

@@ -18,6 +18,7 @@ Document = dict[str, Any]
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _OBJECTS_WITHOUT_EFFECT = ("stream_options", "access_programs", "background_options", "image")
+_MAX_METADATA = 16
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -33,6 +34,8 @@ class ResponseRequest:
     items: list[Document]
     is_stored: bool
     echoed: Document
+    is_background: bool = False
+    conversation_id: str | None = None
 
 
 def read_items(fields: Fields) -> list[Document]:
@@ -46,11 +49,11 @@ def read_items(fields: Fields) -> list[Document]:
 
 def read_request(fields: Fields, limits: OpenAiLimits, earlier: list[Document]) -> ResponseRequest:
     """`earlier` are the items of the responses before this one. Raises ParameterError for what is wrong."""
-    if fields.flag("background"):
-        raise unsupported(fields, "background", "responses are made while the client waits")
-    for name in ("conversation", "prompt"):
-        if fields.has(name):
-            raise unsupported(fields, name, "send the items with the request, or use previous_response_id")
+    is_stored, is_background = fields.flag("store", True), fields.flag("background")
+    if is_background and not is_stored:
+        raise ParameterError("'background' needs 'store': what is made in the background is kept", "background")
+    if fields.has("prompt"):
+        raise unsupported(fields, "prompt", "send the items with the request, or use previous_response_id")
     fields.integer("max_tool_calls", Range(1, MAX_INT64))
     fields.word("truncation", ("auto", "disabled"))
     fields.items("context_management", MAX_ITEMS)
@@ -70,7 +73,30 @@ def read_request(fields: Fields, limits: OpenAiLimits, earlier: list[Document]) 
         tools=tools.tools,
         is_streamed=fields.flag("stream"),
     )
-    return ResponseRequest(call, tools, items, fields.flag("store", True), _echoed(fields))
+    return ResponseRequest(call, tools, items, is_stored, _echoed(fields), is_background, read_conversation_id(fields))
+
+
+def read_conversation_id(fields: Fields) -> str | None:
+    """The conversation that the response is a turn of. Raises ParameterError."""
+    value = fields.document.get("conversation")
+    if value is None:
+        return None
+    if fields.has("previous_response_id"):
+        raise ParameterError("'conversation' and 'previous_response_id' exclude each other", "conversation")
+    if isinstance(value, str):
+        return value
+    named = fields.fields("conversation")
+    assert named is not None, "it is there"
+    named.need("id", "the id of a conversation")
+    return named.text("id")
+
+
+def read_metadata(fields: Fields) -> Document:
+    """At most 16 members. Raises ParameterError."""
+    metadata = fields.mapping("metadata") or {}
+    if len(metadata) > _MAX_METADATA:
+        raise ParameterError(f"'metadata' has {len(metadata)} members, at most {_MAX_METADATA} are allowed", "metadata")
+    return metadata
 
 
 def read_conversation(fields: Fields, items: list[Document], tools: ResponseTools) -> Document:
@@ -126,9 +152,6 @@ def _read_format(fields: Fields) -> Document | None:
 
 def _echoed(fields: Fields) -> Document:
     """With OpenAI's defaults for what the request leaves out."""
-    metadata = fields.mapping("metadata") or {}
-    if len(metadata) > 16:
-        raise ParameterError(f"'metadata' has {len(metadata)} members, at most 16 are allowed", "metadata")
     defaults: Document = {
         "instructions": None,
         "max_output_tokens": None,
@@ -148,4 +171,4 @@ def _echoed(fields: Fields) -> Document:
         "user": None,
     }
     given = {name: fields.document[name] for name in defaults if fields.has(name)}
-    return {**defaults, **given, "metadata": metadata}
+    return {**defaults, **given, "metadata": read_metadata(fields)}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
 from modelserver.errors import ServerError
 from modelserver.frontends.http.framing import SSE
-from modelserver.frontends.llm.answering import answer, prepare
-from modelserver.frontends.llm.edge import Call, CallEdge
+from modelserver.frontends.llm.answering import Prepared, answer, prepare
+from modelserver.frontends.llm.edge import Call, CallEdge, query_value
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import find_model
@@ -17,8 +20,16 @@ from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
 from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.responses.answers import ResponseWriter
-from modelserver.frontends.openai.responses.request import read_conversation, read_items, read_request
-from modelserver.frontends.openai.responses.store import ResponseStore
+from modelserver.frontends.openai.responses.background import BackgroundRun, BackgroundRuns
+from modelserver.frontends.openai.responses.conversations import Conversations
+from modelserver.frontends.openai.responses.request import (
+    ResponseRequest,
+    read_conversation,
+    read_conversation_id,
+    read_items,
+    read_request,
+)
+from modelserver.frontends.openai.responses.store import OwnedStore, StoredResponse
 from modelserver.frontends.openai.responses.tools import read_tools
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange
@@ -28,7 +39,12 @@ from modelserver.protocol.response import json_response
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
 
+logger = logging.getLogger(__name__)
+
 Document = dict[str, Any]
+
+# Of the number of an event.
+_MAX_DIGITS = 12
 
 
 class Responses:
@@ -37,9 +53,14 @@ class Responses:
     def __init__(self, dataplane: AnyDataPlane, http_limits: HttpLimits, limits: OpenAiLimits) -> None:
         self._dataplane = dataplane
         self._limits = limits
-        self._store = ResponseStore()
-        framing = replace(SSE, error_name="error")
-        self._edge = CallEdge(dataplane, http_limits, errors=OpenAiErrors(), framing=framing)
+        self._store = OwnedStore[StoredResponse](
+            "Response", "the server keeps the last 1000 responses for an hour, except those with store: false"
+        )
+        self._framing = replace(SSE, error_name="error")
+        self._edge = CallEdge(dataplane, http_limits, errors=OpenAiErrors(), framing=self._framing)
+        self._conversations = Conversations(self._edge)
+        self._runs = BackgroundRuns()
+        self._followers: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
 
     def routes(self) -> tuple[Route, ...]:
         """A kept response belongs to its key, so that reading it needs no more than making it did."""
@@ -51,6 +72,7 @@ class Responses:
             Route("DELETE", "/v1/responses/{response_id}", self._delete, group),
             Route("GET", "/v1/responses/{response_id}/input_items", self._input_items, group),
             Route("POST", "/v1/responses/{response_id}/cancel", self._cancel, group),
+            *self._conversations.routes(),
         )
 
     async def create(self, call: Call) -> None:
@@ -59,18 +81,66 @@ class Responses:
         earlier, num_bytes = self._earlier(fields)
         model = await find_model(self._dataplane, fields.text("model"))
         request = read_request(fields, self._limits, earlier)
+        if request.is_background:
+            self._runs.check_room()
         prepared = await prepare(self._dataplane, model, request.call, call)
         writer = ResponseWriter(request, prepared, call)
+        items = [*earlier, *request.items]
+        if request.is_background:
+            await self._create_in_background(call, request, prepared, writer, items, num_bytes)
+            return
         try:
             await answer(self._dataplane, prepared, call, writer)
         except ServerError as error:
             if not writer.is_begun:
                 raise
-            await call.finish(writer.failed(error))
+            writer.fail(error)
+            await call.finish(b"".join(writer.take_frames()))
             return
         if request.is_stored:
-            items = [*earlier, *request.items]
-            self._store.add(writer.document(), items, num_bytes + call.num_bytes + writer.num_bytes)
+            size = num_bytes + call.num_bytes + writer.num_bytes
+            self._store.add(StoredResponse(id=writer.id, made=writer.document(), items=items, num_bytes=size))
+        self._note_turn(request, writer, call.num_bytes)
+
+    async def _create_in_background(
+        self,
+        call: Call,
+        request: ResponseRequest,
+        prepared: Prepared,
+        writer: ResponseWriter,
+        items: list[Document],
+        num_bytes: int,
+    ) -> None:
+        """Answer at once, or by the events as they come; the response is made whether the client stays or not."""
+        stored = StoredResponse(id=writer.id, made={}, items=items, num_bytes=num_bytes + call.num_bytes)
+        size = call.num_bytes
+
+        def end() -> None:
+            self._store.use(stored, writer.num_bytes)
+            if run.document["status"] in ("completed", "incomplete"):
+                self._note_turn(request, writer, size)
+
+        run = BackgroundRun(prepared, writer, partial(self._store.use, stored), end)
+        stored.run = run
+        self._store.add(stored)
+        self._runs.begin(run, self._dataplane, prepared)
+        if not run.is_streamed:
+            call.answer(run.document)
+            return
+        async for frames in run.frames(0):
+            if not call.send(frames):
+                await call.wait_for_room()
+        await call.finish()
+
+    def _note_turn(self, request: ResponseRequest, writer: ResponseWriter, num_bytes: int) -> None:
+        """Add what was said to the conversation that the response is a turn of, unless that was deleted meanwhile."""
+        if request.conversation_id is None:
+            return
+        try:
+            conversation = self._conversations.get(request.conversation_id)
+            self._conversations.extend(conversation, [*request.items, *writer.output], num_bytes + writer.num_bytes)
+        except ServerError as error:
+            logger.warning("a turn of conversation %s is not kept: %s", request.conversation_id, error.message)
 
     async def count_tokens(self, call: Call) -> None:
         """Answer with the number of tokens of the same prompt; nothing is generated. Raises ServerError."""
@@ -85,7 +155,11 @@ class Responses:
         call.answer({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     def _earlier(self, fields: Fields) -> tuple[list[Document], int]:
-        """The items of the response that the call follows, and of those before it, and how large they are."""
+        """The items of the response or conversation that the call follows, and how large they are with what a response
+        keeps besides."""
+        if (conversation_id := read_conversation_id(fields)) is not None:
+            conversation = self._conversations.get(conversation_id)
+            return [*conversation.items], conversation.num_bytes
         previous_id = fields.text("previous_response_id")
         if previous_id is None:
             return [], 0
@@ -93,7 +167,32 @@ class Responses:
         return [*previous.items, *previous.document["output"]], previous.num_bytes
 
     def _get(self, exchange: HttpExchange, response_id: str) -> None:
-        exchange.respond(json_response(self._store.get(response_id).document))
+        """The response as it is now; or, with `stream=true`, its events from one after `starting_after` on."""
+        stored, query = self._store.get(response_id), exchange.head.query
+        if query_value(query, "stream").lower() not in ("true", "1"):
+            exchange.respond(json_response(stored.document))
+            return
+        if stored.run is None or not stored.run.is_streamed:
+            raise ParameterError(
+                "only a response that was made with background: true and stream: true can be streamed later", "stream"
+            )
+        text = query_value(query, "starting_after")
+        if text and not (text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS):
+            raise ParameterError(f"'starting_after' must be the number of an event, got {text!r:.60}", "starting_after")
+        follow = self._follow(exchange, stored.run, int(text) + 1 if text else 0)
+        task = asyncio.get_running_loop().create_task(follow, name="response-events")
+        self._followers.add(task)
+        task.add_done_callback(self._followers.discard)
+        exchange.on_disconnect = task.cancel  # type: ignore[assignment]  # its result is ignored
+
+    async def _follow(self, exchange: HttpExchange, run: BackgroundRun, start: int) -> None:
+        writer = exchange.start(200, self._framing.headers)
+        try:
+            async for frames in run.frames(start):
+                await writer.write(frames)
+        except ConnectionError:
+            return
+        await writer.close()
 
     def _delete(self, exchange: HttpExchange, response_id: str) -> None:
         self._store.remove(response_id)
@@ -106,10 +205,13 @@ class Responses:
         ends = {"first_id": items[0]["id"] if items else None, "last_id": items[-1]["id"] if items else None}
         exchange.respond(json_response({"object": "list", "data": items, **ends, "has_more": False}))
 
-    def _cancel(self, _exchange: HttpExchange, response_id: str) -> None:
-        self._store.get(response_id)
-        raise ParameterError(
-            "only a response with background: true can be cancelled, and this server makes none: close the connection "
-            "of a response to end it",
-            "response_id",
-        )
+    def _cancel(self, exchange: HttpExchange, response_id: str) -> None:
+        """As OpenAI's, cancelling one that is over changes nothing."""
+        run = self._store.get(response_id).run
+        if run is None:
+            raise ParameterError(
+                "only a response with background: true can be cancelled: close the connection of another to end it",
+                "response_id",
+            )
+        run.cancel()
+        exchange.respond(json_response(run.document))

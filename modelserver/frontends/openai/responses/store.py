@@ -1,78 +1,132 @@
-"""Responses that are kept for a while, so that the next one can follow them. Each belongs to the key that made it."""
+"""What is kept for a while: responses, so that the next one can follow them, and conversations. Each belongs to the key
+that made it."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from modelserver.auth.api_keys import CALLER
 from modelserver.errors import NotFoundError
 
+if TYPE_CHECKING:
+    from modelserver.frontends.openai.responses.background import BackgroundRun
+
 Document = dict[str, Any]
 
-_MAX_RESPONSES = 1000
+_MAX_ENTRIES = 1000
 _MAX_BYTES = 64 << 20
 _MAX_AGE_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """`items` are those of its input, with all that it followed; `document` is the answer."""
+def caller() -> str:
+    """The name of the current caller's key; empty without keys."""
+    key = CALLER.get()
+    return "" if key is None else key.name
 
-    document: Document
-    items: list[Document]
-    owner: str
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Kept:
+    """`num_bytes` is about its size as JSON. Whoever makes it, in the context of the caller, owns it."""
+
+    id: str
     num_bytes: int
-    until_s: float
+    owner: str = field(default_factory=caller)
+    until_s: float = 0.0
+
+    def drop(self) -> None:
+        """It is not kept any more."""
 
 
-class ResponseStore:
-    """At most 1,000 responses of 64 MiB together, for an hour; the oldest ones go first. Event loop thread only."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class StoredResponse(Kept):
+    """`items` are those of its input, with all that it followed; `made` is the answer. `run` makes it in the
+    background, or has made it."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    made: Document
+    items: list[Document]
+    run: BackgroundRun | None = None
+
+    @property
+    def document(self) -> Document:
+        """The response as it is now."""
+        return self.made if self.run is None else self.run.document
+
+    def drop(self) -> None:
+        if self.run is not None:
+            self.run.cancel()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Conversation(Kept):
+    """`items` are those of its turns, in their order, each with an id."""
+
+    created_s: int
+    metadata: Document
+    items: list[Document] = field(default_factory=list)
+
+    def described(self) -> Document:
+        """As its routes tell it."""
+        return {"id": self.id, "object": "conversation", "created_at": self.created_s, "metadata": self.metadata}
+
+
+Entry = TypeVar("Entry", bound=Kept)
+
+
+class OwnedStore(Generic[Entry]):
+    """At most 1,000 entries of 64 MiB together, each for an hour since it was last added or used; the oldest go first.
+
+    Event loop thread only.
+    """
+
+    def __init__(self, noun: str, advice: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`noun` and `advice` are for the error about one that is not there."""
+        self._noun, self._advice = noun, advice
         self._clock = clock
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._num_bytes = 0
 
-    def add(self, document: Document, items: list[Document], num_bytes: int) -> None:
-        """Keep a response of the current caller; `num_bytes` is about the size of both as JSON."""
-        until_s = self._clock() + _MAX_AGE_S
-        self._responses[document["id"]] = StoredResponse(document, items, _owner(), num_bytes, until_s)
-        self._num_bytes += num_bytes
-        self._forget()
+    def add(self, entry: Entry) -> None:
+        """Keep it."""
+        self._entries[entry.id] = entry
+        self._num_bytes += entry.num_bytes
+        self.use(entry)
 
-    def get(self, response_id: str) -> StoredResponse:
-        """Raises NotFoundError, also for a response of another caller."""
+    def get(self, entry_id: str) -> Entry:
+        """Raises NotFoundError, also for an entry of another caller."""
         self._forget()
-        found = self._responses.get(response_id)
-        if found is None or found.owner != _owner():
-            raise NotFoundError(
-                f"Response with id '{response_id:.100}' not found: the server keeps the last {_MAX_RESPONSES} "
-                "responses for an hour, except those with store: false"
-            )
+        found = self._entries.get(entry_id)
+        if found is None or found.owner != caller():
+            raise NotFoundError(f"{self._noun} with id '{entry_id:.100}' not found: {self._advice}")
         return found
 
-    def remove(self, response_id: str) -> None:
+    def use(self, entry: Entry, num_bytes: int = 0) -> None:
+        """Keep it for another hour, now larger by that; nothing for one that is not kept any more."""
+        if entry.id in self._entries:
+            entry.num_bytes += num_bytes
+            self._num_bytes += num_bytes
+            entry.until_s = self._clock() + _MAX_AGE_S
+            self._entries.move_to_end(entry.id)
+            self._forget()
+
+    def remove(self, entry_id: str) -> None:
         """Raises as `get`."""
-        self.get(response_id)
-        self._drop(response_id)
+        self.get(entry_id)
+        self._drop(entry_id)
 
     def _forget(self) -> None:
         now_s = self._clock()
-        while self._responses:
-            oldest_id, oldest = next(iter(self._responses.items()))
-            is_room = len(self._responses) <= _MAX_RESPONSES and self._num_bytes <= _MAX_BYTES
+        while self._entries:
+            oldest_id, oldest = next(iter(self._entries.items()))
+            is_room = len(self._entries) <= _MAX_ENTRIES and self._num_bytes <= _MAX_BYTES
             if is_room and oldest.until_s > now_s:
                 return
             self._drop(oldest_id)
 
-    def _drop(self, response_id: str) -> None:
-        self._num_bytes -= self._responses.pop(response_id).num_bytes
-
-
-def _owner() -> str:
-    key = CALLER.get()
-    return "" if key is None else key.name
+    def _drop(self, entry_id: str) -> None:
+        entry = self._entries.pop(entry_id)
+        self._num_bytes -= entry.num_bytes
+        entry.drop()

@@ -1,0 +1,131 @@
+"""Responses that are made in the background: no client waits, and what is made can be asked for at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from modelserver.core.response import InferResponse
+from modelserver.errors import InvalidArgumentError, QueueFullError
+from modelserver.frontends.llm.answering import Prepared, WholeListener, count_reasoning
+from modelserver.frontends.llm.requests import Requests
+from modelserver.frontends.openai.responses.answers import Document, ResponseWriter
+
+if TYPE_CHECKING:
+    from modelserver.planes.authorized import AnyDataPlane
+
+_MAX_RUNS = 64
+_MAX_BYTES = 16 << 20
+
+
+class BackgroundRun(WholeListener):
+    """One response while it is made, and the frames of its stream, of which the n-th has the number n.
+
+    Event loop thread only. `grown` is told how many bytes were made; `ended` that the response is complete.
+    """
+
+    def __init__(
+        self, prepared: Prepared, writer: ResponseWriter, grown: Callable[[int], None], ended: Callable[[], None]
+    ) -> None:
+        super().__init__(prepared, writer)
+        self._making = writer
+        self._grown, self._ended = grown, ended
+        self._frames: list[bytes] = []
+        self._num_bytes = 0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._final: Document | None = None
+        writer.queue()
+        self._take()
+
+    @property
+    def document(self) -> Document:
+        """The response as it is now."""
+        return self._final if self._final is not None else self._making.so_far()
+
+    @property
+    def is_over(self) -> bool:
+        return self._final is not None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the frames of a stream are kept."""
+        return self._making.is_streamed
+
+    def begin(self, dataplane: AnyDataPlane, prepared: Prepared) -> asyncio.Task[None]:
+        """Make the response in a Task of its own, which goes on without the client."""
+        self._task = asyncio.get_running_loop().create_task(self._run(dataplane, prepared), name="background-response")
+        return self._task
+
+    def cancel(self) -> None:
+        """End it where it is; nothing for one that is over."""
+        if self._final is None and self._task is not None:
+            self._end(self._making.so_far(is_cancelled=True))
+            self._task.cancel()
+
+    def hear(self, prompt: int, response: InferResponse) -> bool:
+        self._making.advance(self._news(prompt, response))
+        self._take()
+        if self._num_bytes > _MAX_BYTES:
+            raise InvalidArgumentError(f"the events of the response have more than {_MAX_BYTES >> 20} MiB")
+        return True
+
+    async def frames(self, start: int) -> AsyncIterator[bytes]:
+        """The frames from number `start` on, as they are made, until the response is complete."""
+        while True:
+            if start < len(self._frames):
+                found = self._frames[start:]
+                start += len(found)
+                yield b"".join(found)
+            elif self.is_over:
+                return
+            else:
+                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiters.append(waiter)
+                await waiter
+
+    async def _run(self, dataplane: AnyDataPlane, prepared: Prepared) -> None:
+        try:
+            with Requests(dataplane, prepared.requests, self) as requests:
+                await requests.run()
+            await count_reasoning(dataplane, prepared)
+            document = self._making.finish()
+        except Exception as error:
+            document = self._making.fail(error)
+        if self._final is None:
+            self._end(document)
+
+    def _end(self, document: Document) -> None:
+        self._final = document
+        self._take()
+        self._ended()
+
+    def _take(self) -> None:
+        frames = self._making.take_frames()
+        self._frames += frames
+        num_bytes = sum(map(len, frames))
+        self._num_bytes += num_bytes
+        self._grown(num_bytes)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class BackgroundRuns:
+    """Those that are not over, of all callers: at most 64."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def check_room(self) -> None:
+        """Raises QueueFullError."""
+        if len(self._tasks) >= _MAX_RUNS:
+            raise QueueFullError(f"{_MAX_RUNS} responses are being made in the background: try again later")
+
+    def begin(self, run: BackgroundRun, dataplane: AnyDataPlane, prepared: Prepared) -> None:
+        """Let it run."""
+        task = run.begin(dataplane, prepared)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
