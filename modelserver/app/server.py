@@ -39,6 +39,7 @@ from modelserver.planes.control import ControlPlane
 from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.planes.quotas import Callers
 from modelserver.planes.shared_memory import SharedMemory
+from modelserver.platform.gpus import visible_gpus
 from modelserver.platform.interpreter import keep_for_good, shorten_switch_interval, tune_malloc
 from modelserver.repository.options import repository_options
 from modelserver.repository.repository import ModelRepository
@@ -364,7 +365,10 @@ class Server:
 
 def _extensions(options: ServerOptions) -> tuple[str, ...]:
     """The protocol extensions that these options enable."""
-    return tuple(name for name in EXTENSIONS if options.allow_client_shm or name != "system_shared_memory")
+    absent = set() if options.allow_client_shm else {"system_shared_memory", "cuda_shared_memory"}
+    if not visible_gpus():
+        absent.add("cuda_shared_memory")
+    return tuple(name for name in EXTENSIONS if name not in absent)
 
 
 def _warn_ineffective(options: ServerOptions) -> None:

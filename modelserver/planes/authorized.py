@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from modelserver.planes.adapters import AdapterLoads
     from modelserver.planes.control import ControlParameter, ControlPlane
     from modelserver.planes.data import DataPlane, InferPlane, ModelLoad, ModelMetadata, ServerMetadata
-    from modelserver.planes.shared_memory import CudaSharedMemory, SharedMemory
+    from modelserver.planes.shared_memory import SharedMemory
     from modelserver.repository.state import IndexEntry
     from modelserver.repository.traffic import Traffic
     from modelserver.store.store import Store
@@ -167,11 +167,6 @@ class AuthorizedDataPlane(AuthorizedInferPlane):
     def shared_memory(self) -> SharedMemory:
         _check("shared memory", "")
         return self._plane.shared_memory
-
-    @property
-    def cuda_shared_memory(self) -> CudaSharedMemory:
-        _check("shared memory", "")
-        return self._plane.cuda_shared_memory
 
 
 class AuthorizedControlPlane:

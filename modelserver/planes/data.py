@@ -32,7 +32,7 @@ from modelserver.planes.adapters import AdapterLoads
 from modelserver.planes.on_demand import WaitingRequests
 from modelserver.planes.quotas import Callers, OverloadStream, tell_overload
 from modelserver.planes.shadow import Shadows
-from modelserver.planes.shared_memory import CudaSharedMemory, Region, SharedMemory
+from modelserver.planes.shared_memory import AnyRegion, SharedMemory
 from modelserver.planes.shared_memory_io import TransferStream, long_inputs, region_slices, resolve
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
@@ -176,7 +176,6 @@ class DataPlane:
         self._refuses_sequences = self._refuses_all = False
         self.refusals = RefusalCounts()
         self.shared_memory = shared_memory or SharedMemory()
-        self.cuda_shared_memory = CudaSharedMemory()
 
     def infer(self, request: InFlightRequest) -> ResponseStream:
         """Check the request and hand it to its model; the stream brings the responses or the error.
@@ -201,7 +200,7 @@ class DataPlane:
             if model.is_decoupled:
                 request.is_decoupled = True
             transfer = request.transfer
-            if transfer is not None and (items := long_inputs(transfer)):
+            if transfer is not None and (items := long_inputs(transfer, self.shared_memory)):
                 return self._read_regions(model, request, transfer, items)
             regions = () if transfer is None else resolve(request, transfer, self.shared_memory)
             form = request.form
@@ -279,7 +278,7 @@ class DataPlane:
         return self._traffic.choose(request, self._repository.ready_versions(request.model_name))
 
     def _submit_observed(
-        self, model: Model, request: InFlightRequest, regions: Sequence[Region], *, is_split: bool
+        self, model: Model, request: InFlightRequest, regions: Sequence[AnyRegion], *, is_split: bool
     ) -> ResponseStream:
         """As `Model.submit`, with the parts that see or change responses placed before the reader."""
         reader = request.stream

@@ -1,23 +1,28 @@
-"""System shared memory that clients have registered: named regions, in which tensors of requests may lie.
+"""Shared memory that clients have registered: named regions of a host or of a GPU, in which tensors may lie.
 
 A client may make the file of a region smaller at any time. Each use checks that it is still large enough; a change
 between the check and the use fails only that request. With the C part, tensors are views of the region's guarded
 memory; without it they are copied by system calls, which report missing bytes.
+
+Regions of a GPU are opened by the handle of the process that has allocated them. Their memory stays until the region is
+unregistered, even if that process ends.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from modelserver.core.accelerator import guard, is_broken, unguard
+from modelserver.core.long_work import Result, Slices, at_once, long_work
 from modelserver.core.tensor import Buffer
 from modelserver.errors import (
     AlreadyExistsError,
@@ -27,7 +32,10 @@ from modelserver.errors import (
     ServerError,
     UnsupportedError,
 )
+from modelserver.platform.cuda import HANDLE_BYTES, Cuda
 from modelserver.telemetry.audit import audited
+
+_logger = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,8 +45,6 @@ DIRECTORY = Path("/dev/shm")  # noqa: S108 - where the C library's shm_open look
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _MAX_NAME_BYTES = 255
 _MAX_UINT64 = 2**64 - 1
-# A cudaIpcMemHandle_t.
-CUDA_HANDLE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +57,36 @@ class RegionStatus:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class CudaRegionStatus:
+    """A region of a GPU as its client described it; the size in bytes."""
+
+    name: str
+    device_id: int
+    num_bytes: int
+
+
+def _check_bounds(name: str, total: int, offset: int, num_bytes: int) -> None:
+    """Raise InvalidArgumentError if these bytes are not all among the `total` of a region."""
+    if offset >= total:
+        raise InvalidArgumentError(f"Invalid offset for shared memory region: '{name}' has {total} bytes, got {offset}")
+    if offset + num_bytes > _MAX_UINT64:
+        raise InvalidArgumentError(
+            f"Integer overflow detected: byte_size ({num_bytes}) + offset ({offset}) exceeds maximum value "
+            f"({_MAX_UINT64}) for region '{name}', which has {total} bytes"
+        )
+    if offset + num_bytes > total:
+        raise InvalidArgumentError(
+            f"Invalid offset + byte size for shared memory region: '{name}' has {total} bytes, "
+            f"got {offset} + {num_bytes}"
+        )
+
+
 class Region:
     """A registered region, and how many requests in flight use it. Event loop thread only."""
 
     __slots__ = ("_descriptor", "_memory", "_was_smaller", "is_leaving", "num_users", "status")
+    is_on_device = False
 
     def __init__(self, status: RegionStatus) -> None:
         """Map the memory. Raises InvalidArgumentError for a key without memory, or with too little."""
@@ -79,20 +111,7 @@ class Region:
     def check(self, offset: int, num_bytes: int) -> None:
         """Raise InvalidArgumentError if these bytes are not all in the region, or no longer in its file."""
         status = self.status
-        if offset >= status.num_bytes:
-            raise InvalidArgumentError(
-                f"Invalid offset for shared memory region: '{status.name}' has {status.num_bytes} bytes, got {offset}"
-            )
-        if offset + num_bytes > _MAX_UINT64:
-            raise InvalidArgumentError(
-                f"Integer overflow detected: byte_size ({num_bytes}) + offset ({offset}) exceeds maximum value "
-                f"({_MAX_UINT64}) for region '{status.name}', which has {status.num_bytes} bytes"
-            )
-        if offset + num_bytes > status.num_bytes:
-            raise InvalidArgumentError(
-                f"Invalid offset + byte size for shared memory region: '{status.name}' has {status.num_bytes} bytes, "
-                f"got {offset} + {num_bytes}"
-            )
+        _check_bounds(status.name, status.num_bytes, offset, num_bytes)
         end = status.offset + offset + num_bytes
         if not self.is_whole or end > os.fstat(self._descriptor).st_size:
             raise self.smaller()
@@ -150,6 +169,62 @@ class Region:
         self._memory = None
 
 
+class CudaRegion:
+    """A region of a GPU, as `Region`. Its memory is read and written by copies, which take long."""
+
+    __slots__ = ("_cuda", "_handle", "address", "is_leaving", "num_users", "status")
+    is_on_device = True
+    is_whole = True
+
+    def __init__(self, status: CudaRegionStatus, handle: bytes, cuda: Cuda) -> None:
+        """Map the memory, which takes long. Raises InvalidArgumentError for a handle without memory, or too little."""
+        self.status = status
+        self.num_users = 0
+        self.is_leaving = False
+        self._cuda = cuda
+        self._handle = handle
+        failed = f"failed to register CUDA shared memory region: '{status.name}'"
+        try:
+            self.address = cuda.open(handle, status.device_id)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{failed}: failed to open CUDA IPC handle: {error}") from None
+        try:
+            size = cuda.size(self.address, status.device_id)
+            if not 0 < status.num_bytes <= size:
+                raise InvalidArgumentError(f"{failed}: its handle has {size} bytes, got {status.num_bytes}")
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self, offset: int, num_bytes: int) -> None:
+        """Raise InvalidArgumentError if these bytes are not all in the region."""
+        _check_bounds(self.status.name, self.status.num_bytes, offset, num_bytes)
+
+    def check_whole(self) -> None:
+        """Device memory does not shrink."""
+
+    def holds(self, _array: Array) -> bool:
+        """No array is memory of a device."""
+        return False
+
+    def read(self, offset: int, num_bytes: int) -> memoryview:
+        """A copy of these bytes. Raises InvalidArgumentError as `check` does."""
+        self.check(offset, num_bytes)
+        return memoryview(self._cuda.read(self.address + offset, num_bytes, self.status.device_id)).toreadonly()
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """The bytes are there when it returns. Raises InvalidArgumentError as `check` does."""
+        self.check(offset, len(data))
+        self._cuda.write(self.address + offset, data, self.status.device_id)
+
+    def close(self) -> None:
+        """Unmap the memory, which may take long."""
+        self._cuda.close(self._handle, self.status.device_id)
+
+
+AnyRegion = Region | CudaRegion
+
+
 class _GuardedMemory(mmap.mmap):
     """The memory of a file that others may make smaller: missing bytes read as zeros instead of killing the process."""
 
@@ -177,12 +252,17 @@ class _GuardedMemory(mmap.mmap):
 
 
 class SharedMemory:
-    """The regions by name. Event loop thread only."""
+    """The regions by name, of both kinds. Event loop thread only."""
 
-    def __init__(self, *, is_allowed: bool = False) -> None:
-        """Without `is_allowed` nothing can be registered; queries then find no regions."""
+    def __init__(self, *, is_allowed: bool = False, new_cuda: Callable[[], Cuda] = Cuda) -> None:
+        """Without `is_allowed` nothing can be registered; queries then find no regions. `new_cuda` opens the driver,
+        when a region of a GPU is first registered."""
         self.is_allowed = is_allowed
-        self._regions: dict[str, Region] = {}
+        self._regions: dict[str, AnyRegion] = {}
+        self._new_cuda = new_cuda
+        self._cuda: Cuda | None = None
+        # Regions of a GPU that are registered; while there are none, no request is asked for them.
+        self.num_cuda_regions = 0
 
     def register(self, name: str, key: str, offset: int, num_bytes: int) -> None:
         """Register a region by that name.
@@ -190,29 +270,68 @@ class SharedMemory:
         Raises UnsupportedError without the flag, AlreadyExistsError, or InvalidArgumentError.
         """
         with audited("register shared memory", name):
-            self._register(name, key, offset, num_bytes)
+            self._check_name(name, key)
+            self._regions[name] = Region(RegionStatus(name, key, offset, num_bytes))
 
-    def _register(self, name: str, key: str, offset: int, num_bytes: int) -> None:
+    def register_cuda(self, name: str, handle: bytes, device_id: int, num_bytes: int, then: Registered) -> None:
+        """Register a region of a GPU by the handle of the process that allocated it, beside the event loop.
+
+        `then` gets a function that raises what went wrong: as `register`, and UnsupportedError without a GPU. Raises
+        at once what needs no GPU.
+        """
+        with audited("register CUDA shared memory", name):
+            self._check_name(name, "")
+            if len(handle) != HANDLE_BYTES:
+                raise InvalidArgumentError(
+                    f"failed to register CUDA shared memory region: '{name}': its handle has {len(handle)} bytes, "
+                    f"expected the {HANDLE_BYTES} of a cudaIpcMemHandle_t"
+                )
+
+        def opened() -> Slices[CudaRegion]:
+            yield
+            try:
+                cuda = self._cuda = self._cuda or self._new_cuda()
+            except UnsupportedError as error:
+                raise UnsupportedError(
+                    f"failed to register CUDA shared memory region: '{name}', {error}; use system shared memory, or "
+                    "send tensors in the message"
+                ) from None
+            return CudaRegion(CudaRegionStatus(name, device_id, num_bytes), handle, cuda)
+
+        def take(result: Result[CudaRegion]) -> None:
+            def registered() -> None:
+                region = result()
+                if name in self._regions:
+                    _close(region)
+                    raise _exists(name)
+                self._regions[name] = region
+                self.num_cuda_regions += 1
+
+            then(registered)
+
+        long_work().start(opened(), take)
+
+    def _check_name(self, name: str, key: str) -> None:
         self.check_allowed()
         if not name or name.startswith(RESERVED_PREFIX) or key.lstrip("/").startswith(RESERVED_PREFIX):
             raise InvalidArgumentError(
                 f"cannot register shared memory region '{name}' with key '{key}' as the {_fault(name)}"
             )
         if name in self._regions:
-            raise AlreadyExistsError(f"shared memory region '{name}' already in manager")
-        self._regions[name] = Region(RegionStatus(name, key, offset, num_bytes))
+            raise _exists(name)
 
-    def unregister(self, name: str = "") -> None:
-        """Forget a region, or all of them; one in use is forgotten when its last request has ended.
+    def unregister(self, name: str = "", *, is_cuda: bool = False) -> None:
+        """Forget a region, or all of this kind; one in use is forgotten when its last request has ended.
 
         An unknown name is ignored. Raises UnsupportedError for a name, if the flag is not set.
         """
-        with audited("unregister shared memory", name):
+        with audited("unregister CUDA shared memory" if is_cuda else "unregister shared memory", name):
             if name:
                 self.check_allowed()
         for region in [region for region in self._regions.values() if name in ("", region.status.name)]:
-            region.is_leaving = True
-            self._close_unused(region)
+            if region.is_on_device is is_cuda:
+                region.is_leaving = True
+                self._close_unused(region)
 
     def check_allowed(self) -> None:
         """Raise UnsupportedError if the server was not started with the flag."""
@@ -224,23 +343,32 @@ class SharedMemory:
 
     def statuses(self, name: str = "") -> Sequence[RegionStatus]:
         """The status of one region, or of all. Raises NotFoundError for an unknown name."""
-        if name and name not in self._regions:
-            raise NotFoundError(f"Unable to find system shared memory region: '{name}'")
-        return [region.status for region in self._regions.values() if not name or region.status.name == name]
+        found = [region.status for region in self._regions.values() if isinstance(region, Region)]
+        return _named(name, found, "system")
 
-    def find(self, name: str) -> Region:
+    def cuda_statuses(self, name: str = "") -> Sequence[CudaRegionStatus]:
+        """As `statuses`, of regions of GPUs."""
+        found = [region.status for region in self._regions.values() if isinstance(region, CudaRegion)]
+        return _named(name, found, "cuda")
+
+    def find(self, name: str) -> AnyRegion:
         """The region of that name. Raises NotFoundError."""
         region = self._regions.get(name)
         if region is None:
             raise NotFoundError(f"Unable to find shared memory region: '{name}'")
         return region
 
-    def acquire(self, regions: Sequence[Region]) -> None:
+    def is_on_device(self, name: str) -> bool:
+        """Whether it is a region of a GPU."""
+        region = self._regions.get(name)
+        return region is not None and region.is_on_device
+
+    def acquire(self, regions: Sequence[AnyRegion]) -> None:
         """A request uses these until `release`."""
         for region in regions:
             region.num_users += 1
 
-    def release(self, regions: Sequence[Region]) -> None:
+    def release(self, regions: Sequence[AnyRegion]) -> None:
         """The request has ended."""
         for region in regions:
             region.num_users -= 1
@@ -253,27 +381,42 @@ class SharedMemory:
             region.close()
         self._regions.clear()
 
-    def _close_unused(self, region: Region) -> None:
+    def _close_unused(self, region: AnyRegion) -> None:
         if region.num_users == 0 and self._regions.pop(region.status.name, None) is not None:
-            region.close()
+            if region.is_on_device:
+                self.num_cuda_regions -= 1
+            _close(region)
 
 
-class CudaSharedMemory:
-    """CUDA regions: this server shares no GPU memory, so it refuses to register any and lists none."""
+# Called on the event loop with a function that raises why nothing was registered.
+Registered = Callable[[Callable[[], None]], None]
+StatusT = TypeVar("StatusT", RegionStatus, CudaRegionStatus)
 
-    def register(self, name: str, raw_handle: bytes, device_id: int, num_bytes: int) -> None:
-        """Raises UnsupportedError always; the arguments are those of the protocol."""
-        del raw_handle, num_bytes
-        raise UnsupportedError(
-            f"failed to register CUDA shared memory region: '{name}', GPUs not supported: this server does not share "
-            f"the memory of device {device_id}; use system shared memory, or send tensors in the message"
-        )
 
-    def statuses(self, name: str = "") -> Sequence[RegionStatus]:
-        """The status of one region, which is never found, or of all."""
-        if name:
-            raise NotFoundError(f"Unable to find cuda shared memory region: '{name}'")
-        return ()
+def _named(name: str, statuses: Sequence[StatusT], kind: str) -> Sequence[StatusT]:
+    found = [status for status in statuses if name in ("", status.name)]
+    if name and not found:
+        raise NotFoundError(f"Unable to find {kind} shared memory region: '{name}'")
+    return found
+
+
+def _close(region: AnyRegion) -> None:
+    """That of a device beside the event loop."""
+    if region.is_on_device:
+        long_work().start(at_once(region.close), _ended)
+    else:
+        region.close()
+
+
+def _ended(result: Result[None]) -> None:
+    try:
+        result()
+    except ServerError as error:
+        _logger.error("a CUDA shared memory region was not unmapped: %s", error)
+
+
+def _exists(name: str) -> AlreadyExistsError:
+    return AlreadyExistsError(f"shared memory region '{name}' already in manager")
 
 
 def too_small(output: str, num_bytes: int, needed_bytes: int) -> ServerError:

@@ -19,7 +19,7 @@ from modelserver.core.request import InFlightRequest, RegionInput, Transfer
 from modelserver.core.response import InferResponse, RelayStream
 from modelserver.core.tensor import Buffer, Tensor, bytes_element_slices, tensor_from_bytes, tensor_to_bytes
 from modelserver.errors import InternalError, InvalidArgumentError, ServerError
-from modelserver.planes.shared_memory import Region, SharedMemory, too_small
+from modelserver.planes.shared_memory import AnyRegion, SharedMemory, too_small
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
@@ -98,7 +98,7 @@ _COPIED_BYTES: Final = 256 * 1024
 _BOUNDARY: Final = 8
 
 
-def resolve(request: InFlightRequest, transfer: Transfer, memory: SharedMemory) -> Sequence[Region]:
+def resolve(request: InFlightRequest, transfer: Transfer, memory: SharedMemory) -> Sequence[AnyRegion]:
     """Add the request's inputs from regions; returns all regions that it uses.
 
     Raises NotFoundError for an unknown region, InvalidArgumentError for a slice that is outside its region or not of
@@ -116,9 +116,15 @@ def resolve(request: InFlightRequest, transfer: Transfer, memory: SharedMemory) 
     return regions
 
 
-def long_inputs(transfer: Transfer) -> tuple[RegionInput, ...]:
-    """The inputs in regions that would block the event loop: BYTES to split, and numbers to copy to a boundary."""
-    return tuple(item for item in transfer.inputs if item.place.num_bytes > _MAX_BYTES_ON_LOOP and _is_copied(item))
+def long_inputs(transfer: Transfer, memory: SharedMemory) -> tuple[RegionInput, ...]:
+    """The inputs in regions that would block the event loop: BYTES to split, numbers to copy to a boundary, and all
+    that lie on a GPU."""
+    return tuple(
+        item
+        for item in transfer.inputs
+        if (item.place.num_bytes > _MAX_BYTES_ON_LOOP and _is_copied(item))
+        or (memory.num_cuda_regions and memory.is_on_device(item.place.region))
+    )
 
 
 def _is_copied(item: RegionInput) -> bool:
@@ -128,7 +134,7 @@ def _is_copied(item: RegionInput) -> bool:
 
 
 def region_slices(
-    model_name: str, items: Sequence[RegionInput], regions: Sequence[Region]
+    model_name: str, items: Sequence[RegionInput], regions: Sequence[AnyRegion]
 ) -> Slices[dict[str, Tensor]]:
     """The tensors of inputs in regions, in slices. Raises InvalidArgumentError as `resolve` does."""
     inputs: dict[str, Tensor] = {}
@@ -137,12 +143,15 @@ def region_slices(
         if item.datatype.itemsize is None:
             elements = yield from bytes_element_slices(item.name, item.shape, data)
             inputs[item.name] = Tensor(item.name, item.datatype, elements)
+        elif region.is_on_device:  # a copy already
+            yield
+            inputs[item.name] = tensor_from_bytes(item.name, item.datatype, item.shape, data)
         else:
             copy = scratch(len(data))
             yield from _copy(copy, data)
             inputs[item.name] = tensor_from_bytes(item.name, item.datatype, item.shape, copy)
         if not region.is_whole:
-            raise region.smaller()
+            region.check_whole()
     return inputs
 
 
@@ -154,7 +163,7 @@ def _copy(target: memoryview, data: Buffer) -> Slices[None]:
         yield
 
 
-def _read(model_name: str, item: RegionInput, region: Region) -> memoryview:
+def _read(model_name: str, item: RegionInput, region: AnyRegion) -> memoryview:
     place = item.place
     itemsize = item.datatype.itemsize
     data = region.read(place.offset, place.num_bytes)
@@ -166,7 +175,7 @@ def _read(model_name: str, item: RegionInput, region: Region) -> memoryview:
     return data
 
 
-def _input(model_name: str, item: RegionInput, region: Region) -> Tensor:
+def _input(model_name: str, item: RegionInput, region: AnyRegion) -> Tensor:
     tensor = tensor_from_bytes(item.name, item.datatype, item.shape, _read(model_name, item, region))
     if not tensor.data.flags.aligned:
         tensor.data = tensor.data.copy()
@@ -186,7 +195,7 @@ class TransferStream(RelayStream):
         request: InFlightRequest,
         transfer: Transfer,
         model: Model,
-        regions: Sequence[Region],
+        regions: Sequence[AnyRegion],
         memory: SharedMemory,
     ) -> None:
         super().__init__(request.stream)
@@ -226,7 +235,10 @@ class TransferStream(RelayStream):
     def _is_long(self, response: InferResponse) -> bool:
         transfer = self._transfer
         for tensor in response.outputs or ():
-            is_moved = tensor.name in transfer.placed or tensor.name in transfer.class_counts
+            place = transfer.placed.get(tensor.name)
+            if place is not None and self._region(place.region).is_on_device:
+                return True
+            is_moved = place is not None or tensor.name in transfer.class_counts
             size = tensor.data.nbytes if tensor.datatype.itemsize is not None else _num_bytes(tensor)
             if size > _MAX_BYTES_ON_LOOP and (is_moved or self._is_in_region(tensor)):
                 return True
@@ -276,7 +288,8 @@ class TransferStream(RelayStream):
             if len(data) > place.num_bytes:
                 raise too_small(tensor.name, place.num_bytes, len(data))
             region = self._region(place.region)
-            for start in range(0, len(data), _COPIED_BYTES):
+            step = max(1, len(data)) if region.is_on_device else _COPIED_BYTES
+            for start in range(0, len(data), step):
                 region.write(place.offset + start, data[start : start + _COPIED_BYTES])
                 yield
             return placeholder(tensor)
@@ -295,7 +308,7 @@ class TransferStream(RelayStream):
     def _is_in_region(self, tensor: Tensor) -> bool:
         return any(region.holds(tensor.data) for region in self._regions)
 
-    def _region(self, name: str) -> Region:
+    def _region(self, name: str) -> AnyRegion:
         return next(region for region in self._regions if region.status.name == name)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from modelserver.frontends.grpc.edge import answered
+from modelserver.frontends.grpc.edge import answered, fail, parse
 from modelserver.pb import grpc_service_pb2 as pb
-from modelserver.protocol.call import Method
+from modelserver.protocol.call import Method, UnaryCall
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
@@ -26,7 +26,7 @@ class Regions:
             "SystemSharedMemoryRegister": answered(pb.SystemSharedMemoryRegisterRequest, self._register),
             "SystemSharedMemoryUnregister": answered(pb.SystemSharedMemoryUnregisterRequest, self._unregister),
             "CudaSharedMemoryStatus": answered(pb.CudaSharedMemoryStatusRequest, self._cuda_status),
-            "CudaSharedMemoryRegister": answered(pb.CudaSharedMemoryRegisterRequest, self._cuda_register),
+            "CudaSharedMemoryRegister": Method(unary=self._cuda_register),
             "CudaSharedMemoryUnregister": answered(pb.CudaSharedMemoryUnregisterRequest, self._cuda_unregister),
         }
 
@@ -49,17 +49,33 @@ class Regions:
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def _cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
-        self._dataplane.cuda_shared_memory.statuses(request.name)
-        return pb.CudaSharedMemoryStatusResponse()
+        regions = {
+            row.name: pb.CudaSharedMemoryStatusResponse.RegionStatus(
+                name=row.name, device_id=row.device_id, byte_size=row.num_bytes
+            )
+            for row in self._dataplane.shared_memory.cuda_statuses(request.name)
+        }
+        return pb.CudaSharedMemoryStatusResponse(regions=regions)
 
-    def _cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
-        self._dataplane.shared_memory.check_allowed()
-        self._dataplane.cuda_shared_memory.register(
-            request.name, request.raw_handle, request.device_id, request.byte_size
-        )
-        return pb.CudaSharedMemoryRegisterResponse()
+    def _cuda_register(self, call: UnaryCall) -> None:
+        """Answered when the memory is mapped, which takes long."""
+
+        def registered(result: Callable[[], None]) -> None:
+            try:
+                result()
+            except Exception as error:
+                fail(call, error)
+            else:
+                call.reply((pb.CudaSharedMemoryRegisterResponse().SerializeToString(),))
+
+        try:
+            request = parse(pb.CudaSharedMemoryRegisterRequest, call.message)
+            self._dataplane.shared_memory.register_cuda(
+                request.name, request.raw_handle, request.device_id, request.byte_size, registered
+            )
+        except Exception as error:
+            fail(call, error)
 
     def _cuda_unregister(self, request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
-        if request.name:
-            self._dataplane.shared_memory.check_allowed()
+        self._dataplane.shared_memory.unregister(request.name, is_cuda=True)
         return pb.CudaSharedMemoryUnregisterResponse()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from modelserver.auth.access import ApiGroup
 from modelserver.core.documents import beginning
 from modelserver.errors import InvalidArgumentError
+from modelserver.frontends.http.body import answer_errors
 from modelserver.frontends.http.json_body import with_object
-from modelserver.planes.shared_memory import CUDA_HANDLE_BYTES
+from modelserver.platform.cuda import HANDLE_BYTES
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
@@ -75,21 +77,25 @@ class Regions:
         def answer(document: dict[str, Any]) -> None:
             handle = _handle(document)
             device_id, num_bytes = _size(document, "device_id"), _size(document, "byte_size")
-            self._dataplane.cuda_shared_memory.register(region, handle, device_id, num_bytes)
-            exchange.respond(bare_response(exchange.head.headers.get("accept"), {}))
+
+            def respond(_: None) -> None:
+                exchange.respond(bare_response(exchange.head.headers.get("accept"), {}))
+
+            then = partial(answer_errors, exchange, respond)
+            self._dataplane.shared_memory.register_cuda(region, handle, device_id, num_bytes, then)
 
         self._dataplane.shared_memory.check_allowed()
         with_object(exchange, self._limits, answer)
 
     def cuda_unregister(self, exchange: HttpExchange, region: str = "") -> None:
-        """There are none; unregistering an unknown region succeeds."""
-        if region:
-            self._dataplane.shared_memory.check_allowed()
+        """As `unregister`."""
+        self._dataplane.shared_memory.unregister(region, is_cuda=True)
         exchange.respond(bare_response(exchange.head.headers.get("accept"), {}))
 
     def cuda_status(self, exchange: HttpExchange, region: str = "") -> None:
-        rows = self._dataplane.cuda_shared_memory.statuses(region)
-        exchange.respond(json_response(list(rows)))
+        rows = self._dataplane.shared_memory.cuda_statuses(region)
+        document = [{"name": row.name, "device_id": row.device_id, "byte_size": row.num_bytes} for row in rows]
+        exchange.respond(json_response(document))
 
 
 def _size(document: dict[str, Any], name: str) -> int:
@@ -108,7 +114,7 @@ def _handle(document: dict[str, Any]) -> bytes:
         handle = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         handle = b""
-    if len(handle) != CUDA_HANDLE_BYTES:
+    if len(handle) != HANDLE_BYTES:
         raise InvalidArgumentError("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
     return handle
 

@@ -180,7 +180,7 @@ def test_what_is_there_is_advertised_in_tritons_order() -> None:
         "model_configuration system_shared_memory cuda_shared_memory binary_tensor_data parameters "
         "statistics trace logging"
     )
-    assert list(EXTENSIONS) == [name for name in of_triton.split() if name != "cuda_shared_memory"]
+    assert list(EXTENSIONS) == of_triton.split()
 
 
 def test_a_fault_of_ours_is_a_500(frontend: HttpFrontend, dataplane: DataPlane) -> None:

@@ -1,0 +1,181 @@
+"""CUDA shared memory, by tritonclient's own utilities, over a driver without a GPU (`support.fake_cuda`)."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.clients import ClientError, ProtocolClient
+from support.fake_cuda import FakeCuda, runtime_modules
+from support.gate import BACKEND_DIRECTORY
+from support.latches import latch_of, write_latched
+from support.model_files import write_identity
+from support.serving import RunningServer, running_server
+from support.waiting import until_true
+from tritonclient.utils import serialize_byte_tensor
+
+from modelserver.errors import ErrorCode
+from modelserver.platform.cuda import Cuda
+
+pytestmark = pytest.mark.one_layout
+
+DATA = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+@pytest.fixture(scope="module")
+def cuda() -> FakeCuda:
+    return FakeCuda()
+
+
+@pytest.fixture(scope="module")
+def shm(cuda: FakeCuda) -> Iterator[Any]:
+    """`tritonclient.utils.cuda_shared_memory`, which imports NVIDIA's package."""
+    modules = runtime_modules(cuda)
+    sys.modules.update(modules)
+    name = "tritonclient.utils.cuda_shared_memory"
+    try:
+        yield importlib.import_module(name)
+    finally:
+        for each in (*modules, name, f"{name}._utils"):
+            sys.modules.pop(each, None)
+
+
+@pytest.fixture(scope="module")
+def served(layout: str, cuda: FakeCuda, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("served")
+    write_identity(root, "echo")
+    write_identity(root, "text", data_type="TYPE_STRING")
+    write_latched(root, "slow", held="batch", max_batch_size=8)
+    with running_server(root, allow_client_shm=True, backend_directory=(BACKEND_DIRECTORY,)) as running:
+        running.server.dataplane.shared_memory._new_cuda = lambda: Cuda(cuda)
+        yield running
+
+
+@pytest.fixture
+def client(protocol: type[ProtocolClient], served: RunningServer, cuda: FakeCuda) -> Iterator[ProtocolClient]:
+    with protocol(served) as connected:
+        yield connected
+        connected.raw.unregister_cuda_shared_memory()
+        until_true(lambda: not any(found.num_maps for found in cuda.allocations.values()), "regions are unmapped")
+
+
+def _registered(client: ProtocolClient) -> dict[str, tuple[int, int]]:
+    if client.name == "grpc":
+        regions = client.raw.get_cuda_shared_memory_status().regions
+        return {name: (region.device_id, region.byte_size) for name, region in regions.items()}
+    return {row["name"]: (row["device_id"], row["byte_size"]) for row in client.raw.get_cuda_shared_memory_status()}
+
+
+def _placed(client: ProtocolClient, datatype: str, shape: list[int], num_bytes: int, offset: int) -> tuple[Any, Any]:
+    """An input at the beginning of `region`, and an output at `offset`."""
+    tensor = client.library.InferInput("INPUT0", shape, datatype)
+    tensor.set_shared_memory("region", num_bytes)
+    output = client.library.InferRequestedOutput("OUTPUT0")
+    output.set_shared_memory("region", 64, offset)
+    return tensor, output
+
+
+def test_tensors_lie_in_the_memory_of_a_gpu(client: ProtocolClient, shm: Any, cuda: FakeCuda) -> None:
+    handle = shm.create_shared_memory_region("region", 256, 0)
+    shm.set_shared_memory_region(handle, [DATA])
+    client.raw.register_cuda_shared_memory("region", shm.get_raw_handle(handle), 0, 256)
+    assert _registered(client) == {"region": (0, 256)}
+    tensor, output = _placed(client, "FP32", [2, 4], DATA.nbytes, 64)
+    del cuda.calls[:]
+    client.raw.infer("echo", [tensor], outputs=[output])
+    # Each copy is done before what reads it begins: the model, and the client.
+    assert cuda.calls == ["cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuMemcpyHtoDAsync", "cuStreamSynchronize"]
+    np.testing.assert_array_equal(shm.get_contents_as_numpy(handle, np.float32, [40])[16:24].reshape(2, 4), DATA)
+    with pytest.raises(ClientError, match="shared memory region 'region' already in manager"):
+        client._call(client.raw.register_cuda_shared_memory, "region", shm.get_raw_handle(handle), 0, 256)
+    shm.destroy_shared_memory_region(handle)
+
+
+def test_texts_lie_there_too(client: ProtocolClient, shm: Any) -> None:
+    texts = np.array([b"one", b"", b"three"], dtype=object)
+    serialized = serialize_byte_tensor(texts)
+    handle = shm.create_shared_memory_region("region", 256, 0)
+    shm.set_shared_memory_region(handle, [serialized])
+    client.raw.register_cuda_shared_memory("region", shm.get_raw_handle(handle), 0, 256)
+    tensor = client.library.InferInput("INPUT0", [1, 3], "BYTES")
+    tensor.set_shared_memory("region", len(serialized.item()))
+    result = client.raw.infer("text", [tensor])
+    assert result.as_numpy("OUTPUT0")[0].tolist() == texts.tolist()
+    shm.destroy_shared_memory_region(handle)
+
+
+def test_memory_stays_until_the_last_request_has_ended(
+    client: ProtocolClient, shm: Any, cuda: FakeCuda, served: RunningServer
+) -> None:
+    """Unregistered in the midst of a request, and freed by the process that allocated it."""
+    handle = shm.create_shared_memory_region("region", 256, 0)
+    shm.set_shared_memory_region(handle, [np.arange(16, dtype=np.float32)])
+    own = list(cuda.allocations.values())[-1]
+    client.raw.register_cuda_shared_memory("region", shm.get_raw_handle(handle), 0, 256)
+    tensor, output = _placed(client, "FP32", [1, 1], 4, 128)
+    del cuda.calls[:]
+    latch = latch_of(served, "slow")
+    latch.close()
+    memory = served.server.dataplane.shared_memory
+    answers: list[Any] = []
+    with type(client)(served) as other:
+        asking = threading.Thread(target=lambda: answers.append(other.raw.infer("slow", [tensor], outputs=[output])))
+        asking.start()
+        # Its input has been read, and its output waits for the model.
+        until_true(lambda: memory.find("region").num_users == 1 and "cuMemcpyDtoHAsync" in cuda.calls, "it runs")
+        client.raw.unregister_cuda_shared_memory("region")
+        assert _registered(client) == {"region": (0, 256)}
+        shm.destroy_shared_memory_region(handle)
+        assert own.num_maps == 1
+        latch.open()
+        asking.join()
+    assert answers
+    until_true(lambda: own.num_maps == 0, "the region is unmapped")
+    assert _registered(client) == {}
+    assert np.frombuffer(own.memory, np.float32)[32] == 0.0
+    assert cuda.calls[-2:] == ["cuCtxSynchronize", "cuIpcCloseMemHandle"]
+
+
+def test_two_names_share_one_mapping(client: ProtocolClient, shm: Any, cuda: FakeCuda) -> None:
+    handle = shm.create_shared_memory_region("region", 256, 0)
+    own = list(cuda.allocations.values())[-1]
+    for name in ("region", "again"):
+        client.raw.register_cuda_shared_memory(name, shm.get_raw_handle(handle), 0, 256)
+    assert own.num_maps == 1
+    client.raw.unregister_cuda_shared_memory("again")
+    assert _registered(client) == {"region": (0, 256)}
+    assert own.num_maps == 1
+    shm.destroy_shared_memory_region(handle)
+
+
+def test_what_cannot_be_registered_is_refused(client: ProtocolClient, shm: Any) -> None:
+    handle = shm.create_shared_memory_region("region", 256, 0)
+    raw = shm.get_raw_handle(handle)
+    for arguments, message in (
+        (("region", base64.b64encode(bytes(64)), 0, 8), "failed to open CUDA IPC handle: .*invalid argument"),
+        (("region", raw, 7, 8), "there is no GPU 7"),
+        (("region", raw, 1 << 32, 8), "there is no GPU 4294967296"),
+        (("region", raw, 0, 257), "its handle has 256 bytes, got 257"),
+        (("region", raw, 0, 0), "its handle has 256 bytes, got 0"),
+        (("", raw, 0, 8), "name is empty"),
+    ):
+        if client.name == "http" and not arguments[0]:
+            continue
+        with pytest.raises(ClientError, match=message) as caught:
+            client._call(client.raw.register_cuda_shared_memory, *arguments)
+        assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+    assert _registered(client) == {}
+    client.raw.register_cuda_shared_memory("region", raw, 0, 64)
+    for offset, shape, num_bytes in ((0, [2, 4], 16), (60, [2, 4], 32), (300, [2, 4], 32)):
+        tensor = client.library.InferInput("INPUT0", shape, "FP32")
+        tensor.set_shared_memory("region", num_bytes, offset)
+        with pytest.raises(ClientError) as caught:
+            client._call(client.raw.infer, "echo", [tensor])
+        assert caught.value.code is ErrorCode.INVALID_ARGUMENT
+    shm.destroy_shared_memory_region(handle)
