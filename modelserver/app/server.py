@@ -29,6 +29,7 @@ from modelserver.auth.access import is_loopback
 from modelserver.auth.api_keys import open_keys
 from modelserver.auth.caller_limits import NO_LIMITS
 from modelserver.cache.open_store import open_store
+from modelserver.core.long_work import Slices, finish
 from modelserver.execution.host_policy import HostCores
 from modelserver.execution.shared_resources import GpuLimits, SharedResources
 from modelserver.frontends.console.routes import CONSOLE
@@ -52,6 +53,7 @@ from modelserver.telemetry.log_settings import LogControl
 from modelserver.telemetry.metrics import FamilySource, ServerMetrics
 from modelserver.telemetry.model_families import MetricsOptions
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
+from modelserver.telemetry.otel import OtelExport
 from modelserver.telemetry.tracer import Tracer
 from modelserver.telemetry.wire_counts import WireCounts, front_families, wire_families
 from modelserver.wire.address import authority
@@ -174,10 +176,15 @@ class Server:
                 stack.push_async_callback(batches.close)
             await self._open(stack, ports, METRICS)
             stack.callback(self.dataplane.shared_memory.close)
+            export = OtelExport.of(os.environ, self.version, self._collector)
+            if export is not None:
+                self._stages.add(stack, "logs for OpenTelemetry", lambda _: asyncio.to_thread(export.close))
             self._stages.add(stack, "traces", lambda _: asyncio.to_thread(self.dataplane.tracer.close))
             if self.answers is not None:
                 stack.push_async_callback(self.answers.close)
             self._stages.add(stack, "models", self.repository.stop)
+            if export is not None:
+                self._stages.add(stack, "metrics", lambda _: asyncio.to_thread(export.close_metrics))
             self._stages.add(stack, "requests in flight", self._drain)
             if self.options.listen_when_ready:
                 await self.repository.start(calls)
@@ -279,6 +286,17 @@ class Server:
                 has_duration_histograms=switches["histogram_latencies"],
             ),
         )
+
+    def _collector(self) -> Callable[[], list[Metric]]:
+        """What makes the families of the page of metrics in a thread; what only the event loop knows is read there."""
+        metrics, loop = self.metrics(), asyncio.get_running_loop()
+
+        async def begin() -> Slices[list[Metric]]:
+            slices = metrics.collect_slices()
+            next(slices)
+            return slices
+
+        return lambda: finish(asyncio.run_coroutine_threadsafe(begin(), loop).result())
 
     def _front_families(self) -> list[Metric]:
         """The families of the wire's processes, if it has any."""

@@ -69,9 +69,9 @@ def resolve_options(
             if option.name in source:
                 values[option.name], origins[option.name] = source[option.name], origin
                 break
-    traces = values.get("trace_config")
-    if isinstance(traces, tuple):
-        values["trace_config"] = (*settings_of_environment(traces, environment), *traces)
+    traces = values.get("trace_config", ())
+    if isinstance(traces, tuple) and (of_environment := settings_of_environment(traces, environment)):
+        values["trace_config"] = (*of_environment, *traces)
     options = ServerOptions(**values)  # type: ignore[arg-type] # each was parsed as its option's type
     if not (options.allow_http or options.allow_grpc or options.allow_sagemaker or options.allow_vertex_ai):
         raise InvalidArgumentError("--allow-http=false with --allow-grpc=false leaves nothing to serve; allow one")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
@@ -13,6 +13,13 @@ from modelserver.options.flags import bad_format, nearest_hint
 
 TIMESTAMPS, TENSORS, OFF = "TIMESTAMPS", "TENSORS", "OFF"
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"
+HTTP, GRPC = "http/protobuf", "grpc"
+# OpenTelemetry's samplers; those of a ratio are followed by it.
+SAMPLERS = (
+    *("always_on", "always_off", "traceidratio"),
+    *("parentbased_always_on", "parentbased_always_off", "parentbased_traceidratio"),
+)
+_URLS = {HTTP: "localhost:4318/v1/traces", GRPC: "localhost:4317"}
 # Triton's older words for levels.
 _OLD_LEVELS = {"MIN": TIMESTAMPS, "MAX": TIMESTAMPS}
 _MAX_UINT32 = 2**32 - 1
@@ -45,8 +52,11 @@ class TraceOptions:
     start: TraceSettings = field(default_factory=TraceSettings)
     mode: str = TRITON
     file: str = ""
-    url: str = "localhost:4318/v1/traces"
-    resource: Mapping[str, str] = field(default_factory=lambda: {"service.name": "triton-inference-server"})
+    protocol: str = HTTP
+    url: str = _URLS[HTTP]
+    # One of SAMPLERS, with ":RATIO" if it has one; "": by the rate.
+    sampler: str = ""
+    resource: Mapping[str, str] = field(default_factory=lambda: {"service.name": "modelserver"})
     bsp_max_queue_size: int = 2048
     bsp_schedule_delay_ms: int = 5000
     bsp_max_export_batch_size: int = 512
@@ -130,22 +140,34 @@ def document(settings: TraceSettings, options: TraceOptions) -> dict[str, str | 
 def settings_of_environment(flags: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The settings of `--trace-config` that OpenTelemetry's variables give and these flags do not.
 
-    Only in the mode opentelemetry. Raises InvalidArgumentError for a bad number.
+    Only in the mode opentelemetry, which OTEL_TRACES_EXPORTER=otlp asks for too: then each request is traced that the
+    sampler takes. Raises InvalidArgumentError for a bad number.
     """
-    if f"mode={OPENTELEMETRY}" not in flags:
-        return []
     given = {text.partition("=")[0] for text in flags}
     found = []
+    if "mode" not in given and environment.get("OTEL_TRACES_EXPORTER") == "otlp":
+        sampler = environment.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on"
+        ratio = environment.get("OTEL_TRACES_SAMPLER_ARG", "")
+        found += [f"mode={OPENTELEMETRY}", f"{OPENTELEMETRY},sampler={sampler}{f':{ratio}' if ratio else ''}"]
+        found += [] if "level" in given else [f"level={TIMESTAMPS}"]
+    elif f"mode={OPENTELEMETRY}" not in flags:
+        return []
+    general = environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or general
+    if protocol and f"{OPENTELEMETRY},protocol" not in given:
+        found.append(f"{OPENTELEMETRY},protocol={protocol}")
     for key in ("bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size"):
         variable = f"OTEL_{key.upper()}"
         if environment.get(variable) and f"{OPENTELEMETRY},{key}" not in given:
             found.append(f"{OPENTELEMETRY},{key}={_flag_number(variable, key, environment[variable])}")
     url = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     if not url and (base := environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")):
-        url = f"{base.rstrip('/')}/v1/traces"
+        url = base if protocol == GRPC else f"{base.rstrip('/')}/v1/traces"
     if url and f"{OPENTELEMETRY},url" not in given:
         found.append(f"{OPENTELEMETRY},url={url}")
     attributes = environment.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
+    if service := environment.get("OTEL_SERVICE_NAME"):
+        attributes.append(f"service.name={service}")
     # These come before the flags: the last value of an attribute counts.
     return found + [f"{OPENTELEMETRY},resource={unquote(text.strip())}" for text in attributes if "=" in text]
 
@@ -174,24 +196,54 @@ def parse_trace_config(flags: Sequence[str]) -> TraceOptions:
         elif key == "resource":
             name, _, what = value.partition("=")
             resource[name] = what
-        elif key == "mode":
-            if value not in (TRITON, OPENTELEMETRY):
-                raise InvalidArgumentError(
-                    f"invalid value for trace mode option: {value}. --trace-config mode expects {TRITON} or "
-                    f"{OPENTELEMETRY}"
-                )
-            values["mode"] = value
-        elif key in ("file", "url"):
-            values[key] = value
+        elif key in _WORDS:
+            values[key] = _WORDS[key](value)
         else:
             name = _KEYS[mode, key]
             number = _flag_number(f"--trace-config {head}", key, value)
             (settings if mode != OPENTELEMETRY else values)[name] = number
     if levels:
         settings["levels"] = parse_levels(levels)
+    values.setdefault("url", _URLS[values.get("protocol", HTTP)])
     return replace(TraceOptions(), start=TraceSettings(**settings), resource=resource, **values)
 
 
+def _parse_mode(text: str) -> str:
+    if text not in (TRITON, OPENTELEMETRY):
+        raise InvalidArgumentError(
+            f"invalid value for trace mode option: {text}. --trace-config mode expects {TRITON} or {OPENTELEMETRY}"
+        )
+    return text
+
+
+def _parse_protocol(text: str) -> str:
+    if text not in _URLS:
+        raise InvalidArgumentError(f"OpenTelemetry's protocol: expected {HTTP} or {GRPC}, got '{text}'")
+    return text
+
+
+def parse_sampler(text: str) -> str:
+    """A sampler of OpenTelemetry, NAME or NAME:RATIO. Raises InvalidArgumentError."""
+    name, colon, ratio = text.partition(":")
+    try:
+        is_ratio = not colon or (name.endswith("traceidratio") and 0 <= float(ratio) <= 1)
+    except ValueError:
+        is_ratio = False
+    if name not in SAMPLERS or not is_ratio:
+        raise InvalidArgumentError(
+            f"OpenTelemetry's sampler: expected one of {', '.join(SAMPLERS)}, with :RATIO from 0 to 1 after those of a "
+            f"ratio, got '{text}'{nearest_hint(name, SAMPLERS)}"
+        )
+    return text
+
+
+_WORDS: dict[str, Callable[[str], str]] = {
+    "mode": _parse_mode,
+    "file": str,
+    "url": str,
+    "protocol": _parse_protocol,
+    "sampler": parse_sampler,
+}
 # A rate of 0 can only be given at start, as with Triton.
 _LOWEST_FLAGS = {"rate": 0, "count": -1, "log-frequency": 0, "bsp_schedule_delay": 0}
 
@@ -216,7 +268,9 @@ _KEYS: dict[tuple[str, str], str] = {
     ("", "count"): "count",
     (TRITON, "file"): "file",
     (TRITON, "log-frequency"): "log_frequency",
+    (OPENTELEMETRY, "protocol"): "protocol",
     (OPENTELEMETRY, "url"): "url",
+    (OPENTELEMETRY, "sampler"): "sampler",
     (OPENTELEMETRY, "resource"): "resource",
     (OPENTELEMETRY, "bsp_max_queue_size"): "bsp_max_queue_size",
     (OPENTELEMETRY, "bsp_schedule_delay"): "bsp_schedule_delay_ms",

@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, RelayStream
 from modelserver.core.trace import Trace
+from modelserver.telemetry.otel import Sampler, TraceCollector, check_installed, is_sampled, parse_context
 from modelserver.telemetry.trace_file import TraceFile
-from modelserver.telemetry.trace_otlp import TraceCollector, parse_context
 from modelserver.telemetry.trace_settings import (
     OPENTELEMETRY,
     TENSORS,
@@ -32,7 +32,7 @@ from modelserver.telemetry.trace_settings import (
 logger = logging.getLogger(__name__)
 
 _MAX_WAITING = 10_000
-_CLOSE_TIMEOUT_S = 15.0
+_CLOSE_TIMEOUT_S = 5.0
 # The newest traces that clients can read.
 _NUM_RECENT = 100
 # Before and after a request is read, by the protocol of the stream that waits for its answer.
@@ -82,6 +82,9 @@ class Tracer:
         self._traces: WeakValueDictionary[str, Trace] = WeakValueDictionary()
         self._writer: _Writer | None = None
         self._recent: deque[dict[str, Any]] = deque(maxlen=_NUM_RECENT)
+        self._otel_sampler = Sampler(self.options.sampler) if self.options.sampler else None
+        if self.options.mode == OPENTELEMETRY:
+            check_installed()
         self.is_on = self._can_trace()
 
     def settings(self, model_name: str = "") -> Mapping[str, str | list[str]]:
@@ -125,7 +128,14 @@ class Tracer:
         sampler = self._models.get(model_name, self._server)
         levels = sampler.settings.levels
         context = parse_context(parent) if parent and self.options.mode == OPENTELEMETRY else None
-        if not levels or not (context is not None or sampler.takes()):
+        if not levels:
+            return None
+        if self._otel_sampler is not None:
+            is_recorded = context is not None and is_sampled(parent)
+            context = self._otel_sampler.context(context, is_sampled=is_recorded, name=model_name)
+            if context is None:
+                return None
+        elif context is None and not sampler.takes():
             return None
         # Tensors alone are not enough: Triton's tools need the times of a request.
         has_times = TIMESTAMPS in levels or TENSORS in levels
@@ -221,6 +231,9 @@ class _Writer:
         self._is_ending.set()
         self._traces.put(None)
         self._thread.join(_CLOSE_TIMEOUT_S)
+        if self._collector is not None:
+            self._collector.close()
+            self._thread.join()
 
     def _run(self) -> None:
         is_running = True

@@ -338,12 +338,19 @@ def test_variables_of_opentelemetry_count_where_no_flag_does() -> None:
     }
     traces = options_of(*_OTEL, "--trace-config=opentelemetry,bsp_schedule_delay=1", **given).trace_options
     assert (traces.bsp_max_queue_size, traces.bsp_schedule_delay_ms, traces.bsp_max_export_batch_size) == (7, 1, 9)
-    assert traces.resource == {"service.name": "triton-inference-server", "a": "flag", "b": "c,d"}
+    assert traces.resource == {"service.name": "modelserver", "a": "flag", "b": "c,d"}
     assert traces.url == "http://collector:4318/v1/traces"
     given["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = "http://traces/in"
     assert options_of(*_OTEL, **given).trace_options.url == "http://traces/in"
     assert options_of(*_OTEL, "--trace-config=opentelemetry,url=http://f", **given).trace_options.url == "http://f"
     assert options_of("--trace-config=rate=1", **given).trace_options.bsp_max_queue_size == 2048
+    given = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.5"}
+    traces = options_of(**given, OTEL_EXPORTER_OTLP_PROTOCOL="grpc", OTEL_SERVICE_NAME="shop").trace_options
+    assert (traces.mode, traces.protocol, traces.url) == ("opentelemetry", "grpc", "localhost:4317")
+    assert (traces.sampler, traces.start.levels) == ("traceidratio:0.5", frozenset({"TIMESTAMPS"}))
+    assert traces.resource == {"service.name": "shop"}
+    with pytest.raises(InvalidArgumentError, match="OpenTelemetry's sampler"):
+        options_of(OTEL_TRACES_EXPORTER="otlp", OTEL_TRACES_SAMPLER="jaeger_remote")
 
 
 @pytest.mark.parametrize("name", ["MAX_QUEUE_SIZE", "SCHEDULE_DELAY", "MAX_EXPORT_BATCH_SIZE"])

@@ -26,6 +26,9 @@ MESSAGES = {
     "modelserver/cluster/ray_cluster.py": {"ray": {"ray"}},
     "modelserver/cli/infer.py": {"images": {"pillow"}},
     "modelserver/store/hub.py": {"hub": {"huggingface_hub"}},
+    "modelserver/telemetry/otel.py": {
+        "otel": {"opentelemetry-exporter-otlp-proto-grpc", "opentelemetry-exporter-otlp-proto-http"}
+    },
     "backends/onnxruntime/diagnosis.py": {"onnx": {"onnxruntime"}},
     "backends/llm/grammar/compile.py": {"llm": {"llguidance"}},
     "backends/tensorrt/runtime.py": {

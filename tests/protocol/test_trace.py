@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from support.otlp_receiver import otlp_receiver
 from support.serving import RunningServer, running_server
 
 from modelserver.errors import ErrorCode
+from modelserver.options.sources import resolve_options
+from modelserver.telemetry.trace_settings import parse_trace_config
+from modelserver.telemetry.tracer import Tracer
 
 DATA = np.array([[1, 2.5]], np.float32)
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
@@ -199,7 +204,7 @@ def test_spans_reach_a_collector_as_part_of_the_clients_trace(protocol: type[Pro
             client.infer("echo", {"INPUT0": DATA}, request_id="b", headers={"traceparent": "nonsense"})
     assert receiver.problems == []
     (resource,) = receiver.requests[0]["resourceSpans"]
-    assert resource["resource"]["attributes"] == [{"key": "service.name", "value": {"stringValue": "shop"}}]
+    assert {"key": "service.name", "value": {"stringValue": "shop"}} in resource["resource"]["attributes"]
     request, model, queue, compute = receiver.spans
     _, trace_id, parent_id, _ = PARENT.split("-")
     assert {span["traceId"] for span in (request, model, compute)} == {trace_id}
@@ -340,7 +345,84 @@ def test_spans_of_models_that_a_request_calls_are_within_its_own(
     assert context == f"00-{caller['traceId']}-{caller['spanId']}-01"
 
 
-def test_a_collector_that_is_not_there_costs_traces_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.one_layout
+def test_opentelemetrys_variables_send_all_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By gRPC and by HTTP, as the names of the variables' signals say, with the headers that a collector wants."""
+    with otlp_receiver() as receiver:
+        variables = {
+            "OTEL_SERVICE_NAME": "shop",
+            "OTEL_TRACES_EXPORTER": "otlp",
+            "OTEL_METRICS_EXPORTER": "otlp",
+            "OTEL_LOGS_EXPORTER": "otlp",
+            "OTEL_EXPORTER_OTLP_HEADERS": "x-key=secret",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.grpc_url,
+            "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": "http/protobuf",
+            "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": f"http://{receiver.url.replace('traces', 'logs')}",
+            "OTEL_BSP_SCHEDULE_DELAY": "10",
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        options = resolve_options([str(_repository(tmp_path))], os.environ).options
+        with running_server(_repository(tmp_path), trace_config=options.trace_config) as running:
+            with HttpClient(running) as client:
+                client.infer("echo", {"INPUT0": DATA}, headers={"traceparent": PARENT})
+                client.infer("echo", {"INPUT0": DATA}, headers={"traceparent": f"{PARENT[:-1]}1"})
+            logging.getLogger("modelserver.test").warning("the shop is open")
+    assert receiver.problems == []
+    assert [span["name"] for span in receiver.spans] == ["InferRequest", "echo", "queue", "compute"]
+    documents = (
+        receiver.requests[0]["resourceSpans"],
+        receiver.metrics[0]["resourceMetrics"],
+        receiver.logs[0]["resourceLogs"],
+    )
+    for (one,) in documents:
+        assert {"key": "service.name", "value": {"stringValue": "shop"}} in one["resource"]["attributes"]
+    assert all(
+        {key.lower(): value for key, value in headers.items()}["x-key"] == "secret" for headers in receiver.headers
+    )
+    families = receiver.newest_metrics
+    (point,) = [each for each in families["nv_inference_count"]["sum"]["dataPoints"] if _model(each) == "echo"]
+    assert (point["asDouble"], families["nv_inference_count"]["sum"]["isMonotonic"]) == (2.0, True)
+    assert "dataPoints" in families["nv_cpu_utilization"]["gauge"]
+    histogram = next(family["histogram"] for family in families.values() if "histogram" in family)["dataPoints"][0]
+    assert int(histogram["count"]) == sum(map(int, histogram["bucketCounts"]))
+    assert len(histogram["bucketCounts"]) == len(histogram["explicitBounds"]) + 1
+    (record,) = [each for each in receiver.records if each["body"]["stringValue"] == "the shop is open"]
+    assert record["severityNumber"] == "SEVERITY_NUMBER_WARN"
+
+
+def _model(point: dict[str, Any]) -> str:
+    return next(each["value"]["stringValue"] for each in point["attributes"] if each["key"] == "model")
+
+
+@pytest.mark.one_layout
+@pytest.mark.parametrize(
+    ("sampler", "flags", "is_traced"),
+    [
+        ("always_on", "00", True),
+        ("always_off", "01", False),
+        ("parentbased_always_off", "01", True),
+        ("parentbased_traceidratio:1", "00", False),
+        ("parentbased_traceidratio:1", "", True),
+        ("traceidratio:0", "", False),
+    ],
+)
+def test_samplers_of_opentelemetry_choose(sampler: str, flags: str, is_traced: bool) -> None:
+    settings = ["mode=opentelemetry", "level=TIMESTAMPS", f"opentelemetry,sampler={sampler}"]
+    tracer = Tracer(parse_trace_config(settings))
+    parent = f"{PARENT[:-2]}{flags}" if flags else ""
+    trace = tracer.sample("echo", parent)
+    assert (trace is not None) == is_traced
+    if trace is not None and parent:
+        assert (trace.trace_id, trace.parent_span) == tuple(parent.split("-")[1:3])
+
+
+@pytest.mark.one_layout
+def test_a_collector_that_is_not_there_costs_traces_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.2")
     flags = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1", "opentelemetry,url=127.0.0.1:9/v1/traces")
     with running_server(_repository(tmp_path), trace_config=flags) as running:
         document = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.telemetry.trace_otlp import parse_context
+from modelserver.telemetry.otel import parse_context
 from modelserver.telemetry.trace_settings import parse_trace_config
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -20,7 +20,7 @@ def test_flags_of_both_modes() -> None:
         ["mode=opentelemetry", "opentelemetry,url=http://c/v1", "opentelemetry,resource=a=b=c", "level=OFF"]
     )
     assert (options.mode, options.url, options.start.levels) == ("opentelemetry", "http://c/v1", frozenset())
-    assert options.resource == {"service.name": "triton-inference-server", "a": "b=c"}
+    assert options.resource == {"service.name": "modelserver", "a": "b=c"}
     options = parse_trace_config(["mode=opentelemetry", "rate=0", "opentelemetry,bsp_schedule_delay=0"])
     assert (options.start.rate, options.bsp_schedule_delay_ms) == (0, 0)
 
@@ -35,6 +35,9 @@ def test_flags_of_both_modes() -> None:
         ("rate=-1", "at least 0"),
         ("count=-2", "at least -1"),
         ("level=LOUD", "must be one of"),
+        ("opentelemetry,protocol=udp", "http/protobuf or grpc"),
+        ("opentelemetry,sampler=traceidratio:2", "with :RATIO from 0 to 1"),
+        ("opentelemetry,sampler=alwayson", "did you mean 'always_on'"),
     ],
 )
 def test_what_is_no_setting_is_refused(text: str, part: str) -> None:
