@@ -23,7 +23,7 @@ from modelserver.router.families import error_event, errors_of
 from modelserver.router.http_upstream import HOP_FIELDS, AnswerHead, Asking, HttpUpstream
 from modelserver.router.replicas import Replicas, Waiting
 
-HOPS: Final = "x-modelserver-hops"
+HOPS: Final = "x-modelserver-router-hops"
 MAX_HOPS: Final = 4
 # Of a body that arrives in pieces: kept until the replica's answer begins, so that it can be sent again.
 _MAX_KEPT_BYTES: Final = 1 << 20

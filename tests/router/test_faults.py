@@ -221,9 +221,9 @@ def test_requests_wait_for_the_first_replica(tmp_path: Path) -> None:
 def test_routers_in_a_circle_are_found_out() -> None:
     with replicas(answer_ok) as (replica,), running_router([replica.url]) as router:
         url = f"http://{router.http_url}/v2/models/m/infer"
-        assert httpx.post(url, content=b"{}", headers={"x-modelserver-hops": "3"}).status_code == 200
-        assert b"x-modelserver-hops: 4" in replica.requests[0]
-        refused = httpx.post(url, content=b"{}", headers={"x-modelserver-hops": "4"})
+        assert httpx.post(url, content=b"{}", headers={"x-modelserver-router-hops": "3"}).status_code == 200
+        assert b"x-modelserver-router-hops: 4" in replica.requests[0]
+        refused = httpx.post(url, content=b"{}", headers={"x-modelserver-router-hops": "4"})
         assert refused.status_code == 508
         assert refused.json()["error"].startswith("the request has passed 4 routers")
 
