@@ -144,12 +144,12 @@ class LoraLinear:
     """A layer and what adapters add to it. Rows without an adapter get what the layer gives them."""
 
     def __init__(self, linear: Linear, parts: Sequence[_AdaptedPart], *, is_packed: bool) -> None:
-        self._linear = linear
+        self.base = linear
         self._parts = tuple(parts)
         self._is_packed = is_packed
 
     def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
-        output = self._linear(rows, step)
+        output = self.base(rows, step)
         if step is not None and step.adapters is not None:
             self._scale(output, step.adapters)
             self._add(output, rows, step.adapters)
@@ -157,10 +157,10 @@ class LoraLinear:
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         if step is None or step.adapters is None:
-            return self._linear.add_to(residual, rows, step)
+            return self.base.add_to(residual, rows, step)
         if any(part.has_gains for part in self._parts):
             return residual.add_(self(rows, step))
-        residual = self._linear.add_to(residual, rows, step)
+        residual = self.base.add_to(residual, rows, step)
         self._add(residual, rows, step.adapters)
         return residual
 

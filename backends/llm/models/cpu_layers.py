@@ -15,6 +15,7 @@ import torch
 
 from ..attention.cpu_attention import CpuAttention
 from ..kernels import kernels_for, packed_kernels_for
+from ..lora.layers import LoraLinear
 from ..step_context import StepContext
 from .linear import Linear
 from .norm import Norm, RmsNorm
@@ -77,7 +78,7 @@ class JoinedLayers:
     def compute(self, hidden: torch.Tensor, step: StepContext) -> bool:
         """Pass `hidden` [tokens, hidden_size] through all layers in place; False if layers must do it one by one."""
         attention = step.attention
-        if not isinstance(attention, CpuAttention) or step.inputs.prefills:
+        if not isinstance(attention, CpuAttention) or step.inputs.prefills or step.adapters is not None:
             return False
         if self._attention is not attention:
             self._pack(attention)
@@ -132,7 +133,9 @@ def _known_norm(norm: Norm) -> RmsNorm | None:
 
 
 def _parts_of(linear: Linear) -> tuple[PackedMatrixLinear, ...]:
-    """Empty for a layer of another kind."""
+    """Empty for a layer of another kind. What adapters add is left out: steps with adapters go layer by layer."""
+    if isinstance(linear, LoraLinear):
+        linear = linear.base
     if type(linear) is PackedMatrixLinear:
         return (linear,)
     return linear.linears if type(linear) is SideBySide else ()

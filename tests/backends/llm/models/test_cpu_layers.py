@@ -42,6 +42,25 @@ def test_layers_joined_are_layers_one_by_one(
     assert any(joined_steps) is can_join
 
 
+def test_steps_without_adapters_are_joined_where_adapters_are_served(
+    checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, joined_steps = JoinedLayers.compute, []
+
+    def counted(layers: JoinedLayers, hidden: torch.Tensor, step: StepContext) -> bool:
+        joined_steps.append(compute(layers, hidden, step))
+        return joined_steps[-1]
+
+    monkeypatch.setattr(JoinedLayers, "compute", counted)
+    found = []
+    for serves in (False, True):
+        with loaded_engine(checkpoint("llama"), quantization="int8", dtype="float32", enable_lora=serves) as engine:
+            found.append(generate(engine, random_prompts(3), 6))
+    assert found[0] == found[1]
+    can_join = KERNELS is not None and PACKED_KERNELS is not None
+    assert [any(joined_steps), all(joined_steps)] == [can_join, can_join]
+
+
 def test_a_step_with_a_long_chunk_goes_layer_by_layer(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention of many queries goes through SDPA; the steps of the same text after it are joined again."""
     found = []
