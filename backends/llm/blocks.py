@@ -34,6 +34,8 @@ class BlockPool:
         # The first block with that content, and the others: equal blocks stay apart, because block tables only grow.
         self._cached: dict[bytes, int] = {}
         self._duplicates: dict[bytes, dict[int, None]] = {}
+        # Called with the hash of a content, and the block that was the last to hold it, before it is overwritten.
+        self.on_forgotten: Callable[[bytes, int], None] | None = None
 
     @property
     def usage(self) -> float:
@@ -116,6 +118,8 @@ class BlockPool:
         duplicates = self._duplicates.get(block_hash)
         if duplicates is None:
             del self._cached[block_hash]
+            if self.on_forgotten is not None:
+                self.on_forgotten(block_hash, block)
             return
         if self._cached[block_hash] == block:
             self._cached[block_hash] = next(iter(duplicates))

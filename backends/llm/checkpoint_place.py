@@ -209,7 +209,12 @@ def _with_adapters(
     directory: Path,
     purpose: Purpose,
 ) -> EngineOptions:
-    """The options with all adapters of the model's files. Those of a Modelfile are of all its requests."""
+    """The options with all adapters of the model's files. Those of a Modelfile are of all its requests.
+
+    Raises ConfigError for what this model, or one that comes with a request, cannot have.
+    """
+    if options.kept_prefixes and context.is_uploaded:
+        raise ConfigError(f"{what}: kept_prefixes are of models of the repository, as they write files: leave them out")
     if purpose is not Purpose.GENERATE and options.serves_adapters:
         raise ConfigError(f"{what}: adapters are of models that generate: remove enable_lora and lora_modules")
     if options.enable_lora is False or purpose is not Purpose.GENERATE:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .engine_statistics import EngineStatistics
 from .generation import GenerationRequest, SequenceOutput
 from .plan import TokenLogprobs
+from .sampling_params import CONVERTERS
 from .sequence import FinishReason, Sequence, find_stop
 
 if TYPE_CHECKING:
@@ -103,6 +104,23 @@ class Delivery:
         if self.prompt_logprobs:
             output.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, []
         return output
+
+    def described(self) -> dict[str, object]:
+        """How far it is, and its numbers, for people and APIs that ask; nothing of its text."""
+        sequence = self.sequence
+        numbers = {name: getattr(sequence.params, name) for name in CONVERTERS}
+        return {
+            "slot": sequence.slot,
+            "sequence": sequence.seq_id,
+            "is_streamed": self.request.is_streamed,
+            "num_prompt_tokens": sequence.num_prompt_tokens,
+            "num_cached_tokens": sequence.num_cached_tokens,
+            "num_computed_tokens": sequence.num_computed_tokens,
+            "num_output_tokens": sequence.num_output_tokens,
+            "num_remaining_tokens": sequence.max_num_tokens - sequence.num_tokens,
+            "sampling": {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+            | {"seed": sequence.seed},
+        }
 
     def _end_text(self) -> None:
         if self.stream is None or isinstance(self.sequence.stop_reason, str):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from modelserver.backend import ServerError
+from modelserver.backend import ServerError, UnsupportedError
 
 from .admission import check_request, is_host_bound, max_num_tokens
 from .blocks import BlockPool
@@ -21,12 +21,13 @@ from .delivery import Delivery
 from .engine_statistics import EngineStatistics
 from .generation import GenerationRequest, SequenceOutput
 from .grammar_queue import GrammarQueue
+from .kept_blocks import HostBlocks
 from .kv_cache import KvManager
 from .lora.slots import AdapterSlots
 from .lora.uses import AdapterUse, refuse_adapters
 from .options import EngineOptions
 from .plan import SampledToken, StepPlan, StepResult
-from .sampling_params import CONVERTERS, MAX_SEED
+from .sampling_params import MAX_SEED
 from .scheduler import Scheduler
 from .sequence import FinishReason, Sequence
 from .speculation.prediction import Prediction
@@ -80,6 +81,12 @@ class Engine:
             chunk_len=options.chunk_len,
             has_states=runner.has_states,
         )
+        self._host_blocks: HostBlocks | None = None
+        if options.kv_offloading_size:
+            self._check_can_keep("kv_offloading_size")
+            self._host_blocks = HostBlocks(runner.blocks, int(options.kv_offloading_size * (1 << 30)))
+            self._kv.pool.on_forgotten = self._host_blocks.keep
+            self._kv.kept = [self._host_blocks]
         self.adapters = adapters
         self.adapter_slots = None if adapters is None else AdapterSlots(options.num_lora_slots)
         self._scheduler = Scheduler(
@@ -143,7 +150,7 @@ class Engine:
             except BaseException:
                 runner.close()
                 raise
-        return cls(
+        engine = cls(
             options=options,
             runner=runner,
             tokenizer=tokenizer,
@@ -151,6 +158,51 @@ class Engine:
             drafter=drafter,
             adapters=Adapters.of(runner.target, options),
         )
+        if options.kept_prefixes:
+            try:
+                engine.open_prefixes(checkpoint.digest)
+            except BaseException:
+                engine.close()
+                raise
+        return engine
+
+    def open_prefixes(self, digest: bytes) -> None:
+        """Look for blocks in the files of `kept_prefixes` too, which are written if need be; before any request.
+
+        `digest` is the checkpoint's. Raises ServerErrors.
+        """
+        from .kept_prefixes import open_prefixes
+
+        self._check_can_keep("kept_prefixes")
+        self._kv.kept = [*self._kv.kept, open_prefixes(self, digest)]
+        # What was computed for it counts for no request.
+        self.statistics = EngineStatistics(max_model_len=self.max_model_len)
+        self._note_speculator()
+        self._kv.num_query_tokens = self._kv.num_hit_tokens = 0
+
+    def compute(self, request: GenerationRequest) -> None:
+        """Generate it here and now, while nothing else runs. Raises ServerErrors."""
+        request.is_streamed = False
+        self.add(request)
+        while self.has_work:
+            for output in self.step():
+                if output.error is not None:
+                    raise output.error
+
+    def blocks_of(self, hashes: Collection[bytes]) -> list[int]:
+        """The blocks that hold these contents, which have just been computed."""
+        found = [self._kv.pool.find(block_hash) for block_hash in hashes]
+        known = [block for block in found if block is not None]
+        assert len(known) == len(found), "the pool has forgotten what was computed last"
+        return known
+
+    def _check_can_keep(self, option: str) -> None:
+        kv = self._kv
+        if self.options.tensor_parallel_size > 1:
+            raise UnsupportedError(f"{option} is not supported with tensor_parallel_size: remove one of them")
+        if not kv.is_prefix_caching or kv.window is not None:
+            why = "all layers have a sliding window" if kv.window is not None else "prefixes are not cached"
+            raise UnsupportedError(f"{option} has no effect on this model, because {why}: remove it")
 
     @property
     def cache_config(self) -> dict[str, object]:
@@ -180,22 +232,7 @@ class Engine:
             "num_slots": self.options.max_num_seqs,
             "max_model_len": self.max_model_len,
             "is_speculative": self._speculator is not None,
-            "running": [self._described(sequence) for sequence in self._scheduler.running],
-        }
-
-    def _described(self, sequence: Sequence) -> dict[str, object]:
-        numbers = {name: getattr(sequence.params, name) for name in CONVERTERS}
-        return {
-            "slot": sequence.slot,
-            "sequence": sequence.seq_id,
-            "is_streamed": self._deliveries[sequence.seq_id].request.is_streamed,
-            "num_prompt_tokens": sequence.num_prompt_tokens,
-            "num_cached_tokens": sequence.num_cached_tokens,
-            "num_computed_tokens": sequence.num_computed_tokens,
-            "num_output_tokens": sequence.num_output_tokens,
-            "num_remaining_tokens": sequence.max_num_tokens - sequence.num_tokens,
-            "sampling": {name: value for name, value in numbers.items() if isinstance(value, int | float)}
-            | {"seed": sequence.seed},
+            "running": [self._deliveries[sequence.seq_id].described() for sequence in self._scheduler.running],
         }
 
     @property
@@ -319,6 +356,8 @@ class Engine:
             self._grammars.close()
         if self._speculator is not None:
             self._speculator.close()
+        for kept in self._kv.kept:
+            kept.close()
         self.runner.close()
 
     def step(self) -> list[SequenceOutput]:

@@ -304,10 +304,9 @@ class LlmInstance(StepInstance):
             variables=chat.variables,
             picture=reader.placeholder if call.images and (reader := self.engine.pictures) is not None else None,
         )
-        if call.has_special_tokens is not None or self._tokenizer.chat_templates.writes_special_tokens:
-            return text, call.has_special_tokens is True
-        begin = self._tokenizer.special_tokens.get("bos_token")
-        return text, begin is None or not text.startswith(begin)
+        if call.has_special_tokens is not None:
+            return text, call.has_special_tokens
+        return text, self._tokenizer.begins_with_special_tokens(text)
 
     def _tokenized(self, call: Call, check: LengthCheck, outputs: Collection[str] | None) -> InferResponse:
         if call.images:

@@ -6,9 +6,14 @@ Knows sequences and the pool, no device: the tensors behind the blocks are the r
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as Several
+from typing import TYPE_CHECKING
 
 from .blocks import NULL_BLOCK, BlockPool, extend_hashes, held_blocks, root_hash
 from .sequence import Sequence
+
+if TYPE_CHECKING:
+    from .kept_blocks import KeptBlocks
 
 
 class KvManager:
@@ -19,6 +24,7 @@ class KvManager:
     Blocks that no query will see again are given back, and the null block stands for them in the table. `chunk_len`: a
     step computes at most this number of a sequence's tokens; None: all that are known. `has_states`: layers keep more
     of a sequence than its blocks hold, so that none can go on from another's blocks: nothing is shared or found.
+    `kept`: where blocks are looked for that the pool has forgotten, or never had; not with a window.
     """
 
     def __init__(
@@ -39,6 +45,7 @@ class KvManager:
         self.window = window
         self._chunk_len = chunk_len
         self._has_states = has_states
+        self.kept: Several[KeptBlocks] = ()
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
         self._root = root_hash()
@@ -52,8 +59,10 @@ class KvManager:
     def _num_held(self, num_tokens: int) -> int:
         return held_blocks(num_tokens, self.block_size, window=self.window, chunk_len=self._chunk_len)
 
-    def find_prefix(self, sequence: Sequence) -> list[int]:
+    def find_prefix(self, sequence: Sequence) -> Several[int | bytes]:
         """The blocks that hold the longest known prefix of a sequence without blocks. Changes nothing in the pool.
+
+        Those that are kept elsewhere are named by their hashes.
 
         At least one token is left to compute, because its row gives the next one; so of a prompt that is known as a
         whole the last block is computed anew. Prompt log-probabilities need every row, so their prompts find nothing
@@ -74,19 +83,22 @@ class KvManager:
                 return [NULL_BLOCK] * first + source.block_ids[first:same].tolist()
         return known
 
-    def _find_cached(self, sequence: Sequence, most: int) -> list[int]:
+    def _find_cached(self, sequence: Sequence, most: int) -> Several[int | bytes]:
         is_fresh = not sequence.num_output_tokens
         if not self.is_prefix_caching or (is_fresh and sequence.params.prompt_logprobs is not None):
             return []
         self._extend_hashes(sequence, len(sequence.token_ids))
         find, hashes = self.pool.find, sequence.block_hashes
         if self.window is None:
-            blocks = []
+            blocks: list[int | bytes] = []
             for block_hash in hashes[:most]:
                 block = find(block_hash)
-                if block is None:
+                if block is not None:
+                    blocks.append(block)
+                elif any(block_hash in kept for kept in self.kept):
+                    blocks.append(block_hash)
+                else:
                     break
-                blocks.append(block)
             return blocks
         # The longest prefix whose last blocks are cached, as far back as the next token sees.
         end = min(most, len(hashes))
@@ -108,28 +120,46 @@ class KvManager:
     def _holds_window(self, source: Sequence, num_blocks: int) -> bool:
         return NULL_BLOCK not in source.block_ids[self._first_seen(num_blocks) : num_blocks]
 
-    def admit(self, sequence: Sequence, prefix: list[int], num_reserved: int = 0) -> bool:
+    def admit(self, sequence: Sequence, prefix: Several[int | bytes], num_reserved: int = 0) -> bool:
         """Give a sequence all blocks that its known tokens need at once, `prefix` (of `find_prefix`) first.
 
         With a window that is less than all of them: `extend` gets the others, for as many that it gives back.
         False, and nothing has changed, if that would leave fewer than `num_reserved` blocks free.
         """
         pool = self.pool
-        shared = [block for block in prefix if block != NULL_BLOCK]
+        shared = [block for block in prefix if isinstance(block, int) and block != NULL_BLOCK]
+        restored = [block for block in prefix if isinstance(block, bytes)]
         num_tokens = len(sequence.token_ids)
-        num_left = len(prefix) - len(shared)
+        num_left = len(prefix) - len(shared) - len(restored)
         table_len = min(num_left + self._num_held(num_tokens), -(-num_tokens // self.block_size))
-        num_new = table_len - len(prefix)
+        num_new = table_len - len(prefix) + len(restored)
         if num_new + pool.num_unused(shared) + num_reserved > pool.num_free:
             return False
         pool.share(shared)
-        sequence.block_ids = array("q", prefix + pool.allocate(num_new))
+        new = pool.allocate(num_new)
+        if restored:
+            sequence.block_ids = array("q", self._filled(prefix, new))
+        else:
+            sequence.block_ids = array("q", [*prefix, *new])  # type: ignore[list-item]  # numbers alone
         sequence.num_computed_tokens = len(prefix) * self.block_size
         sequence.num_registered_blocks = len(prefix)
         if self.is_prefix_caching and not sequence.num_preemptions:
             self.num_query_tokens += num_tokens
             self.num_hit_tokens += sequence.num_computed_tokens
         return True
+
+    def _filled(self, prefix: Several[int | bytes], new: list[int]) -> list[int]:
+        """The table of a sequence whose prefix is kept elsewhere in part: copied into the first new blocks."""
+        table, following = [], iter(new)
+        for block in prefix:
+            if isinstance(block, bytes):
+                place = next(kept for kept in self.kept if block in kept)
+                number = next(following)
+                place.restore(block, number)
+                self.pool.register(number, block)
+                block = number
+            table.append(block)
+        return [*table, *following]
 
     def leave(self, sequence: Sequence, position: int) -> None:
         """Give back the blocks that tokens from `position` on do not see: those before are planned, or computed."""

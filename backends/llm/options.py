@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ from .speculation.config import SpeculativeConfig, read_speculative_config
 
 logger = logging.getLogger(__name__)
 
+_PREFIX_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 # In a prompt.
 _USUAL_PICTURES = 16
 _USUAL_LORA_RANK, _USUAL_LORAS = 16, 8
@@ -45,6 +47,9 @@ class EngineOptions:
     `lora_modules` are adapters: names, and where each lies. `enable_lora` None: if there are any. `max_loras` of them
     run at once, of ranks up to `max_lora_rank`, and `max_cpu_loras` are kept in host memory. `usual_adapters` are the
     names of those that requests get which name none.
+    `kept_prefixes` are texts, conversations or token ids by names, whose keys and values are kept in files of
+    `kept_prefix_directory` (None: in the user's cache). `kv_offloading_size` GiB of host memory keep blocks that the
+    device's cache has no room for.
     `structured_outputs_backend`: "guidance" or "xgrammar" compiles structured outputs; None: the installed one.
 
     Raises InvalidArgumentError, which names the option, when one is out of its range.
@@ -87,6 +92,9 @@ class EngineOptions:
     max_loras: int | None = None
     max_lora_rank: int | None = None
     max_cpu_loras: int | None = None
+    kept_prefixes: Mapping[str, Any] = field(default_factory=dict)
+    kept_prefix_directory: str | None = None
+    kv_offloading_size: float = 0.0
     by_device: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
@@ -195,6 +203,29 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _prefixes(name: str, value: Any) -> dict[str, Any]:
+    """By names: texts, objects with `messages`, or lists of token ids. config.pbtxt has the object as JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, dict) or not all(_is_prefix(each) for each in value.values()):
+        raise wrong(name, 'an object of texts, {"messages": [...]} or lists of token ids, by names', value)
+    for each in value:
+        if not _PREFIX_NAME.fullmatch(each):
+            raise wrong(name, "names of 1 to 64 letters, digits, '_' and '-'", each)
+    return dict(value)
+
+
+def _is_prefix(value: Any) -> bool:
+    if isinstance(value, dict):
+        return value.keys() <= {"messages", "tools"} and bool(value.get("messages"))
+    if isinstance(value, list):
+        return all(type(token) is int for token in value)
+    return isinstance(value, str) and bool(value)
+
+
 def lora_places(name: str, value: Any) -> tuple[tuple[str, str], ...]:
     """Adapters as vLLM has them: an object {name: path}, or a list of "name=path" or {"name": ..., "path": ...}."""
     expected = 'an object of paths by names, or a list of {"name": ..., "path": ...}'
@@ -257,6 +288,9 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "max_loras": integer,
     "max_lora_rank": integer,
     "max_cpu_loras": integer,
+    "kept_prefixes": _prefixes,
+    "kept_prefix_directory": string,
+    "kv_offloading_size": number,
 }
 # Options of which "auto" means None.
 AUTOMATIC = frozenset(
@@ -381,6 +415,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "limit_mm_per_prompt": (lambda value: value >= 0, "at least 0"),
     "max_image_pixels": (lambda value: value >= 1, "at least 1"),
     "mm_processor_cache_gb": (lambda value: value >= 0, "at least 0"),
+    "kv_offloading_size": (lambda value: 0 <= value <= 1 << 20, "from 0 to 1048576 (GiB)"),
     "max_loras": (lambda value: 1 <= value <= 1024, "from 1 to 1024"),
     "max_lora_rank": (lambda value: 1 <= value <= 4096, "from 1 to 4096"),
     "max_cpu_loras": (lambda value: value >= 1, "at least 1"),

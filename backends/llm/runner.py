@@ -87,6 +87,7 @@ class Runner:
         num_threads: int | None = None,
         close: Callable[[], None] | None = None,
     ) -> None:
+        self.blocks = blocks
         self.num_blocks = blocks.num_blocks
         self.block_size = blocks.block_size
         self.vocab_size = loaded.vocab_size

@@ -25,10 +25,11 @@ def loaded_engine(directory: Path, **options: Any):
     chosen = EngineOptions(**{"device": "cpu", "dtype": "float32", "max_model_len": 128, **options})
     with open_checkpoint(directory) as checkpoint:
         runner = load_runner(checkpoint, chosen, Sampler())
+    engine = Engine(options=chosen, runner=runner, tokenizer=None, adapters=Adapters.of(runner.target, chosen))
     try:
-        yield Engine(options=chosen, runner=runner, tokenizer=None, adapters=Adapters.of(runner.target, chosen))
+        yield engine
     finally:
-        runner.close()
+        engine.close()
 
 
 def loaded_adapters(directory: Path, places: Mapping[str, Path], **options: Any):

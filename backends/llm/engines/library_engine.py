@@ -114,6 +114,15 @@ class LibraryEngine:
                 f"the engine {engine.name} does not load {engine.model}: {type(error).__name__}: {error}"
             ) from error
 
+    def slots(self) -> dict[str, object]:
+        """As of our engine. What the library computes of a sequence is not known: its tokens so far are."""
+        return {
+            "num_slots": self.options.max_num_seqs,
+            "max_model_len": self.max_model_len,
+            "is_speculative": False,
+            "running": [delivery.described() for delivery in self._deliveries.values()],
+        }
+
     @property
     def has_work(self) -> bool:
         # An engine that is dead has work until its process ends, which is what its driver does then.

@@ -142,6 +142,13 @@ class Tokenizer:
             b"" if token_id in self.special_ids else piece for token_id, piece in enumerate(table)
         )
 
+    def begins_with_special_tokens(self, text: str) -> bool:
+        """Whether special tokens are put around a text that a chat template has written."""
+        if self.chat_templates.writes_special_tokens:
+            return False
+        begin = self.special_tokens.get("bos_token")
+        return begin is None or not text.startswith(begin)
+
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Tokenizer:
         """InvalidArgumentError says which file is missing or bad."""
