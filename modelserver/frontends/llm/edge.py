@@ -137,6 +137,16 @@ class Call:
         await self._writer.write(self.framing.error(self._errors.document(error)))
         await self._writer.close()
 
+    def abort(self) -> None:
+        """Break off an answer that has begun, in a way that tells the client that it is not complete."""
+        if self._writer is not None:
+            self._writer.abort()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a stream has begun, whose status cannot change any more."""
+        return self._writer is not None
+
     def _begun(self) -> ResponseWriter:
         if self._writer is None:
             self._writer = self._exchange.start(200, [*self.framing.headers, *self.headers])

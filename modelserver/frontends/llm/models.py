@@ -111,12 +111,14 @@ _VERBS = {
     "is_served": "serve here",
     "tokenizes": "tell tokens",
     "transcribes": "write sound down",
+    "speaks": "read texts aloud",
+    "draws": "make pictures",
     "adapts": "take adapters: set enable_lora in its model.json",
 }
 
 
 class LanguageModel:
-    """One model that generates, embeds or classifies text, or writes sound down."""
+    """One model that generates, embeds or classifies text, writes sound down, or makes sound or pictures of texts."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.name = config.name
@@ -124,7 +126,8 @@ class LanguageModel:
         self.shown_name = config.parameters.get("stored_name", config.name)
         self.is_batched = config.max_batch_size > 0
         self.inputs: dict[str, ModelInput] = {spec.name: spec for spec in config.input}
-        self.outputs = frozenset(spec.name for spec in config.output)
+        self._output_types = {spec.name: spec.data_type for spec in config.output}
+        self.outputs = self._output_types.keys()
         self.parameters: Mapping[str, str] = config.parameters
         self.filename = config.default_model_filename
         # The adapter that a request has named in place of the model; None: none.
@@ -149,7 +152,8 @@ class LanguageModel:
     @property
     def is_served(self) -> bool:
         """Whether this API has a use for the model."""
-        return self.generates or self.embeds or self.classifies or self.classifies_tokens or self.transcribes
+        reads = self.generates or self.embeds or self.classifies or self.classifies_tokens
+        return reads or self.transcribes or self.speaks or self.draws
 
     @property
     def generates(self) -> bool:
@@ -172,6 +176,20 @@ class LanguageModel:
         """Whether the model writes files of sound down."""
         sound = self.inputs.get("audio")
         return sound is not None and sound.data_type is Datatype.BYTES and "text" in self.outputs
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the model reads texts aloud."""
+        return "text_input" in self.inputs and "audio" in self.outputs
+
+    @property
+    def draws(self) -> bool:
+        """Whether the model makes pictures of descriptions."""
+        return "text_input" in self.inputs and "image" in self.outputs
+
+    def output_type(self, name: str) -> Datatype | None:
+        """The datatype of an output; None without it."""
+        return self._output_types.get(name)
 
     @property
     def scores_pairs(self) -> bool:

@@ -23,10 +23,12 @@ from modelserver.frontends.openai.classifying import Classifying
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
 from modelserver.frontends.openai.errors import OpenAiErrors
+from modelserver.frontends.openai.images import Images
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.ranking import Ranking
 from modelserver.frontends.openai.responses.routes import Responses
 from modelserver.frontends.openai.schemas import SCHEMAS, TYPES
+from modelserver.frontends.openai.speech import Speech
 from modelserver.frontends.openai.tokens import Tokens
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange
@@ -94,6 +96,8 @@ class OpenAi:
             Route("POST", "/v1/models/{id}/load", self._load, ApiGroup.MODEL_REPOSITORY, model="id"),
             Route("POST", "/v1/models/{id}/unload", self._unload, ApiGroup.MODEL_REPOSITORY, model="id"),
             *(Route("POST", path, handler(serve), ApiGroup.INFERENCE) for path, serve in calls.items()),
+            Route("POST", "/v1/audio/speech", handler(Speech(self._dataplane).speak), ApiGroup.INFERENCE),
+            Route("POST", "/v1/images/generations", handler(Images(self._dataplane).draw), ApiGroup.INFERENCE),
             Route("POST", "/v1/audio/transcriptions", forms.handler(audio.transcribe), ApiGroup.INFERENCE),
             Route("POST", "/v1/audio/translations", forms.handler(audio.translate), ApiGroup.INFERENCE),
             *Responses(self._dataplane, self._http_limits, self._limits).routes(),

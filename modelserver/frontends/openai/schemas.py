@@ -184,6 +184,21 @@ TYPES: dict[str, Schema] = {
     },
     "SoundSegment": """{id: integer, seek: integer, start: number, end: number, text: string, tokens: [integer],
         temperature: number, avg_logprob: number, compression_ratio: number, no_speech_prob: number}""",
+    "Speak": """{input: string, model?: string, voice?: string | {id: string, *: any}, instructions?: string,
+        response_format?: 'mp3' | 'opus' | 'aac' | 'flac' | 'wav' | 'pcm', speed?: number 0.25..4,
+        stream_format?: 'audio' | 'sse', *: any}""",
+    "SpeechEvent": """{type: 'speech.audio.delta', audio: string} | {type: 'speech.audio.done', usage: object}""",
+    # Pictures.
+    "Draw": """{prompt: string, model?: string, n?: integer 1..10, size?: string, quality?: string,
+        background?: 'auto' | 'transparent' | 'opaque', output_format?: 'png' | 'jpeg' | 'webp',
+        output_compression?: integer 0..100, response_format?: 'b64_json', style?: string, negative_prompt?: string,
+        seed?: integer 0.., steps?: integer 0.., guidance?: number 0..1000, stream?: boolean,
+        partial_images?: integer 0..3, *: any}""",
+    "Pictures": """{created: integer, data: [{b64_json: string}], usage: object, background?: string,
+        output_format?: string, quality?: string, size?: string}""",
+    "PictureEvent": """{type: 'image_generation.partial_image' | 'image_generation.completed', b64_json: string,
+        created_at: integer, background: string, output_format: string, quality: string, size: string,
+        partial_image_index?: integer, usage?: object}""",
     "Transcript": """{text: string, usage: {type: 'duration', seconds: integer}, task?: string, language?: string,
         duration?: number, segments?: [SoundSegment]}""",
     "TranscriptEvent": """{type: 'transcript.text.delta', delta: string}
@@ -261,6 +276,8 @@ SCHEMAS: dict[str, RouteSchema] = {
     "POST /detokenize": RouteSchema(
         body="{model?: string, tokens: [integer 0..2147483647]}", answer="{prompt: string}"
     ),
+    "POST /v1/audio/speech": RouteSchema(body="Speak", answer="string", media_type="audio/*", event="SpeechEvent"),
+    "POST /v1/images/generations": RouteSchema(body="Draw", answer="Pictures", event="PictureEvent"),
     "POST /v1/audio/transcriptions": _TRANSCRIBE,
     "POST /v1/audio/translations": _TRANSCRIBE,
     "POST /v1/responses": RouteSchema(body="CreateResponse", answer="Response", event="Event"),
