@@ -58,8 +58,17 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "/completions": [{"prompt": ["one", "two"]}],
     "/infill": [{"input_prefix": "one", "input_suffix": "two"}],
 }
-# Routes whose events tell the progress of work on the model store, and those of sound: tests/openai/test_audio.py.
-_OTHERS = {"/api/pull", "/api/push", "/api/create", "/v1/audio/transcriptions", "/v1/audio/translations"}
+# Routes whose events tell the progress of work on the model store, and those of sound and pictures, whose models are
+# those of tests/openai/test_audio.py and test_speech_and_images.py.
+_OTHERS = {
+    "/api/pull",
+    "/api/push",
+    "/api/create",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/audio/speech",
+    "/v1/images/generations",
+}
 
 
 @pytest.fixture(scope="module")

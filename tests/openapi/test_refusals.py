@@ -40,7 +40,7 @@ OTHERS: dict[str, Any] = {
 FAMILIES = ("KServe", "OpenAI", "Anthropic", "Ollama", "TGI", "llamacpp")
 # Calls that never reach a model, or only its description.
 _WITHOUT_MODEL = re.compile(
-    r"/v1/(responses|conversations)/.*|/v1/conversations|/v1/(files|batches|audio)(/.*)?|/ping|/api/(pull|push|create|copy|blobs/.*)|.*/(apply-template|show|reset|index|(un)?load(_lora_adapter)?|traffic|register|unregister)"
+    r"/v1/(responses|conversations)/.*|/v1/conversations|/v1/(files|batches|audio|images)(/.*)?|/ping|/api/(pull|push|create|copy|blobs/.*)|.*/(apply-template|show|reset|index|(un)?load(_lora_adapter)?|traffic|register|unregister)"
 )
 # The models here are no classifiers.
 _REFUSED = ("/classify", "/predict", "/v1/moderations", "/props", "/lora-adapters", "/slots/{id_slot}", "/infill")

@@ -25,6 +25,8 @@ MESSAGES = {
     "modelserver/cache/open_store.py": {"redis": {"redis"}},
     "modelserver/cluster/ray_cluster.py": {"ray": {"ray"}},
     "modelserver/cli/infer.py": {"images": {"pillow"}},
+    "modelserver/frontends/openai/images.py": {"images": {"pillow"}},
+    "modelserver/frontends/openai/speech.py": {"audio": {"soundfile"}},
     "modelserver/store/hub.py": {"hub": {"huggingface_hub"}},
     "modelserver/telemetry/otel.py": {
         "otel": {"opentelemetry-exporter-otlp-proto-grpc", "opentelemetry-exporter-otlp-proto-http"}

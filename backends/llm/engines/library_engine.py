@@ -115,12 +115,16 @@ class LibraryEngine:
             ) from error
 
     def slots(self) -> dict[str, object]:
-        """As of our engine. What the library computes of a sequence is not known: its tokens so far are."""
+        """As of our engine. What the library computes of a sequence is not known: its tokens so far are.
+
+        Those that began first have slots, as the library runs no more than these.
+        """
+        running = list(self._deliveries.values())[: self.options.max_num_seqs]
         return {
             "num_slots": self.options.max_num_seqs,
             "max_model_len": self.max_model_len,
             "is_speculative": False,
-            "running": [delivery.described() for delivery in self._deliveries.values()],
+            "running": [{**delivery.described(), "slot": slot} for slot, delivery in enumerate(running)],
         }
 
     @property

@@ -213,7 +213,8 @@ def _read_voice(fields: Fields) -> str | None:
 def _pcm(samples: np.ndarray[Any, Any]) -> bytes:
     """Samples from -1 to 1 as 16-bit numbers."""
     scaled = np.clip(np.nan_to_num(samples.astype(np.float32)), -1.0, 1.0) * 32767.0
-    return np.rint(scaled).astype("<i2").tobytes()
+    sound: bytes = np.rint(scaled).astype("<i2").tobytes()
+    return sound
 
 
 def _file(pieces: list[np.ndarray[Any, Any]], form: str, rate: int) -> bytes:
