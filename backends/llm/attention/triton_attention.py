@@ -31,6 +31,7 @@ class TritonAttention:
     """`num_processors`: of the device; a small batch of long sequences is split until all of them have work."""
 
     is_capturable = True
+    fuses_norm = True
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec, *, num_processors: int) -> None:
         self._layers = blocks.layers
@@ -39,6 +40,8 @@ class TritonAttention:
         self._spec = spec
         self._num_kv_heads = blocks.layout.group.num_heads
         self._num_processors = num_processors
+        # Of a head of the result.
+        self._value_width = blocks.layout.group.key_width
         group = 1 << (spec.num_heads // self._num_kv_heads - 1).bit_length()
         self._tile_queries = max(1, _TILE_ROWS // group)
 
@@ -66,23 +69,34 @@ class TritonAttention:
         return self.rope_and_attend(layer, heads, None, inputs)
 
     def rope_and_attend(
-        self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: DeviceInputs
+        self,
+        layer: int,
+        heads: torch.Tensor,
+        rotation: Rotation | None,
+        inputs: DeviceInputs,
+        norm: tuple[torch.Tensor, float] | None = None,
     ) -> torch.Tensor:
+        """With `norm` queries and keys are normalised first (`rope_and_store`)."""
         tables = None if rotation is None else (rotation.cosines, rotation.sines)
-        queries = triton_kernels.rope_and_store(heads, self._layers[layer], inputs.slots, tables, self._scales[layer])
-        outputs = []
+        queries = triton_kernels.rope_and_store(
+            heads, self._layers[layer], inputs.slots, tables, self._scales[layer], norm
+        )
+        num_tokens, num_heads, _ = queries.shape
+        output = torch.empty(num_tokens, num_heads * self._value_width, dtype=heads.dtype, device=heads.device)
         count = inputs.num_decodes
         if count:
-            outputs.append(self._decode(layer, queries[:count], inputs.tables[:count], inputs.lens[:count]))
+            self._decode(layer, queries[:count], inputs.tables[:count], inputs.lens[:count], output[:count])
         if inputs.prefill is not None:
-            outputs.append(
-                self._prefill(layer, queries[count:], inputs.tables[count:], inputs.lens[count:], inputs.prefill)
+            self._prefill(
+                layer, queries[count:], inputs.tables[count:], inputs.lens[count:], inputs.prefill, output[count:]
             )
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return output
 
-    def _decode(self, layer: int, queries: torch.Tensor, tables: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+    def _decode(
+        self, layer: int, queries: torch.Tensor, tables: torch.Tensor, lens: torch.Tensor, output: torch.Tensor
+    ) -> None:
         spec = self._spec
-        return triton_kernels.decode_attention(
+        triton_kernels.decode_attention(
             queries,
             self._layers[layer],
             tables,
@@ -93,13 +107,20 @@ class TritonAttention:
             softcap=spec.softcap,
             sinks=spec.sinks_of(layer),
             scales=self._scales[layer],
+            output=output,
         )
 
     def _prefill(
-        self, layer: int, queries: torch.Tensor, tables: torch.Tensor, lens: torch.Tensor, tiles: PrefillTiles
-    ) -> torch.Tensor:
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        tables: torch.Tensor,
+        lens: torch.Tensor,
+        tiles: PrefillTiles,
+        output: torch.Tensor,
+    ) -> None:
         spec = self._spec
-        return triton_kernels.prefill_attention(
+        triton_kernels.prefill_attention(
             queries,
             self._layers[layer],
             tables,
@@ -114,6 +135,7 @@ class TritonAttention:
             softcap=spec.softcap,
             sinks=spec.sinks_of(layer),
             scales=self._scales[layer],
+            output=output,
         )
 
     def _num_splits(self, num_programs: int) -> int:
@@ -137,36 +159,46 @@ class TritonLatentAttention(TritonAttention):
         super().__init__(blocks, spec, num_processors=num_processors)
         if any(spec.windows) or spec.softcap is not None or spec.sinks:
             raise UnsupportedError("latent attention on a GPU has no windows, soft caps or sinks")
-        self._width = blocks.layout.group.shared_width
+        self._value_width = blocks.layout.group.shared_width
 
-    def _decode(self, layer: int, queries: torch.Tensor, tables: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+    def _decode(
+        self, layer: int, queries: torch.Tensor, tables: torch.Tensor, lens: torch.Tensor, output: torch.Tensor
+    ) -> None:
         num_tiles = -(-self._spec.num_heads // _DECODE_LANES)
-        return triton_latent.decode(
+        triton_latent.decode(
             queries,
             self._layers[layer],
             tables,
             lens,
-            width=self._width,
+            width=self._value_width,
             scale=self._spec.scale,
             num_splits=self._num_splits(len(queries) * num_tiles),
             lanes=_DECODE_LANES,
+            output=output,
         )
 
     def _prefill(
-        self, layer: int, queries: torch.Tensor, tables: torch.Tensor, lens: torch.Tensor, tiles: PrefillTiles
-    ) -> torch.Tensor:
-        return triton_latent.prefill(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        tables: torch.Tensor,
+        lens: torch.Tensor,
+        tiles: PrefillTiles,
+        output: torch.Tensor,
+    ) -> None:
+        triton_latent.prefill(
             queries,
             self._layers[layer],
             tables,
             lens,
-            width=self._width,
+            width=self._value_width,
             scale=self._spec.scale,
             num_queries=tiles.num_queries,
             row_starts=tiles.row_starts,
             tile_rows=tiles.tile_rows,
             tile_starts=tiles.tile_starts,
             lanes=_PREFILL_LANES,
+            output=output,
         )
 
     def _tiles(self, num_queries: IntArray) -> tuple[IntArray, IntArray]:

@@ -62,25 +62,37 @@ def _load_heads(codes, tokens, columns, mask, dtype: tl.constexpr, coding: tl.co
 
 @triton.jit
 def _rope_and_store(
-    heads, turned, blocks, scales, slots, cosines, sines,
+    heads, turned, blocks, scales, slots, cosines, sines, norm, eps,
     stride_token, stride_block, stride_scales, num_heads, num_kv_heads, width, block_size,
     head_dim: tl.constexpr, padded_dim: tl.constexpr, is_turned: tl.constexpr, coding: tl.constexpr,
-    num_parts: tl.constexpr,
+    num_parts: tl.constexpr, is_normed: tl.constexpr,
 ):  # fmt: skip
     """One token and one head: a query is turned into `turned`, a key turned into its slot, a value copied beside it.
 
-    `num_parts` 1: keys contain the values.
+    `num_parts` 1: keys contain the values. With `is_normed` queries and keys are normalised first, and rounded as the
+    single steps would.
     """
     token, head = tl.program_id(0), tl.program_id(1)
     columns = tl.arange(0, padded_dim)
     is_column = columns < head_dim
     source = heads + token * stride_token + head * head_dim
     values = tl.load(source + columns, mask=is_column, other=0.0)
+    scale = 1.0
+    if is_normed:
+        wide = values.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / head_dim + eps)
+        norm += head * head_dim
+        weight = tl.load(norm + columns, mask=is_column, other=0.0)
+        values = ((wide * scale).to(values.dtype) * weight).to(values.dtype)
     if is_turned:
         is_rotated = columns < width
         half = width // 2
         partners = tl.where(columns < half, columns + half, columns - half)
-        others = tl.load(source + partners, mask=is_rotated, other=0.0).to(tl.float32)
+        others = tl.load(source + partners, mask=is_rotated, other=0.0)
+        if is_normed:
+            weight = tl.load(norm + partners, mask=is_rotated, other=0.0)
+            others = ((others.to(tl.float32) * scale).to(others.dtype) * weight).to(others.dtype)
+        others = others.to(tl.float32)
         cosine = tl.load(cosines + token * width + columns, mask=is_rotated, other=1.0).to(tl.float32)
         sine = tl.load(sines + token * width + columns, mask=is_rotated, other=0.0).to(tl.float32)
         values = (values.to(tl.float32) * cosine + others * sine).to(values.dtype)
@@ -108,13 +120,15 @@ def _bounded(scores, softcap: tl.constexpr):
 
 @triton.jit
 def _decode(
-    queries, blocks, scales, tables, lens, sinks, sums, maxima, totals,
+    queries, blocks, scales, tables, lens, sinks, sums, maxima, totals, output,
     stride_query, stride_table, stride_block, stride_scales, num_kv_heads, scale, num_splits,
-    group: tl.constexpr, padded_group: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr,
+    is_split: tl.constexpr, group: tl.constexpr, padded_group: tl.constexpr,
+    head_dim: tl.constexpr, padded_dim: tl.constexpr,
     block_size: tl.constexpr, tile: tl.constexpr, window: tl.constexpr, softcap: tl.constexpr,
     has_sinks: tl.constexpr, coding: tl.constexpr,
 ):  # fmt: skip
-    """One sequence, KV head and split: the softmax over the split's part of what the sequence's last token sees.
+    """One sequence, KV head and split: the softmax over the split's part of what the sequence's last token sees. The
+    only split writes the `output`.
 
     It begins with the heads' sinks, if they have any, in the first split alone.
     """
@@ -169,10 +183,17 @@ def _decode(
         values = _load_heads(blocks + num_kv_heads * head_dim, tokens, columns, is_there, query.dtype, coding)
         mixed = mixed * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         best = higher
-    place = (row * num_kv_heads * group + heads) * num_splits + split
-    tl.store(sums + place[:, None] * head_dim + columns[None, :], mixed, mask=is_query)
-    tl.store(maxima + place, best, mask=members < group)
-    tl.store(totals + place, total, mask=members < group)
+    place = row * num_kv_heads * group + heads
+    if is_split:
+        place = place * num_splits + split
+        tl.store(sums + place[:, None] * head_dim + columns[None, :], mixed, mask=is_query)
+        tl.store(maxima + place, best, mask=members < group)
+        tl.store(totals + place, total, mask=members < group)
+    else:
+        result = mixed / tl.maximum(total, 1e-30)[:, None]
+        tl.store(
+            output + place[:, None] * head_dim + columns[None, :], result.to(output.dtype.element_ty), mask=is_query
+        )
 
 
 @triton.jit
@@ -282,24 +303,28 @@ def rope_and_store(
     slots: torch.Tensor,
     rotation: tuple[torch.Tensor, torch.Tensor] | None,
     scales: torch.Tensor | None = None,
+    norm: tuple[torch.Tensor, float] | None = None,
 ) -> torch.Tensor:
     """`heads` [tokens, heads + parts * kv heads, head_dim]; keys and values go to `slots` [tokens] (-1: nowhere).
 
-    `rotation`: cosines and sines [tokens, 1, width], the sines of the first half negated. Returns the queries, turned.
+    `rotation`: cosines and sines [tokens, 1, width], the sines of the first half negated. `norm`: weights [heads + kv
+    heads, head_dim] without gaps and epsilon, by which queries and keys are normalised before they are turned. Returns
+    the queries, turned.
     """
     num_tokens, num_all, head_dim = heads.shape
     num_parts, num_kv_heads = blocks.shape[2:4]
     num_heads = num_all - num_parts * num_kv_heads
     turned = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
     cosines, sines = rotation if rotation is not None else (heads, heads)
+    weights, eps = norm if norm is not None else (heads, 0.0)
     coding, kept, scales = _coded(blocks, scales)
     # One warp: all loads of a head come before its stores.
     _rope_and_store[(num_tokens, num_heads + num_kv_heads)](
-        heads, turned, kept, scales, slots, cosines, sines,
+        heads, turned, kept, scales, slots, cosines, sines, weights, eps,
         heads.stride(0), blocks.stride(0), scales.stride(0), num_heads, num_kv_heads,
         cosines.shape[-1] if rotation is not None else 0, blocks.shape[1],
         head_dim=head_dim, padded_dim=triton.next_power_of_2(head_dim), is_turned=rotation is not None,
-        coding=coding, num_parts=num_parts, num_warps=1,
+        coding=coding, num_parts=num_parts, is_normed=norm is not None, num_warps=1,
     )  # fmt: skip
     return turned
 
@@ -316,41 +341,53 @@ def decode_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    output: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The last token of each sequence over its `lens` tokens; a length of 0 gives zeros. [sequences, heads * head_dim]
 
-    `num_splits`: the parts into which a sequence is cut, for different processors. `sinks` [heads] in float32.
+    `num_splits`: the parts into which a sequence is cut, for different processors. `sinks` [heads] in float32. `output`
+    is where the result goes, if that is given.
     """
     num_rows, num_heads, head_dim = queries.shape
     block_size, num_kv_heads = blocks.shape[1], blocks.shape[3]
     group = num_heads // num_kv_heads
     padded_dim = max(16, triton.next_power_of_2(head_dim))
-    places = (num_rows, num_heads, num_splits)
-    sums = torch.empty(*places, head_dim, dtype=torch.float32, device=queries.device)
-    maxima = torch.empty(places, dtype=torch.float32, device=queries.device)
-    totals = torch.empty_like(maxima)
+    if output is None:
+        output = torch.empty(num_rows, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
+    sums = maxima = totals = output
+    if num_splits > 1:
+        sums, maxima, totals = new_splits(queries, num_splits, head_dim)
     coding, kept, scales = _coded(blocks, scales)
     _decode[(num_rows, num_kv_heads, num_splits)](
-        queries, kept, scales, tables, lens, queries if sinks is None else sinks, sums, maxima, totals,
+        queries, kept, scales, tables, lens, queries if sinks is None else sinks, sums, maxima, totals, output,
         queries.stride(0), tables.stride(0), blocks.stride(0), scales.stride(0), num_kv_heads, scale, num_splits,
-        group=group, padded_group=max(_LEAST_ROWS, triton.next_power_of_2(group)),
+        is_split=num_splits > 1, group=group, padded_group=max(_LEAST_ROWS, triton.next_power_of_2(group)),
         head_dim=head_dim, padded_dim=padded_dim, block_size=block_size, tile=64 if head_dim <= 128 else 32,
         window=window or 0, softcap=softcap or 0.0, has_sinks=sinks is not None, coding=coding,
         num_warps=4, num_stages=3,
     )  # fmt: skip
-    return merge_splits(sums, maxima, totals, queries.dtype)
+    if num_splits > 1:
+        merge_splits(sums, maxima, totals, output)
+    return output
 
 
-def merge_splits(sums: torch.Tensor, maxima: torch.Tensor, totals: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`sums` [sequences, heads, splits, width], of weights whose base are `maxima` and whose sums are `totals`."""
+def new_splits(queries: torch.Tensor, num_splits: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Room for what `merge_splits` takes, of queries [sequences, heads, head_dim]."""
+    places = (*queries.shape[:2], num_splits)
+    sums = torch.empty(*places, width, dtype=torch.float32, device=queries.device)
+    maxima = torch.empty(places, dtype=torch.float32, device=queries.device)
+    return sums, maxima, torch.empty_like(maxima)
+
+
+def merge_splits(sums: torch.Tensor, maxima: torch.Tensor, totals: torch.Tensor, output: torch.Tensor) -> None:
+    """`sums` [sequences, heads, splits, width], of weights whose base are `maxima` and whose sums are `totals`, become
+    `output` [sequences, heads * width]."""
     num_rows, num_heads, num_splits, width = sums.shape
-    output = torch.empty(num_rows, num_heads * width, dtype=dtype, device=sums.device)
     _merge[(num_rows * num_heads,)](
         sums, maxima, totals, output, num_splits,
         padded_splits=triton.next_power_of_2(num_splits), head_dim=width,
         padded_dim=max(_LEAST_ROWS, triton.next_power_of_2(width)), num_warps=2,
     )  # fmt: skip
-    return output
 
 
 def prefill_attention(
@@ -369,17 +406,19 @@ def prefill_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    output: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The last `num_queries` tokens of each sequence, which begin at row `row_starts` of `queries`, causally.
 
     Tile i has `tile_queries` queries of sequence `tile_rows[i]` from its query `tile_starts[i]` on. `sinks` [heads]
-    in float32.
+    in float32. `output` is where the result goes, if that is given.
     """
     num_tokens, num_heads, head_dim = queries.shape
     block_size, num_kv_heads = blocks.shape[1], blocks.shape[3]
     group = num_heads // num_kv_heads
     padded_group = triton.next_power_of_2(group)
-    output = torch.empty(num_tokens, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
+    if output is None:
+        output = torch.empty(num_tokens, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
     coding, kept, scales = _coded(blocks, scales)
     _prefill[(tile_rows.shape[0], num_kv_heads)](
         queries, kept, scales, tables, tile_rows, tile_starts, row_starts, num_queries, lens,

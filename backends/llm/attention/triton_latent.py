@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .triton_kernels import merge_splits
+from .triton_kernels import merge_splits, new_splits
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LEAST_WIDTH = 16
@@ -92,23 +92,25 @@ def decode(
     scale: float,
     num_splits: int,
     lanes: int,
-) -> torch.Tensor:
-    """The last token of each sequence over its `lens` tokens; a length of 0 gives zeros. [sequences, heads * width]
+    output: torch.Tensor,
+) -> None:
+    """The last token of each sequence over its `lens` tokens; a length of 0 gives zeros.
 
-    `lanes` heads are rows of a product. `num_splits`: see `triton_kernels.decode_attention`.
+    `output` [sequences, heads * width] gets the result. `lanes` heads are rows of a product. `num_splits`: see
+    `triton_kernels.decode_attention`.
     """
     num_rows, num_heads, _ = queries.shape
-    places = (num_rows, num_heads, num_splits)
-    sums = torch.empty(*places, width, dtype=torch.float32, device=queries.device)
-    maxima = torch.empty(places, dtype=torch.float32, device=queries.device)
-    totals = torch.empty_like(maxima)
+    sums = maxima = totals = output
+    if num_splits > 1:
+        sums, maxima, totals = new_splits(queries, num_splits, width)
     num_tiles = triton.cdiv(num_heads, lanes)
     _attend[(num_rows * num_tiles, num_splits)](
-        queries, blocks, tables, lens, lens, lens, lens, lens, sums, maxima, totals, sums,
+        queries, blocks, tables, lens, lens, lens, lens, lens, sums, maxima, totals, output,
         queries.stride(0), tables.stride(0), blocks.stride(0), num_heads, scale, num_splits, num_tiles,
-        **_sizes(queries, blocks, width, lanes), is_decode=True, is_split=True,
+        **_sizes(queries, blocks, width, lanes), is_decode=True, is_split=num_splits > 1,
     )  # fmt: skip
-    return merge_splits(sums, maxima, totals, queries.dtype)
+    if num_splits > 1:
+        merge_splits(sums, maxima, totals, output)
 
 
 def prefill(
@@ -124,20 +126,19 @@ def prefill(
     tile_rows: torch.Tensor,
     tile_starts: torch.Tensor,
     lanes: int,
-) -> torch.Tensor:
+    output: torch.Tensor,
+) -> None:
     """The last `num_queries` tokens of each sequence, which begin at row `row_starts` of `queries`, causally.
 
     Tile i has `lanes` pairs of a query and a head of sequence `tile_rows[i]`, query by query, from its pair
-    `tile_starts[i]` on.
+    `tile_starts[i]` on. `output` [tokens, heads * width]
     """
-    num_tokens, num_heads, _ = queries.shape
-    output = torch.empty(num_tokens, num_heads * width, dtype=queries.dtype, device=queries.device)
+    num_heads = queries.shape[1]
     _attend[(tile_rows.shape[0], 1)](
         queries, blocks, tables, tile_rows, tile_starts, row_starts, num_queries, lens, output, output, output, output,
         queries.stride(0), tables.stride(0), blocks.stride(0), num_heads, scale, 1, 1,
         **_sizes(queries, blocks, width, lanes), is_decode=False, is_split=False,
     )  # fmt: skip
-    return output
 
 
 def _sizes(queries: torch.Tensor, blocks: torch.Tensor, width: int, lanes: int) -> dict[str, int]:

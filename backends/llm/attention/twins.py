@@ -13,11 +13,16 @@ def rope_and_store(
     slots: torch.Tensor,
     rotation: tuple[torch.Tensor, torch.Tensor] | None,
     scales: torch.Tensor | None = None,
+    norm: tuple[torch.Tensor, float] | None = None,
 ) -> torch.Tensor:
     """See `triton_kernels.rope_and_store`."""
     num_parts, num_kv_heads = blocks.shape[2:4]
     num_heads = heads.shape[1] - num_parts * num_kv_heads
-    turned = heads[:, : num_heads + num_kv_heads].float()
+    turned = heads[:, : num_heads + num_kv_heads]
+    if norm is not None:
+        weights, eps = norm
+        turned = torch.nn.functional.rms_norm(turned, turned.shape[-1:], None, eps) * weights
+    turned = turned.float()
     if rotation is not None:
         cosines, sines = (table.float() for table in rotation)
         width = cosines.shape[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -14,7 +14,7 @@ from .cpu_layers import JoinableLayer, JoinedLayers, join_layers, joinable_layer
 from .decoder_config import DecoderConfig
 from .linear import Linear, TokenEmbedding
 from .mlp import Mlp
-from .norm import Norm
+from .norm import Norm, RmsNorm
 
 
 class SelfAttention:
@@ -51,10 +51,17 @@ class SelfAttention:
 
     def _mixed(self, rows: torch.Tensor, step: StepContext) -> torch.Tensor:
         heads = self.qkv(rows, step).view(rows.shape[0], *self._heads_shape)
-        if self.qk_norm is not None:
-            turned = heads[:, : self._num_turned]
-            turned.copy_(self.qk_norm(turned))
         rotation = None if self.rotation is None else step.rotations[self.rotation]
+        norm = self.qk_norm
+        if norm is not None:
+            attention: Any = step.attention
+            if isinstance(norm, RmsNorm) and norm.is_of_heads(heads.dtype) and getattr(attention, "fuses_norm", False):
+                found: torch.Tensor = attention.rope_and_attend(
+                    self.layer, heads, rotation, step.inputs, (norm.weight, norm.eps)
+                )
+                return found
+            turned = heads[:, : self._num_turned]
+            turned.copy_(norm(turned))
         return step.attention.rope_and_attend(self.layer, heads, rotation, step.inputs)
 
 

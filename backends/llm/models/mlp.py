@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from modelserver.backend import UnsupportedError
 
-from ..kernels import kernels_for
+from ..kernels import device_processors, kernels_for
 from ..step_context import StepContext
 from .linear import Linear
 
@@ -69,6 +69,10 @@ class _Gated:
         kernels = kernels_for(both.device, both.dtype) if self.has_kernel else None
         if kernels is not None and both.is_contiguous():
             return _gated_by_kernel(kernels, both)
+        if self.has_kernel and both.is_contiguous() and device_processors(both.device) is not None:
+            from . import triton_gate
+
+            return triton_gate.gate(both)
         gate, up = both.chunk(2, dim=-1)
         return self._activation(gate).mul_(up)
 

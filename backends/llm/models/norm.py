@@ -32,6 +32,10 @@ class RmsNorm:
             return self._normalised(values.to(self.weight.dtype)).to(values.dtype)
         return self._normalised(values)
 
+    def is_of_heads(self, dtype: torch.dtype) -> bool:
+        """Whether each head has weights of its own, in this datatype."""
+        return not self._is_shared and self.weight.dtype is dtype
+
     def _normalised(self, values: torch.Tensor) -> torch.Tensor:
         if self._kernels is not None and self._has_rows_for_kernel(values):
             return self._by_kernel(self._kernels, values)

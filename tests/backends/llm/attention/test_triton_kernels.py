@@ -10,11 +10,38 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[4]
 CASES = Path(__file__).with_name("triton_cases.py")
+COMPILED = Path(__file__).with_name("triton_compiled.py")
+KERNELS = [
+    "_add_splits",
+    "_attend",
+    "_decode",
+    "_draw",
+    "_expand",
+    "_gate",
+    "_merge",
+    "_multiply",
+    "_prefill",
+    "_rope_and_store",
+    "_round_rows",
+]
 
 
 @pytest.mark.tool("triton")
 @pytest.mark.parametrize(
-    "case", ["rope_and_store", "decode", "prefill", "backend", "codes", "latent", "draw", "captured", "mixture"]
+    "case",
+    [
+        "rope_and_store",
+        "decode",
+        "prefill",
+        "backend",
+        "codes",
+        "latent",
+        "draw",
+        "gate",
+        "launches",
+        "captured",
+        "mixture",
+    ],
 )
 def test_kernels_in_the_interpreter_equal_their_twins(case: str) -> None:
     """In a process of its own: Triton asks for its interpreter when kernels are defined."""
@@ -32,3 +59,25 @@ def test_kernels_in_the_interpreter_equal_their_twins(case: str) -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.tool("triton")
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile_for_gpus(capability: int, tmp_path: Path) -> None:
+    """For an A100 and an H100, in bfloat16; Triton has all that this needs."""
+    ended = subprocess.run(
+        [sys.executable, str(COMPILED), str(capability)],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(tmp_path),
+            "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+            "MODELSERVER_PURE_PYTHON": "1",
+            "PYTHONPATH": ":".join([*sys.path, str(ROOT)]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.split() == KERNELS

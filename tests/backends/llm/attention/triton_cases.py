@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,15 +24,18 @@ from modelserver_backends.llm.captured_decode import CapturedDecode
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.embedding.head import load_head
 from modelserver_backends.llm.engine import Engine, GenerationRequest
-from modelserver_backends.llm.models import packed_matrix
+from modelserver_backends.llm.models import mlp, norm, packed_matrix, triton_gate
 from modelserver_backends.llm.models.load import LoadedNetwork
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.quantization import quantized_linear
 from modelserver_backends.llm.runner import Runner
 from modelserver_backends.llm.sampler import Sampler
 from modelserver_backends.llm.sampling_params import SamplingParams
+from modelserver_backends.llm.step_context import StepContext
 from support.checkpoints import network_of
 from support.tiny_checkpoints import write_checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from triton.runtime.interpreter import GridExecutor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -51,10 +56,19 @@ def rope_and_store() -> None:
         heads = torch.randn(5, num_heads + 2 * num_kv_heads, head_dim, device=DEVICE)
         slots = torch.tensor([17, 3, -1, 100, 64], device=DEVICE)
         rotation = (torch.randn(5, 1, width, device=DEVICE), torch.randn(5, 1, width, device=DEVICE)) if width else None
-        expected = twins.rope_and_store(heads, expected_blocks, slots, rotation)
-        found = triton_kernels.rope_and_store(heads, blocks, slots, rotation)
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(blocks, expected_blocks)
+        for weights in (None, (torch.randn(num_heads + num_kv_heads, head_dim, device=DEVICE), 1e-6)):
+            expected = twins.rope_and_store(heads, expected_blocks, slots, rotation, norm=weights)
+            found = triton_kernels.rope_and_store(heads, blocks, slots, rotation, norm=weights)
+            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(blocks, expected_blocks)
+
+
+def gate() -> None:
+    for shape in ((3, 40), (1, 2 * 1500), (0, 8)):
+        for dtype in (torch.float32, torch.float16):
+            both = torch.randn(shape, device=DEVICE).to(dtype) * 4
+            gates, ups = both.chunk(2, dim=-1)
+            torch.testing.assert_close(triton_gate.gate(both), torch.nn.functional.silu(gates) * ups)
 
 
 def decode() -> None:
@@ -164,8 +178,9 @@ def latent() -> None:
         tables, known = tables_of(lens), torch.tensor(lens, device=DEVICE)
         queries = torch.randn(len(lens), num_heads, turned + width, device=DEVICE)
         expected = twins.decode_attention(queries, blocks, tables, known, shared_width=width, **common)
-        found = triton_latent.decode(
-            queries, blocks, tables, known, width=width, num_splits=num_splits, lanes=16, **common
+        found = torch.empty_like(expected)
+        triton_latent.decode(
+            queries, blocks, tables, known, width=width, num_splits=num_splits, lanes=16, output=found, **common
         )
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
         group = KvGroup(
@@ -227,6 +242,99 @@ def draw() -> None:
         assert torch.equal(triton_draw.draw(logits, weights, columns)[is_told], expected[is_told])
 
 
+_VIEWS = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "select",
+        "t",
+        "transpose",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "detach",
+        "alias",
+        "unbind",
+        "permute",
+        "empty",
+        "new_empty",
+        "empty_like",
+        "empty_strided",
+        "_reshape_alias",
+    ]
+)
+
+
+class Launches(TorchDispatchMode):
+    """Counts what would be kernels on a GPU: operations of torch that are no views, and kernels of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self._run = GridExecutor.__call__
+        self._normalised = norm.RmsNorm._normalised
+
+    def __enter__(self) -> Launches:
+        def launch(kernel: GridExecutor, *args: object, **kwargs: object) -> None:
+            self.names.append(kernel.fn.__name__)
+            with _disable_current_modes():
+                self._run(kernel, *args, **kwargs)
+
+        def normalised(own: norm.RmsNorm, values: torch.Tensor) -> torch.Tensor:
+            self.names.append("rms_norm")  # one kernel there, some steps on a CPU
+            with _disable_current_modes():
+                return self._normalised(own, values)
+
+        GridExecutor.__call__, norm.RmsNorm._normalised = launch, normalised
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        GridExecutor.__call__, norm.RmsNorm._normalised = self._run, self._normalised
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in _VIEWS:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def launches() -> None:
+    """Of a layer of Qwen3 with a norm of queries and keys, in a step of decodes and in one with prompts as well."""
+    counts = []
+    for num_layers in (1, 2):
+        with TemporaryDirectory() as name:
+            values = {"num_hidden_layers": num_layers, "layer_types": ["full_attention"] * num_layers}
+            directory = write_checkpoint(Path(name), "qwen3", values=values)
+            loaded = network_of(
+                directory, EngineOptions(device=DEVICE, max_model_len=64, block_size=8, dtype="float32")
+            )
+            mlp.device_processors = lambda _device: 4
+            blocks = KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device)
+            attention = TritonAttention(blocks, loaded.attention, num_processors=1)
+            found = []
+            tables = np.arange(1, 25).reshape(4, 6)
+            for batch in (mixed_batch(tables), decode_batch(tables)):
+                rows = torch.arange(len(batch.slots), device=DEVICE)
+                context = StepContext(positions=rows, attention=attention, inputs=attention.prepare(batch))
+                with Launches() as seen, torch.inference_mode():
+                    loaded.network(rows, context)
+                found.append(seen.names)
+            counts.append(found)
+    for step, per_layer in ((0, 10), (1, 9)):
+        one, two = counts[0][step], counts[1][step]
+        assert len(two) - len(one) == per_layer, (len(two) - len(one), Counter(two) - Counter(one))
+
+
+def decode_batch(tables: np.ndarray) -> AttentionBatch:
+    lens = np.array([30, 9, 5, 41])
+    slots = np.array([tables[row, (length - 1) // 8] * 8 + (length - 1) % 8 for row, length in enumerate(lens)])
+    return AttentionBatch(4, np.ones(4, dtype=np.int64), lens, tables, slots)
+
+
 def captured() -> None:
     """A whole network on the kernels, its decodes replayed from static inputs, samples what it samples on SDPA."""
     with TemporaryDirectory() as name:
@@ -258,7 +366,8 @@ def generated(
     blocks = KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device)
     kind = TritonLatentAttention if loaded.kv_layout.group.shared_width else TritonAttention
     attention = kind(blocks, loaded.attention, num_processors=4)
-    draw_module.device_processors = lambda _device: 4 if is_on_kernels else None
+    for module in (draw_module, mlp):
+        module.device_processors = lambda _device: 4 if is_on_kernels else None
     assert loaded.is_capturable or not is_on_kernels
     runner = Runner(
         loaded,
@@ -311,6 +420,8 @@ CASES = {
     "codes": codes,
     "latent": latent,
     "draw": draw,
+    "gate": gate,
+    "launches": launches,
 }
 
 if __name__ == "__main__":

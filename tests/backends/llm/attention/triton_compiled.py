@@ -1,0 +1,86 @@
+"""Compiles every kernel for GPUs that are not there, by the launchers' own calls; see test_triton_kernels.py."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from modelserver_backends.llm import triton_draw
+from modelserver_backends.llm.attention import triton_kernels, triton_latent
+from modelserver_backends.llm.models import triton_gate, triton_linear
+from modelserver_backends.llm.quantization.device_packing import pack_for_device
+from support.described_weights import FORMS, described_weight
+from support.triton_device import TritonDevice
+
+BFLOAT16 = torch.bfloat16
+
+
+def attention() -> None:
+    """Of Qwen3: a norm of queries and keys, groups of two heads; with keys and values as they come, and in 8 bits."""
+    lens, slots = torch.tensor([30, 9]), torch.tensor([7, 8, 9])
+    tables, tiles = torch.zeros(2, 4, dtype=torch.int32), torch.tensor([0])
+    rotation = (torch.ones(3, 1, 128, dtype=BFLOAT16), torch.ones(3, 1, 128, dtype=BFLOAT16))
+    for coding in (BFLOAT16, torch.int8, torch.float8_e4m3fn):
+        blocks = torch.zeros(3, 16, 2, 8, 128, dtype=coding)
+        scales = None if coding is BFLOAT16 else torch.ones(3, 16, 2, 8)
+        heads = torch.zeros(3, 32, 128, dtype=BFLOAT16)
+        norm = (torch.ones(24, 128, dtype=BFLOAT16), 1e-6)
+        queries = triton_kernels.rope_and_store(heads, blocks, slots, rotation, scales, norm)
+        common = {"scale": 0.1, "scales": scales}
+        for num_splits in (1, 4):
+            triton_kernels.decode_attention(queries[:2], blocks, tables, lens, num_splits=num_splits, **common)
+        triton_kernels.prefill_attention(
+            queries,
+            blocks,
+            tables,
+            lens,
+            num_queries=torch.tensor([3, 0]),
+            row_starts=tiles,
+            tile_rows=tiles,
+            tile_starts=tiles,
+            tile_queries=64,
+            **common,
+        )
+
+
+def latent_attention() -> None:
+    """Of DeepSeek V3, on one of eight ranks."""
+    blocks, queries = torch.zeros(3, 16, 1, 1, 576, dtype=BFLOAT16), torch.zeros(2, 16, 576, dtype=BFLOAT16)
+    tables, lens, output = torch.zeros(2, 4, dtype=torch.int32), torch.tensor([30, 9]), torch.zeros(2, 16 * 512)
+    tiles = torch.tensor([0])
+    common = {"width": 512, "scale": 0.1, "output": output.to(BFLOAT16)}
+    triton_latent.decode(queries, blocks, tables, lens, num_splits=4, lanes=16, **common)
+    triton_latent.prefill(
+        queries,
+        blocks,
+        tables,
+        lens,
+        num_queries=torch.tensor([2, 0]),
+        row_starts=tiles,
+        tile_rows=tiles,
+        tile_starts=tiles,
+        lanes=64,
+        **common,
+    )
+
+
+def others() -> None:
+    logits = torch.zeros(2, 151_936)
+    triton_draw.draw(logits, logits, torch.ones(6, 2, dtype=torch.float64))
+    triton_gate.gate(torch.zeros(2, 6144, dtype=BFLOAT16))
+    rows = torch.zeros(2, 1024, dtype=BFLOAT16)
+    for form in FORMS:
+        matrix = pack_for_device(described_weight(form, 64, 1024), num_processors=132)
+        assert matrix is not None
+        triton_linear.multiply(matrix, rows, None, None)
+        triton_linear.expand(matrix, slice(0, 64), BFLOAT16)
+    triton_linear.round_rows(rows)
+
+
+if __name__ == "__main__":
+    device = TritonDevice(int(sys.argv[1]))
+    device.install()
+    for compiled in (attention, latent_attention, others):
+        compiled()
+    assert {launch.stream for launch in device.launches} == {device.stream}
+    print(*sorted({launch.name for launch in device.launches}))
