@@ -106,7 +106,10 @@ class BlockPool:
             self.num_free += 1
 
     def forget(self) -> None:
-        """Drop every known content: no block will be found until it is registered anew."""
+        """Drop every known content: no block will be found until it is registered anew.
+
+        `on_forgotten` is not called.
+        """
         self._hashes = [None] * self.num_blocks
         self._cached.clear()
         self._duplicates.clear()

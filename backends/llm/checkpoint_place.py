@@ -213,8 +213,11 @@ def _with_adapters(
 
     Raises ConfigError for what this model, or one that comes with a request, cannot have.
     """
-    if options.kept_prefixes and context.is_uploaded:
-        raise ConfigError(f"{what}: kept_prefixes are of models of the repository, as they write files: leave them out")
+    if context.is_uploaded and (options.kept_prefixes or options.kv_events_config is not None):
+        raise ConfigError(
+            f"{what}: kept_prefixes and kv_events_config are of models of the repository, as they write files and open "
+            "ports: leave them out"
+        )
     if purpose is not Purpose.GENERATE and options.serves_adapters:
         raise ConfigError(f"{what}: adapters are of models that generate: remove enable_lora and lora_modules")
     if options.enable_lora is False or purpose is not Purpose.GENERATE:

@@ -23,6 +23,7 @@ from .generation import GenerationRequest, SequenceOutput
 from .grammar_queue import GrammarQueue
 from .kept_blocks import HostBlocks
 from .kv_cache import KvManager
+from .kv_events import KvEvents
 from .lora.slots import AdapterSlots
 from .lora.uses import AdapterUse, refuse_adapters
 from .options import EngineOptions
@@ -85,8 +86,11 @@ class Engine:
         if options.kv_offloading_size:
             self._check_can_keep("kv_offloading_size")
             self._host_blocks = HostBlocks(runner.blocks, int(options.kv_offloading_size * (1 << 30)))
-            self._kv.pool.on_forgotten = self._host_blocks.keep
             self._kv.kept = [self._host_blocks]
+        self._events = None if options.kv_events_config is None else KvEvents(options.kv_events_config)
+        self._kv.events = self._events
+        if self._host_blocks is not None or self._events is not None:
+            self._kv.pool.on_forgotten = self._on_forgotten
         self.adapters = adapters
         self.adapter_slots = None if adapters is None else AdapterSlots(options.num_lora_slots)
         self._scheduler = Scheduler(
@@ -195,6 +199,12 @@ class Engine:
         known = [block for block in found if block is not None]
         assert len(known) == len(found), "the pool has forgotten what was computed last"
         return known
+
+    def _on_forgotten(self, block_hash: bytes, block: int) -> None:
+        if self._host_blocks is not None:
+            self._host_blocks.keep(block_hash, block)
+        if self._events is not None:
+            self._events.removed(block_hash)
 
     def _check_can_keep(self, option: str) -> None:
         kv = self._kv
@@ -348,6 +358,9 @@ class Engine:
         if self._grammars is not None:
             self._grammars.clear()
         self._kv.pool.forget()
+        if self._events is not None:
+            self._events.cleared()
+            self._events.send()
 
     def close(self) -> None:
         """Drop all requests and give back the device's memory; nothing may be called after it."""
@@ -358,6 +371,8 @@ class Engine:
             self._speculator.close()
         for kept in self._kv.kept:
             kept.close()
+        if self._events is not None:
+            self._events.close()
         self.runner.close()
 
     def step(self) -> list[SequenceOutput]:
@@ -380,6 +395,8 @@ class Engine:
         assert taken or launched or not self._deliveries, "sequences wait and nothing can be done for them"
         outputs = self._take_in(taken[0], taken[1].result()) if taken is not None else []
         self._observe_gauges()
+        if self._events is not None:
+            self._events.send()
         return refused + outputs if refused else outputs
 
     def _take_in(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:

@@ -14,6 +14,7 @@ from .sequence import Sequence
 
 if TYPE_CHECKING:
     from .kept_blocks import KeptBlocks
+    from .kv_events import KvEvents
 
 
 class KvManager:
@@ -46,6 +47,8 @@ class KvManager:
         self._chunk_len = chunk_len
         self._has_states = has_states
         self.kept: Several[KeptBlocks] = ()
+        # Those who are told which blocks are found.
+        self.events: KvEvents | None = None
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
         self._root = root_hash()
@@ -138,6 +141,9 @@ class KvManager:
         pool.share(shared)
         new = pool.allocate(num_new)
         if restored:
+            if self.events is not None:
+                first = next(index for index, block in enumerate(prefix) if isinstance(block, bytes))
+                self._tell(self.events, sequence, first, len(prefix))
             sequence.block_ids = array("q", self._filled(prefix, new))
         else:
             sequence.block_ids = array("q", [*prefix, *new])  # type: ignore[list-item]  # numbers alone
@@ -194,11 +200,25 @@ class KvManager:
         if not self.is_prefix_caching:
             return
         self._extend_hashes(sequence, num_tokens)
-        for index in range(sequence.num_registered_blocks, num_tokens // self.block_size):
+        first, end = sequence.num_registered_blocks, num_tokens // self.block_size
+        if self.events is not None and end > first:
+            self._tell(self.events, sequence, first, end)
+        for index in range(first, end):
             block = sequence.block_ids[index]
             if block != NULL_BLOCK:
                 self.pool.register(block, sequence.block_hashes[index])
             sequence.num_registered_blocks = index + 1
+
+    def _tell(self, events: KvEvents, sequence: Sequence, first: int, end: int) -> None:
+        """Tell of blocks [first, end) of a sequence, as far as nobody was told of their contents."""
+        hashes, size = sequence.block_hashes, self.block_size
+        while first < end and self.pool.find(hashes[first]) is not None:
+            first += 1
+        if first < end and not sequence.cache_salt:
+            adapter = sequence.adapter
+            parent = hashes[first - 1] if first else None
+            token_ids = sequence.token_ids[first * size : end * size]
+            events.stored(hashes[first:end], parent, token_ids, size, None if adapter is None else adapter.name)
 
     def free(self, sequence: Sequence) -> None:
         """Give back all blocks of a sequence; what is computed is forgotten, or in the prefix cache."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from .embedding.layout import POOLINGS, pooling_of
 from .json_fields import boolean, integer, number, string, strings, unknown, wrong
+from .kv_events import KvEventsConfig, read_kv_events_config
 from .speculation.config import SpeculativeConfig, read_speculative_config
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class EngineOptions:
     names of those that requests get which name none.
     `kept_prefixes` are texts, conversations or token ids by names, whose keys and values are kept in files of
     `kept_prefix_directory` (None: in the user's cache). `kv_offloading_size` GiB of host memory keep blocks that the
-    device's cache has no room for.
+    device's cache has no room for. `kv_events_config`: who is told which blocks the cache holds.
     `structured_outputs_backend`: "guidance" or "xgrammar" compiles structured outputs; None: the installed one.
 
     Raises InvalidArgumentError, which names the option, when one is out of its range.
@@ -95,6 +96,7 @@ class EngineOptions:
     kept_prefixes: Mapping[str, Any] = field(default_factory=dict)
     kept_prefix_directory: str | None = None
     kv_offloading_size: float = 0.0
+    kv_events_config: KvEventsConfig | None = None
     by_device: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
@@ -291,6 +293,7 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "kept_prefixes": _prefixes,
     "kept_prefix_directory": string,
     "kv_offloading_size": number,
+    "kv_events_config": read_kv_events_config,
 }
 # Options of which "auto" means None.
 AUTOMATIC = frozenset(

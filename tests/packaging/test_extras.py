@@ -33,6 +33,7 @@ MESSAGES = {
     },
     "backends/onnxruntime/diagnosis.py": {"onnx": {"onnxruntime"}},
     "backends/llm/grammar/compile.py": {"llm": {"llguidance"}},
+    "backends/llm/kv_events.py": {"kv-events": {"msgpack", "pyzmq"}},
     "backends/tensorrt/runtime.py": {
         "tensorrt": {"tensorrt", "torch"},
         "tensorrt-rtx": {"tensorrt_rtx_cu13", "torch"},
