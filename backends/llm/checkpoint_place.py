@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from modelserver.backend import (
     read_modelfile,
 )
 
-from .checkpoint import Checkpoint, find_gguf, is_gguf, open_checkpoint
+from .checkpoint import Checkpoint, find_gguf, is_gguf, is_projector, open_checkpoint
 from .contract import LABELS, Purpose
 from .embedding.layout import read_layout
 from .embedding.recognition import is_encoder, labels_of, purpose_of, usual_len
@@ -29,6 +30,8 @@ from .engines import ENGINES, OtherEngine
 from .lora.places import find_adapters
 from .options import EngineOptions
 from .text.ollama_template import OllamaTemplate
+
+logger = logging.getLogger(__name__)
 
 MODEL_JSON = "model.json"
 MODELFILE = "Modelfile"
@@ -113,7 +116,7 @@ def _place_of_ours(context: BackendContext) -> CheckpointPlace:
         place = path
     elif path.is_file() and is_modelfile(path):
         modelfile = _read_modelfile(what, path)
-        place = _part(what, path, f"FROM {modelfile.source:.200}", modelfile.source, context)
+        place = _model_of(what, path, modelfile, context)
         described = _engine_options(modelfile)
         if modelfile.drafts:
             (text,) = modelfile.drafts
@@ -265,11 +268,25 @@ def _read_modelfile(what: str, path: Path) -> Modelfile:
         raise ConfigError(f"{what}: {error.message}") from None
     if len(modelfile.drafts) > 1:
         raise UnsupportedError(f"{what}: {path} has several DRAFT lines: keep one draft model")
-    if len(modelfile.sources) > 1:
-        raise UnsupportedError(
-            f"{what}: {path} has several FROM lines: pictures and other parts beside a language model are not supported"
-        )
     return modelfile
+
+
+def _model_of(what: str, path: Path, modelfile: Modelfile, context: BackendContext) -> Path:
+    """What FROM names. Of several lines one is the model, and the others are projectors, which are passed over.
+
+    Pictures are for checkpoints of Hugging Face only.
+    """
+    places = [_part(what, path, f"FROM {text:.200}", text, context) for text in modelfile.sources]
+    if len(places) == 1:
+        return places[0]
+    try:
+        models = [place for place in places if not is_projector(place)]
+    except InvalidArgumentError as error:
+        raise ConfigError(f"{what}: {error.message}") from None
+    if len(models) != 1:
+        raise UnsupportedError(f"{what}: {path} has several FROM lines: expected one model, and its projectors")
+    logger.warning("%s: the projector that %s names is passed over: the model reads text only", what, path)
+    return models[0]
 
 
 def _part(what: str, path: Path, line: str, text: str, context: BackendContext) -> Path:

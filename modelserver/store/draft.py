@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ from modelserver.store.manifest import (
     MESSAGES,
     MODEL,
     PARAMETERS,
+    PROJECTOR,
     SYSTEM,
     TEMPLATE,
     Layer,
@@ -36,6 +38,9 @@ from modelserver.store.task import StoreTask
 
 _MAX_TEXT_BYTES = 8 << 20
 _GGUF, _GGUF_MAGIC = ".gguf", b"GGUF"
+# How the metadata of a projector begins: the key general.architecture, the type of a text, and the text "clip".
+_GGUF_HEAD_BYTES = 4096
+_PROJECTOR_ENTRY = b"general.architecture" + struct.pack("<IQ", 8, 4) + b"clip"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +60,17 @@ class Recipe:
     """How to make a model, as a Modelfile or a request for one says.
 
     It is made from `base`, the name of a model, which is pulled if it is absent; or from `path`, a file or a directory
-    of this machine; or from `files`, digests of blobs by the name of the file that each is. A text that is None is the
-    base's; `parameters` and `config` go over the base's own; messages and licenses replace the base's if there are any.
-    With a `quantization` the weights become a GGUF file in few bits. Adapters, as blobs (`adapters`) or at
-    `adapter_paths`, are added to the base's own: each GGUF file is one, and the other files of one directory or of all
-    blobs are one. A draft model, in `draft_files` or at `draft_path`, replaces the base's.
+    of this machine; or from `files`, digests of blobs by the name of the file that each is. `more_paths` are further
+    GGUF files of it, such as a projector. A text that is None is the base's; `parameters` and `config` go over the
+    base's own; messages and licenses replace the base's if there are any. With a `quantization` the weights become a
+    GGUF file in few bits. Adapters, as blobs (`adapters`) or at `adapter_paths`, are added to the base's own: each GGUF
+    file is one, and the other files of one directory or of all blobs are one. A draft model, in `draft_files` or at
+    `draft_path`, replaces the base's.
     """
 
     base: str = ""
     path: Path | None = None
+    more_paths: Sequence[Path] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)
     adapter_paths: Sequence[Path] = ()
@@ -80,14 +87,18 @@ class Recipe:
     @classmethod
     def of(cls, modelfile: Modelfile, directory: Path) -> Recipe:
         """As a Modelfile in that directory says. Raises UnsupportedError for parts that a store does not keep."""
-        if len(modelfile.sources) > 1 or len(modelfile.drafts) > 1:
-            raise UnsupportedError("a Modelfile with several FROM or DRAFT lines is not supported")
-        path = directory / Path(modelfile.source).expanduser()
-        is_path = path.exists() or modelfile.source.startswith((".", "/", "~"))
+        if len(modelfile.drafts) > 1:
+            raise UnsupportedError("a Modelfile with several DRAFT lines is not supported")
+        named = {source: directory / Path(source).expanduser() for source in modelfile.sources}
+        paths = [path for text, path in named.items() if path.exists() or text.startswith((".", "/", "~"))]
+        bases = [text for text, path in named.items() if path not in paths]
+        if len(bases) > 1:
+            raise InvalidArgumentError(f"a Modelfile names one model in its FROM lines, not {' and '.join(bases)}")
         kept = {name: value for name in ("renderer", "parser", "requires") if (value := getattr(modelfile, name))}
         return cls(
-            base="" if is_path else modelfile.source,
-            path=path if is_path else None,
+            base=bases[0] if bases else "",
+            path=None if bases else paths[0],
+            more_paths=paths if bases else paths[1:],
             adapter_paths=[directory / Path(each).expanduser() for each in modelfile.adapters],
             draft_path=directory / Path(modelfile.drafts[0]).expanduser() if modelfile.drafts else None,
             template=modelfile.template,
@@ -182,9 +193,28 @@ class Draft:
         self._layers = list(manifest.layers)
         self.config = dict(describe(manifest, self._blobs).config)
 
-    def add_path(self, path: Path) -> None:
-        """A file of this machine, or all visible files of a directory. Raises NotFoundError, StorageFullError."""
-        self.add_files(self._stored(_files_at(path, _model_files)))
+    def add_path(self, path: Path, more_paths: Sequence[Path] = ()) -> None:
+        """A file of this machine, or all visible files of a directory, and further files. Raises NotFoundError,
+        StorageFullError, InvalidArgumentError for further files that are not GGUF."""
+        files = _files_at(path, _model_files)
+        for each in more_paths:
+            files |= _files_at(each, _model_files)
+        if more_paths and not all(title.lower().endswith(_GGUF) for title in files):
+            raise InvalidArgumentError("several FROM lines are for GGUF files: a model, its parts and its projector")
+        self.add_files(self._stored(files))
+
+    def add_projector(self, path: Path) -> None:
+        """A GGUF file of what sees pictures, beside a model that is there, in place of the model's own.
+
+        Raises InvalidArgumentError for another file.
+        """
+        for title, digest in self._stored(_files_at(path, _model_files)).items():
+            if not self._is_projector(title, digest):
+                raise InvalidArgumentError(
+                    f"{path} is not the GGUF file of a projector, which FROM beside a model names"
+                )
+            self._layers = [layer for layer in self._layers if layer.media_type != PROJECTOR]
+            self._add(PROJECTOR, digest, "")
 
     def add_files(self, files: Mapping[str, str]) -> None:
         """Blobs of the store by the names of the files that they are.
@@ -194,11 +224,17 @@ class Draft:
         """
         self.claim.add(check_digest(digest) for digest in files.values())
         is_gguf = all(self._is_gguf(title, digest) for title, digest in files.items())
+        projectors = [title for title, digest in files.items() if is_gguf and self._is_projector(title, digest)]
+        num_models = len(files) - len(projectors)
+        if projectors and (not num_models or len(projectors) > 1):
+            raise InvalidArgumentError(f"a projector ({projectors[0]}) goes with one model: name its GGUF file, too")
         has_safetensors = any(title.endswith(".safetensors") for title in files)
         self.config["model_format"] = "gguf" if is_gguf else "safetensors" if has_safetensors else ""
         for title, digest in files.items():
-            if is_gguf:
-                name = "" if len(files) == 1 else check_title(title.rpartition("/")[2])
+            if title in projectors:
+                self._add(PROJECTOR, digest, "")
+            elif is_gguf:
+                name = "" if num_models == 1 else check_title(title.rpartition("/")[2])
                 self._add(MODEL, digest, name)
             elif len(files) == 1:
                 self._add(FILE, digest, f"model{Path(check_title(title)).suffix}")
@@ -315,6 +351,12 @@ class Draft:
             return True
         with self._blobs.path(digest).open("rb") as file:
             return file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+
+    def _is_projector(self, title: str, digest: str) -> bool:
+        """Whether a GGUF file is what sees pictures beside a language model: its first entry says so, or its name."""
+        with self._blobs.path(digest).open("rb") as file:
+            head = file.read(_GGUF_HEAD_BYTES)
+        return head.startswith(_GGUF_MAGIC) and (_PROJECTOR_ENTRY in head or "mmproj" in title.lower())
 
 
 def companions(path: Path, title: str) -> dict[str, Path]:

@@ -186,8 +186,10 @@ class Store:
         with Draft(self.blobs, task) as draft:
             if recipe.base:
                 draft.begin_from(self.read_manifest(recipe.base))
+                for path in recipe.more_paths:
+                    draft.add_projector(path)
             elif recipe.path is not None:
-                draft.add_path(recipe.path)
+                draft.add_path(recipe.path, recipe.more_paths)
             else:
                 draft.add_files(recipe.files)
             draft.apply(recipe)

@@ -15,9 +15,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from support.gguf_models import projector_bytes
 from support.model_sources import MODEL, FakeHost, digest_of
 from support.waiting import until_true
 
+from modelserver.config.modelfile import parse_modelfile
 from modelserver.errors import (
     CancelledError,
     InvalidArgumentError,
@@ -29,6 +31,7 @@ from modelserver.errors import (
 )
 from modelserver.store.blobs import DigestError, StorageFullError
 from modelserver.store.draft import Recipe
+from modelserver.store.manifest import PROJECTOR
 from modelserver.store.store import Store
 from modelserver.store.task import Progress, StoreTask
 
@@ -345,6 +348,26 @@ def test_models_are_made_from_files_and_models(store: Store, tmp_path: Path) -> 
     assert store.has_blob(digest_of(WEIGHTS))
     store.remove("child")
     assert blob_files(store) == set()
+
+
+def test_a_modelfile_names_a_model_and_its_projector(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "weights.gguf").write_bytes(WEIGHTS)
+    (tmp_path / "sight.gguf").write_bytes(projector_bytes())
+    both = Recipe.of(parse_modelfile("FROM ./sight.gguf\nFROM ./weights.gguf"), tmp_path)
+    store.create("both", both)
+    store.create("alone", Recipe(path=tmp_path / "weights.gguf"))
+    store.create("beside", Recipe.of(parse_modelfile("FROM alone\nFROM ./sight.gguf"), tmp_path))
+    for name in ("both", "beside"):
+        layers = store.read_manifest(name).layers
+        assert {(layer.media_type, layer.title) for layer in layers} == {(MODEL, ""), (PROJECTOR, "")}
+    for text, message in (
+        ("FROM ./sight.gguf", "goes with one model"),
+        ("FROM ./weights.gguf\nFROM ./sight.gguf\nFROM ./other.gguf", "there is no file"),
+        ("FROM alone\nFROM ./weights.gguf", "is not the GGUF file of a projector"),
+        ("FROM alone\nFROM both", "names one model"),
+    ):
+        with pytest.raises(ServerError, match=message):
+            store.create("wrong", Recipe.of(parse_modelfile(text), tmp_path))
 
 
 def test_a_directory_keeps_the_names_of_its_files(store: Store, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,13 @@ _ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
 }
+
+
+def projector_bytes() -> bytes:
+    """A GGUF file that says that it is what sees pictures beside a language model, and has nothing else."""
+    key, value = b"general.architecture", b"clip"
+    entry = struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(value)) + value
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry
 
 
 def write_gguf(

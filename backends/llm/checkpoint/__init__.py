@@ -6,6 +6,7 @@ from pathlib import Path
 
 from .checkpoint import Checkpoint, TokenizerFiles, config_path, text_config
 from .gguf import SUFFIX, GgufCheckpoint, UnreadGguf, find_gguf
+from .gguf_file import GgufFile
 from .hf import CONFIG, HfCheckpoint
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "config_path",
     "find_gguf",
     "is_gguf",
+    "is_projector",
     "open_checkpoint",
     "text_config",
 ]
@@ -33,6 +35,12 @@ def open_checkpoint(place: Path) -> Checkpoint:
     if not (place / CONFIG).is_file() and (found := find_gguf(place)) is not None:
         return GgufCheckpoint(found)
     return HfCheckpoint(place)
+
+
+def is_projector(path: Path) -> bool:
+    """Whether a path is the GGUF file of what sees pictures beside a language model. InvalidArgumentError for a broken
+    one."""
+    return is_gguf(path) and path.is_file() and GgufFile(path).text("general.architecture") == "clip"
 
 
 def is_gguf(path: Path) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from modelserver_backends.llm.backend import LlmBackend
 from modelserver_backends.llm.checkpoint_place import CheckpointPlace, find_checkpoint
 from support.contexts import context_of
-from support.gguf_models import write_gguf
+from support.gguf_models import projector_bytes, write_gguf
 from support.tiny_checkpoints import write_checkpoint
 
 from modelserver.backend import BackendContext, ModelConfig
@@ -86,7 +86,8 @@ def test_a_directory_of_weights_below_the_model(tmp_path: Path, weights: Path) -
         ("FROM /etc/passwd", "FROM /etc/passwd is outside"),
         ("FROM ./Modelfile", "there is no directory and no .gguf file"),
         ("FROM .\nADAPTER ./lora.gguf", "there is neither a file"),
-        ("FROM .\nFROM ./mmproj.gguf", "has several FROM lines"),
+        ("FROM .\nFROM ./mmproj.gguf", "FROM ./mmproj.gguf: there is no directory and no .gguf file"),
+        ("FROM .\nFROM .", "has several FROM lines: expected one model, and its projectors"),
         ("FROM .\nPARAMETER top_k x", "Modelfile (line 2): invalid integer value 'x'"),
         ("FROM .\nTEMPLATE {{ if }}", "the model's template, line 1, column 7: missing value"),
     ],
@@ -96,6 +97,15 @@ def test_what_cannot_be_served(tmp_path: Path, weights: Path, text: str, message
         find(tmp_path, text, weights)
     assert message in caught.value.message
     assert caught.value.message.startswith("model 'm' version 1: ")
+
+
+def test_a_projector_beside_the_model_is_passed_over(
+    tmp_path: Path, weights: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = context(tmp_path, "FROM ./mmproj.gguf\nFROM ./tiny.gguf", weights)
+    (tmp_path / "m" / "1" / "mmproj.gguf").write_bytes(projector_bytes())
+    assert find_checkpoint(asked).checkpoint.place.name == "tiny.gguf"
+    assert "the model reads text only" in caplog.text
 
 
 def test_two_descriptions_are_one_too_many(tmp_path: Path, weights: Path) -> None:
