@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,10 @@ class _Choices:
 
     running: list[Sequence]
     longest: int = 0
+
+
+# How long a tokenizer that cannot be read takes to say so, of the usual causes.
+_TOKENIZER_S = 0.01
 
 
 class Engine:
@@ -140,8 +145,16 @@ class Engine:
         from .text.tokenizer import Tokenizer
 
         options = sized_for(options, choose_device(options.device))
-        tokenizer = Tokenizer.from_checkpoint(checkpoint)
-        runner = load_runner(checkpoint, options, Sampler(eos_token_ids=tokenizer.eos_token_ids, tokenizer=tokenizer))
+        with ThreadPoolExecutor(1, "tokenizer") as beside_weights:
+            reading = beside_weights.submit(Tokenizer.from_checkpoint, checkpoint)
+            if wait((reading,), _TOKENIZER_S).done:  # one that is missing or wrong is found before the weights are read
+                reading.result()
+
+            def make_sampler() -> Sampler:
+                return Sampler(eos_token_ids=reading.result().eos_token_ids, tokenizer=reading.result())
+
+            runner = load_runner(checkpoint, options, make_sampler)
+            tokenizer = reading.result()
         pictures = None
         if runner.tower is not None:
             from .pictures.reader import PictureReader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, islice
@@ -361,16 +362,18 @@ def _make_picture_attention(loaded: LoadedNetwork, attention: Any, blocks: KvBlo
 
 
 def load_runner(
-    checkpoint: Checkpoint, options: EngineOptions, sampler: Sampler, scheme: Scheme | None = None
+    checkpoint: Checkpoint, options: EngineOptions, make_sampler: Callable[[], Sampler], scheme: Scheme | None = None
 ) -> Runner:
     """A runner of a checkpoint, which is not read afterwards. `scheme`: see `load_network`.
+
+    `make_sampler` is called after the weights are read.
 
     Raises ServerErrors that name the file or the option.
     """
     options = with_lora_rank(sized_for(options, choose_device(options.device)))
     followers = Followers(checkpoint.place, options) if options.tensor_parallel_size > 1 else None
     try:
-        runner = _load(checkpoint, options, sampler, followers, scheme)
+        runner = _load(checkpoint, options, make_sampler, followers, scheme)
     except BaseException:
         if followers is not None:
             followers.close()
@@ -386,7 +389,7 @@ def load_runner(
 def _load(
     checkpoint: Checkpoint,
     options: EngineOptions,
-    sampler: Sampler,
+    make_sampler: Callable[[], Sampler],
     followers: Followers | None,
     scheme: Scheme | None,
 ) -> Runner:
@@ -396,7 +399,8 @@ def _load(
         loaded = load_network(checkpoint, rank_options(options, 0), followers.rank)
     give_back(_MUCH_LEFT_BYTES)
     if loaded.device.type == "cpu" and sum(layer.num_bytes for layer in loaded.layers) >= _MANY_BYTES:
-        use_huge_pages()
+        # Tokens are a little slower until it is done, and need not wait for it.
+        threading.Thread(target=use_huge_pages, name="huge-pages", daemon=True).start()
     what = f"the LLM in {checkpoint.place}"
     with ExitStack() as held:
         if loaded.states is not None:
@@ -407,6 +411,7 @@ def _load(
             held.callback(reserve_adapters(loaded.adapted, options, device=loaded.device, what=what).release)
         head = load_head(checkpoint, options, default="last", device=loaded.device)
         num_threads = choose_num_threads(checkpoint, loaded.device, options)
+        sampler = make_sampler()
         step_bytes = 0
         if loaded.device.type == "cuda" and followers is None:
             step_bytes = _step_bytes(loaded, options, sampler, head, CudaMemory(loaded.device), what)

@@ -35,7 +35,7 @@ _NUM_THREADS = torch.get_num_threads()
 @contextmanager
 def opened(directory: Path, dtype: str, batch: int, num_threads: int | None = None) -> Iterator[Engine]:
     options = EngineOptions(device="cpu", dtype=dtype, max_model_len=2048, max_num_seqs=batch, num_threads=num_threads)
-    runner = load_runner(open_checkpoint(directory), options, Sampler())
+    runner = load_runner(open_checkpoint(directory), options, Sampler)
     try:
         yield Engine(options=options, runner=runner, tokenizer=None)
     finally:

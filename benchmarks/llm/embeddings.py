@@ -143,7 +143,7 @@ def encoder_ways(place: Path) -> dict[str, Embed]:
 
 def decoder_ways(place: Path) -> dict[str, Embed]:
     options = EngineOptions(device="cpu", dtype="float32", max_model_len=512, num_gpu_blocks_override=40)
-    runner = load_runner(open_checkpoint(write_checkpoint(place, SHAPES["tiny (2 M)"])), options, Sampler())
+    runner = load_runner(open_checkpoint(write_checkpoint(place, SHAPES["tiny (2 M)"])), options, Sampler)
     return {f"a decoder, {most} tokens at once": OurDecoder(runner, most) for most in (1, 256, 2048)}
 
 

@@ -71,7 +71,7 @@ def opened(name: str, **options: Any) -> Iterator[Engine]:
                 **options,
             }
         )
-        runner = load_runner(RandomCheckpoint(Path(place), chosen.device), chosen, Sampler())
+        runner = load_runner(RandomCheckpoint(Path(place), chosen.device), chosen, Sampler)
     try:
         yield Engine(options=chosen, runner=runner, tokenizer=None)
     finally:

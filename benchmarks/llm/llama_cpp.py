@@ -94,7 +94,7 @@ def measure_ours(
         quantization=quantization,
     )
     before = _status("VmRSS")
-    runner = load_runner(open_checkpoint(path), options, Sampler())
+    runner = load_runner(open_checkpoint(path), options, Sampler)
     loaded = _status("VmHWM") - before
     engine = Engine(options=options, runner=runner, tokenizer=None)
     try:

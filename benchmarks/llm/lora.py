@@ -50,7 +50,7 @@ def write_adapter(base: Path, place: Path, seed: int) -> Path:
 
 def opened(base: Path, options: EngineOptions) -> Engine:
     with open_checkpoint(base) as checkpoint:
-        runner = load_runner(checkpoint, options, Sampler())
+        runner = load_runner(checkpoint, options, Sampler)
     return Engine(options=options, runner=runner, tokenizer=None, adapters=Adapters.of(runner.target, options))
 
 

@@ -31,7 +31,7 @@ def first_token_s(base: Path, prefix: list[int], options: dict[str, Any]) -> tup
     began = time.perf_counter()
     chosen = EngineOptions(device="cpu", max_num_seqs=1, max_model_len=len(prefix) + 64, **options)
     with open_checkpoint(base) as checkpoint:
-        engine = Engine(options=chosen, runner=load_runner(checkpoint, chosen, Sampler()), tokenizer=None)
+        engine = Engine(options=chosen, runner=load_runner(checkpoint, chosen, Sampler), tokenizer=None)
         if chosen.kept_prefixes:
             engine.open_prefixes(checkpoint.digest)
     load_s = time.perf_counter() - began

@@ -109,8 +109,8 @@ def opened(directory: Path, config: Mapping[str, Any] | None, draft: Path | None
         drafter = None
         if draft is not None:
             own = replace(options, speculative_config=None)
-            drafter = load_runner(opened.enter_context(open_checkpoint(draft)), own, Sampler())
-        runner = load_runner(checkpoint, options, Sampler())
+            drafter = load_runner(opened.enter_context(open_checkpoint(draft)), own, Sampler)
+        runner = load_runner(checkpoint, options, Sampler)
         return Engine(options=options, runner=runner, tokenizer=None, drafter=drafter)
 
 

@@ -14,6 +14,7 @@ from modelserver.cli.output import print_line, print_table
 from modelserver.core import accelerator
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.sources import unknown_variables
+from modelserver.platform.interpreter import collect_rarely
 
 if TYPE_CHECKING:
     from modelserver.api import ApiFactory
@@ -27,6 +28,7 @@ def run(options: ServerOptions, apis: Mapping[str, ApiFactory] | None = None) ->
 
     A forced stop ends the process as it is: a thread may hang in a backend.
     """
+    collect_rarely()
     logs = start_logs(options)
     for sentence in unknown_variables(os.environ):
         logger.warning("%s", sentence)

@@ -16,6 +16,7 @@ _M_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 32 << 20
 # Free memory kept at the top of the heap.
 _TRIM_THRESHOLD_BYTES = 256 << 20
+_THRESHOLDS = gc.get_threshold()
 # Free memory of all heaps that is worth the system calls, and the page faults of requests whose buffers go with it.
 _MUCH_BYTES = 64 << 20
 
@@ -71,6 +72,15 @@ def give_back(min_bytes: int = _MUCH_BYTES) -> bool:
     return bool(count().fordblks >= min_bytes and trim(0))
 
 
+# Of new objects, how many make the collector run while a program is imported; Python's own number is 700.
+_MANY_OBJECTS = 50_000
+
+
+def collect_rarely() -> None:
+    """Until `keep_for_good`: what is imported stays, and to visit it again and again takes a fifth of the time."""
+    gc.set_threshold(_MANY_OBJECTS, *_THRESHOLDS[1:])
+
+
 def keep_for_good() -> None:
     """Freeze all current objects: the collector does not visit them again.
 
@@ -78,6 +88,7 @@ def keep_for_good() -> None:
     The last run must therefore happen after the freeze, with almost no survivors. Counted from all frozen objects, that
     quarter is some 20,000 objects, and the reference cycles of a thousand unloaded models would wait for them.
     """
+    gc.set_threshold(*_THRESHOLDS)
     gc.collect()
     gc.freeze()
     gc.collect()

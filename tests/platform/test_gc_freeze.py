@@ -9,13 +9,14 @@ import sys
 # are left at the end.
 PROGRAM = """
 import collections, gc, weakref
-from modelserver.platform.interpreter import keep_for_good
+from modelserver.platform.interpreter import collect_rarely, keep_for_good
 
 class Circle:
     def __init__(self):
         self.itself = self
         self.filling = [[] for _ in range(10)]
 
+collect_rarely()
 long_lived = [[] for _ in range(500_000)]
 keep_for_good()
 circles = weakref.WeakSet()

@@ -24,7 +24,7 @@ def loaded_engine(directory: Path, **options: Any):
     """An engine without text over a checkpoint, in float32 on the CPU unless said otherwise."""
     chosen = EngineOptions(**{"device": "cpu", "dtype": "float32", "max_model_len": 128, **options})
     with open_checkpoint(directory) as checkpoint:
-        runner = load_runner(checkpoint, chosen, Sampler())
+        runner = load_runner(checkpoint, chosen, Sampler)
     engine = Engine(options=chosen, runner=runner, tokenizer=None, adapters=Adapters.of(runner.target, chosen))
     try:
         yield engine

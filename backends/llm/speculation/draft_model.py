@@ -136,7 +136,7 @@ def load_drafter(
             enable_chunked_prefill=True,
             enable_lora=False,
         )
-        runner = load_runner(drafting, chosen, Sampler())
+        runner = load_runner(drafting, chosen, Sampler)
     if runner.has_states:
         runner.close()
         raise UnsupportedError(

@@ -30,7 +30,7 @@ GREEDY = SamplingParams(temperature=0.0)
 def runner(checkpoint: Checkpoints) -> Any:
     options = EngineOptions(device="cpu", dtype="float32", max_model_len=64, max_num_seqs=4, block_size=8)
     with open_checkpoint(checkpoint("llama")) as opened:
-        made = load_runner(opened, options, Sampler())
+        made = load_runner(opened, options, Sampler)
     yield made
     made.close()
 
