@@ -45,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     _better("the text names the tensor", "data too * (http-json)", "no data (http-*)", facts=_SAYS),
     _better("what does not exist is missing, not bad", "*", facts=_STATUS, pair=(400, 404)),
     _better("the text names model and version", "*: ready of *", facts=_SAYS),
+    _better("the address alone says what runs", "GET /", facts=_STATUS, pair=(404, 200)),
     # Data.
     _better("binary data asked for is binary, empty or not", "no elements (*", "no texts (*", "http: raw and empty"),
     _better("newer Tritons refuse an output that is asked for twice", "an output twice (*", "http: an output twice, *"),
@@ -98,6 +99,12 @@ RULES: tuple[Rule, ...] = (
     _better("a tensor tells its shape and its datatype", "pb_utils: tensor *"),
     _better("responses have parameters", "pb_utils: response parameters (*"),
     # Documents.
+    # With `--layout routed`.
+    _different(
+        "a router adds the client's address",
+        "forwarded: *",
+        facts=("x-forwarded-for", "x-modelserver-router-hops", "."),
+    ),
     _different("the version is our own", "server metadata *", facts=("*version",)),
     _better(
         "an extension that is off is not told as one that is served", "server metadata *", facts=("*.extensions.*",)
