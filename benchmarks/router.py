@@ -1,14 +1,20 @@
 """What the hop through the router costs, beside nginx: `python -m benchmarks.router` prints CPU µs and p50 per request.
 
 Two servers of the model `identity` answer; a client asks over kept connections: directly, through `modelserver route`,
-and through nginx where it is installed. CPU is that of the process in the middle. Streams come from a small server that
-sends an event each 0.2 ms; their cost is per event.
+and through nginx where it is installed. CPU is that of the processes in the middle. Streams come from a small server
+that sends an event each 0.2 ms; their cost is per event. It answers chats, too.
+
+`--peers PYTHON` names the interpreter of an environment with `litellm[proxy]` and `ray[serve]`: then chats go through
+LiteLLM's proxy, and inference through Ray Serve's, whose deployment forwards to the servers by aiohttp.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
+import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -24,13 +30,67 @@ import uvloop
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "modelserver.cli.main")
-PORTS = {"one": 9610, "two": 9620, "router": 9630, "nginx": 9640, "events": 9650}
+PORTS = {"one": 9610, "two": 9620, "router": 9630, "nginx": 9640, "events": 9650, "litellm": 9660, "serve": 9670}
 NUM_REQUESTS, NUM_WARM, NUM_ROUNDS = 4000, 300, 3
+# Of ways that take milliseconds.
+NUM_SLOW = 400
 NUM_EVENTS = 20_000
 BODY = (
     b'{"inputs":[{"name":"INPUT0","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}',
     b"/v2/models/identity/infer",
 )
+CHAT = (
+    json.dumps({"model": "chat", "messages": [{"role": "user", "content": "one two three"}]}).encode(),
+    b"/v1/chat/completions",
+)
+CHAT_ANSWER = json.dumps(
+    {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "chat",
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "one two three four"}}
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
+    }
+).encode()
+LITELLM = """
+model_list:
+  - model_name: chat
+    litellm_params: {{model: openai/chat, api_base: "http://127.0.0.1:{events}/v1", api_key: none}}
+litellm_settings: {{telemetry: false, drop_params: true}}
+general_settings:
+  disable_spend_logs: true
+  disable_error_logs: true
+  dangerously_permit_weak_or_unset_master_key: true
+"""
+RAY_SERVE = """
+import itertools, signal, sys, time
+import aiohttp, ray
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import Response
+
+@serve.deployment(max_ongoing_requests=100, ray_actor_options={{"num_cpus": 0}})
+class Forward:
+    def __init__(self):
+        self.urls = itertools.cycle(["http://127.0.0.1:{one}", "http://127.0.0.1:{two}"])
+        self.session = None
+
+    async def __call__(self, request: Request):
+        if self.session is None:
+            self.session = aiohttp.ClientSession()
+        url = next(self.urls) + request.url.path
+        async with self.session.request(request.method, url, data=await request.body()) as answer:
+            return Response(await answer.read(), status_code=answer.status)
+
+ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
+serve.start(http_options={{"host": "127.0.0.1", "port": {serve}}}, logging_config={{"enable_access_log": False}})
+serve.run(Forward.bind())
+signal.sigwait({{signal.SIGTERM}})
+ray.shutdown()
+"""
 NGINX = """
 daemon off; worker_processes 1; pid {directory}/pid; error_log {directory}/error.log;
 events {{ }}
@@ -51,16 +111,25 @@ http {{
 
 @dataclass(frozen=True)
 class Way:
-    """A port to ask, and the process in the middle, if there is one."""
+    """A port to ask, what to ask it, and the processes in the middle."""
 
     name: str
     port: int
-    pid: int | None = None
+    pids: tuple[int, ...] = ()
+    asked: tuple[bytes, bytes] = BODY
+    num_requests: int = NUM_REQUESTS
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.router")
+    parser.add_argument("--peers", help="the Python of an environment with litellm[proxy] and ray[serve]")
+    peers = parser.parse_args().peers
     with contextlib.ExitStack() as stack:
         ways = [Way("direct", PORTS["one"]), *start(stack)]
+        events = start_events(stack, ways)
+        if peers is not None:
+            ways.append(Way("router/chat", events[0].port, events[0].pids, CHAT))
+            ways += start_peers(stack, peers)
         print(f"{'way':<10} {'at once':>7} {'CPU us':>8} {'p50 us':>8}")
         for num_connections in (1, 8):
             found: dict[str, list[tuple[float, float]]] = {way.name: [] for way in ways}
@@ -70,7 +139,7 @@ def main() -> None:
             for name, figures in found.items():
                 cpu, p50 = (statistics.median(each) for each in zip(*figures, strict=True))
                 print(f"{name:<10} {num_connections:>7} {cpu:>8.1f} {p50:>8.0f}")
-        for way in start_events(stack, ways):
+        for way in events:
             per_event = statistics.median(uvloop.run(measure_events(way)) for _ in range(NUM_ROUNDS))
             print(f"{way.name:<10} {'events':>7} {per_event:>8.1f}")
 
@@ -83,7 +152,7 @@ def start(stack: contextlib.ExitStack) -> list[Way]:
         wait_for(PORTS[name], "GET /v2/models/identity/ready HTTP/1.1\r\nhost: a\r\n\r\n")
     to = ",".join(f"http://127.0.0.1:{PORTS[name]}" for name in ("one", "two"))
     router = stack.enter_context(process(*COMMAND, "route", f"--to={to}", *ports("router")))
-    ways = [Way("router", PORTS["router"], router)]
+    ways = [Way("router", PORTS["router"], (router,))]
     nginx = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
     if nginx is not None:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
@@ -91,7 +160,7 @@ def start(stack: contextlib.ExitStack) -> list[Way]:
         config.write_text(NGINX.format(directory=directory, **PORTS))
         master = stack.enter_context(process(nginx, "-c", str(config)))
         wait_for(PORTS["nginx"], "GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n")
-        ways.append(Way("nginx", PORTS["nginx"], psutil.Process(master).children()[0].pid))
+        ways.append(Way("nginx", PORTS["nginx"], (psutil.Process(master).children()[0].pid,)))
     wait_for(PORTS["router"], "GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n")
     return ways
 
@@ -104,7 +173,34 @@ def start_events(stack: contextlib.ExitStack, others: list[Way]) -> list[Way]:
     words = [f"--http-port={port}", f"--grpc-port={port + 1}", f"--metrics-port={port + 2}"]
     router = stack.enter_context(process(*COMMAND, "route", f"--to=http://127.0.0.1:{PORTS['events']}", *words))
     wait_for(port, "GET /v2/health/ready HTTP/1.1\r\nhost: a\r\n\r\n")
-    return [Way("router", port, router), *(way for way in others if way.name == "nginx")]
+    return [Way("router", port, (router,)), *(way for way in others if way.name == "nginx")]
+
+
+def start_peers(stack: contextlib.ExitStack, python: str) -> list[Way]:
+    """LiteLLM's proxy and Ray Serve's; of Ray, the processes that requests pass are counted."""
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    (directory / "litellm.yaml").write_text(LITELLM.format(**PORTS))
+    (directory / "forward.py").write_text(RAY_SERVE.format(**PORTS))
+    program = str(Path(python).parent / "litellm")
+    words = ["--config", str(directory / "litellm.yaml"), "--host", "127.0.0.1", "--port", str(PORTS["litellm"])]
+    litellm = stack.enter_context(process(program, *words, "--num_workers", "1"))
+    stack.enter_context(process(python, str(directory / "forward.py"), RAY_USAGE_STATS_ENABLED="0"))
+    wait_for(PORTS["litellm"], "GET /health/liveliness HTTP/1.1\r\nhost: a\r\n\r\n")
+    wait_for(PORTS["serve"], "GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n")
+    passed = [
+        each.pid for each in psutil.process_iter() if "ProxyActor" in _title(each) or "ServeReplica" in _title(each)
+    ]
+    family = [litellm, *(each.pid for each in psutil.Process(litellm).children(recursive=True))]
+    return [
+        Way("litellm/chat", PORTS["litellm"], tuple(family), CHAT, NUM_SLOW),
+        Way("ray serve", PORTS["serve"], tuple(passed), num_requests=NUM_SLOW),
+    ]
+
+
+def _title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def ports(name: str) -> list[str]:
@@ -113,8 +209,10 @@ def ports(name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def process(*words: str) -> Iterator[int]:
-    started = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def process(*words: str, **variables: str) -> Iterator[int]:
+    environment = os.environ | variables
+    quiet = subprocess.DEVNULL
+    started = subprocess.Popen(words, cwd=ROOT, stdout=quiet, stderr=quiet, env=environment)
     try:
         yield started.pid
     finally:
@@ -140,15 +238,16 @@ def wait_for(port: int, request: str) -> None:
         time.sleep(0.2)
 
 
-def spent_us(pid: int | None) -> float:
-    times = psutil.Process(pid).cpu_times() if pid is not None else psutil.Process().cpu_times()
-    return (times.user + times.system) * 1e6
+def spent_us(pids: tuple[int, ...]) -> float:
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return sum(each.user + each.system for each in times) * 1e6
 
 
 async def measure(way: Way, num_connections: int) -> tuple[float, float]:
-    """CPU µs per request of the process in the middle, and the median latency in µs."""
-    body, path = BODY
-    request = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body)
+    """CPU µs per request of the processes in the middle, and the median latency in µs."""
+    body, path = way.asked
+    json_type = b"content-type: application/json\r\n"
+    request = b"POST %b HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\n%b" % (path, json_type, len(body), body)
     latencies: list[float] = []
 
     async def ask(count: int) -> None:
@@ -168,9 +267,9 @@ async def measure(way: Way, num_connections: int) -> tuple[float, float]:
 
     await ask_all(NUM_WARM)
     latencies.clear()
-    before = spent_us(way.pid)
-    await ask_all(NUM_REQUESTS)
-    cpu = (spent_us(way.pid) - before) / NUM_REQUESTS if way.pid is not None else 0.0
+    before = spent_us(way.pids)
+    await ask_all(way.num_requests)
+    cpu = (spent_us(way.pids) - before) / way.num_requests
     return cpu, statistics.median(latencies) * 1e6
 
 
@@ -179,28 +278,34 @@ async def measure_events(way: Way) -> float:
     reader, writer = await asyncio.open_connection("127.0.0.1", way.port, limit=1 << 20)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}")
     await reader.readuntil(b"\r\n\r\n")
-    before = spent_us(way.pid)
+    before = spent_us(way.pids)
     num_events = 0
     while num_events < NUM_EVENTS:
         num_events += (await reader.read(1 << 16)).count(b"\n\n")
-    after = spent_us(way.pid)
+    after = spent_us(way.pids)
     writer.close()
     return (after - before) / NUM_EVENTS
 
 
 async def serve_events() -> None:
-    """Answer a POST with events, with pauses, so that they travel alone."""
+    """Answer a chat at once, and another POST with events, with pauses, so that they travel alone."""
     event = b"data: " + b"x" * 180 + b"\n\n"
     framed = b"%x\r\n%b\r\n" % (len(event), event)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
-            while (await reader.readline()).strip():
-                pass
+            length = 0
+            while field := (await reader.readline()).strip():
+                if field.lower().startswith(b"content-length:"):
+                    length = int(field[15:])
+            await reader.readexactly(length)
             if line.startswith(b"GET"):
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
                 continue
-            await reader.readexactly(2)
+            if b"/chat/" in line:
+                head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+                writer.write(head % len(CHAT_ANSWER) + CHAT_ANSWER)
+                continue
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             for _ in range(NUM_EVENTS):
                 writer.write(framed)
