@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
+from modelserver.frontends.http.framing import Framing, PreparedFrame
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared
-from modelserver.frontends.llm.choices import Said
+from modelserver.frontends.llm.choices import Choice, Said
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.events import Event, Finish, Text, TokenLogprob, ToolDelta, ToolEnd, json_logprob
 from modelserver.frontends.llm.tool_formats import loads
@@ -22,9 +23,25 @@ from modelserver.frontends.llm.tool_formats import loads
 Document = dict[str, Any]
 
 
+class _Clock:
+    """Writes the time, of which most is the same within a second."""
+
+    def __init__(self) -> None:
+        self._second, self._text = -1, ""
+
+    def now(self) -> str:
+        second, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+        if second != self._second:
+            self._second, self._text = second, datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.")
+        return f"{self._text}{nanoseconds // 1000:06d}Z"
+
+
+_CLOCK = _Clock()
+
+
 def timestamp() -> str:
-    """The time in UTC as Ollama writes it."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    """The time in UTC as Ollama writes it. Event loop thread only."""
+    return _CLOCK.now()
 
 
 class OllamaDurations:
@@ -65,6 +82,23 @@ class OllamaDurations:
         return {"total_duration": now_ns - self._began_ns, "load_duration": self._sent_ns - self._began_ns}
 
 
+class _TextLine(PreparedFrame):
+    """A line of a stream in which only the time and the text change."""
+
+    __slots__ = ("_durations", "_head")
+
+    def __init__(self, framing: Framing, name: str, around: tuple[bytes, bytes], durations: OllamaDurations) -> None:
+        """`name` is the model's; `around` is the JSON before and after the text."""
+        self._head = framing.before + b'{"model":' + orjson.dumps(name) + b',"created_at":"'
+        self._before, self._after = around[0], around[1] + framing.after
+        self._between = []
+        self._durations = durations
+
+    def with_text(self, text: str) -> bytes:
+        self._durations.note_text()
+        return self._head + _CLOCK.now().encode() + self._before + orjson.dumps(text) + self._after
+
+
 class OllamaWriter(EventWriter):
     """Writes one choice. `name` is the model's, as the client called it."""
 
@@ -75,7 +109,9 @@ class OllamaWriter(EventWriter):
         self._usage = prepared.usage
         self._framing = call.framing
         self._name = name
-        self._head = b'{"model":' + orjson.dumps(name) + b',"created_at":"'
+        self._text_line = _TextLine(call.framing, name, self.around_text, durations)
+        # Usage is in the first response, which `frames` reads.
+        self._has_begun = False
         self._durations = durations
         self._said = Said()
         self._open_calls: dict[int, ToolDelta] = {}
@@ -89,16 +125,17 @@ class OllamaWriter(EventWriter):
         """Further members of the last document."""
         return {}
 
+    def text_frame(self, choice: Choice) -> PreparedFrame | None:  # noqa: ARG002 - there is one
+        return self._text_line if self._has_begun else None
+
     def frames(self, news: News) -> bytes:
         found = []
+        self._has_begun = True
         for _, events in news:
-            self._durations.note_text()
             if len(events) == 1 and type(events[0]) is Text:
-                # The usual case, and the one that comes for every token.
-                before, after = self.around_text
-                line = self._head + timestamp().encode() + before + orjson.dumps(events[0].text) + after
-                found.append(self._framing.frame(line))
+                found.append(self._text_line.with_text(events[0].text))
                 continue
+            self._durations.note_text()
             self._add(events)
             if self._said.text or self._said.reasoning or self._ended_calls or self._said.logprobs:
                 found.append(self._framing.frame(orjson.dumps(self._line())))
