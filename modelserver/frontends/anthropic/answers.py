@@ -10,7 +10,7 @@ import orjson
 from modelserver.frontends.anthropic.request import read_arguments
 from modelserver.frontends.http.framing import PreparedFrame
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared
-from modelserver.frontends.llm.choices import Said
+from modelserver.frontends.llm.choices import Choice, Said
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.events import Event, Finish, Reasoning, Text, ToolDelta, ToolEnd
 
@@ -41,6 +41,9 @@ class MessageWriter(EventWriter):
         self._said = Said()
 
     # Streams.
+
+    def text_frame(self, choice: Choice) -> PreparedFrame | None:  # noqa: ARG002 - there is one
+        return self._text_frame if self._open == "text" else None
 
     def frames(self, news: News) -> bytes:
         found = b""

@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from modelserver.frontends.http.framing import PreparedFrame
+from modelserver.frontends.http.framing import Framing, PreparedFrame
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared
-from modelserver.frontends.llm.choices import Usage
+from modelserver.frontends.llm.choices import Choice, Usage
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.events import Event, Finish, Reasoning, Text, Tokens, ToolDelta, ToolEnd
 from modelserver.frontends.openai.answer_parts import chat_logprobs
@@ -59,6 +59,9 @@ class ResponseWriter(EventWriter):
         """Of the response."""
         found: str = self._head["id"]
         return found
+
+    def text_frame(self, choice: Choice) -> PreparedFrame | None:  # noqa: ARG002 - there is one
+        return self._open.text_event if isinstance(self._open, _MessageItem) else None
 
     def frames(self, news: News) -> bytes:
         self.advance(news)
@@ -127,15 +130,20 @@ class ResponseWriter(EventWriter):
             self._frames.append(self._framing.frame(orjson.dumps(document), kind))
             self._number += 1
 
-    def prepared(self, kind: str, **members: Any) -> PreparedFrame:
-        """An event that is sent often: its number is a mark, and so is what changes of its members."""
+    def text_event(self, item: _MessageItem, **members: Any) -> _TextEvent:
+        """The event of more text of an item: its number is a mark, and so is what changes of its members."""
+        kind = "response.output_text.delta"
         document = {"type": kind, "sequence_number": PreparedFrame.MARK, **members}
-        return PreparedFrame(self._framing, document, kind)
+        return _TextEvent(self._framing, document, kind, writer=self, item=item)
 
-    def send_prepared(self, frame: PreparedFrame, text: str) -> None:
+    def send_text(self, event: _TextEvent, text: str) -> None:
         """Add it to the stream."""
-        self._frames.append(frame.with_values(self._number, text))
+        self._frames.append(self.numbered(event, text))
+
+    def numbered(self, event: _TextEvent, text: str) -> bytes:
+        """The frame of the event, which is the next one."""
         self._number += 1
+        return event.with_values(self._number - 1, text)
 
     def _write(self, event: Event) -> None:
         match event:
@@ -256,7 +264,8 @@ class _MessageItem(_Item):
         super().__init__(writer, index)
         self._logprobs: list[Document] = []
         self._new_logprobs: list[Document] = []
-        self._text_frame: PreparedFrame | None = None
+        # Of a stream, when it has begun.
+        self.text_event: _TextEvent | None = None
 
     def begin(self) -> None:
         super().begin()
@@ -268,16 +277,20 @@ class _MessageItem(_Item):
         if new or not self._writer.is_streamed:
             self._send_part("response.output_text.delta", delta=text, logprobs=new)
             return
-        if self._text_frame is None:
-            self._text_frame = self._writer.prepared(
-                "response.output_text.delta",
+        if self.text_event is None:
+            self.text_event = self._writer.text_event(
+                self,
                 output_index=self._index,
                 item_id=self._id,
                 content_index=0,
                 delta=PreparedFrame.MARK,
                 logprobs=[],
             )
-        self._writer.send_prepared(self._text_frame, text)
+        self._writer.send_text(self.text_event, text)
+
+    def take(self, text: str) -> None:
+        """More of its text, of which the event is sent."""
+        self._pieces.append(text)
 
     def add_logprobs(self, entries: list[Document]) -> None:
         """Of the piece of text that comes next."""
@@ -292,6 +305,23 @@ class _MessageItem(_Item):
     def document(self, status: str, *, is_empty: bool = False) -> Document:
         content = [] if is_empty else [_text_part(self.text, self._logprobs)]
         return {"id": self._id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+class _TextEvent(PreparedFrame):
+    """The usual event of a stream: more text of an item, and nothing else."""
+
+    __slots__ = ("_item", "_writer")
+
+    def __init__(
+        self, framing: Framing, document: Document, kind: str, *, writer: ResponseWriter, item: _MessageItem
+    ) -> None:
+        super().__init__(framing, document, kind)
+        self._writer = writer
+        self._item = item
+
+    def with_text(self, text: str) -> bytes:
+        self._item.take(text)
+        return self._writer.numbered(self, text)
 
 
 class _ReasoningItem(_Item):
