@@ -29,6 +29,7 @@ from .embedding.recognition import is_encoder, labels_of, purpose_of, usual_len
 from .engines import ENGINES, OtherEngine
 from .lora.places import find_adapters
 from .options import EngineOptions
+from .speculation.config import WITH_MODEL
 from .text.ollama_template import OllamaTemplate
 
 logger = logging.getLogger(__name__)
@@ -356,7 +357,7 @@ def _named_place(what: str, path: Path, described: Mapping[str, Any]) -> Path:
 def _with_draft_place(what: str, path: Path, described: Mapping[str, Any]) -> Mapping[str, Any]:
     """A draft model is found where a model of that name would be."""
     config = described.get("speculative_config")
-    if not isinstance(config, Mapping) or config.get("method", "draft_model") != "draft_model":
+    if not isinstance(config, Mapping) or config.get("method", "draft_model") not in WITH_MODEL:
         return described
     if config.get("model") in (None, "ngram", "[ngram]"):
         return described

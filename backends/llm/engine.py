@@ -167,14 +167,20 @@ class Engine:
             except BaseException:
                 runner.close()
                 raise
-        engine = cls(
-            options=options,
-            runner=runner,
-            tokenizer=tokenizer,
-            pictures=pictures,
-            drafter=drafter,
-            adapters=Adapters.of(runner.target, options),
-        )
+        try:
+            engine = cls(
+                options=options,
+                runner=runner,
+                tokenizer=tokenizer,
+                pictures=pictures,
+                drafter=drafter,
+                adapters=Adapters.of(runner.target, options),
+            )
+        except BaseException:
+            for each in (runner, drafter):
+                if each is not None:
+                    each.close()
+            raise
         if options.kept_prefixes:
             try:
                 engine.open_prefixes(checkpoint.digest)

@@ -33,12 +33,15 @@ from .pictures.step import StepPictures, take_pictures
 from .plan import SampledToken, StepPlan, StepResult, TokenLogprobs
 from .profile import CudaMemory, Memory, measure
 from .sampler import SampledRows, VerifiedRows
-from .step_context import StepContext, compute_fresh
+from .sequence import Sequence as TokenSequence
+from .step_context import StepContext, Taps, compute_fresh
 from .step_inputs import StepInputs
 from .tensor_parallel import Followers, Pool, rank_options
 
 if TYPE_CHECKING:
     from .lora.adapter import Adapter
+    from .models.decoder import Decoder
+    from .models.transformers_model import TransformersNetwork
     from .quantization.scheme import Scheme
     from .sampler import Sampler
 
@@ -46,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 # Rows whose logits are made at once for prompt log-probabilities: bounds memory at large vocabularies.
 _PROMPT_ROWS = 256
+# Called with the sequences of a step, where the rows of each begin, how many they are, and the states of all rows.
+TakeStates = Callable[[Sequence[TokenSequence], Sequence[int], Sequence[int], torch.Tensor], None]
 # What a step has sampled.
 Sampled = SampledRows | VerifiedRows
 _NO_ROWS = np.empty(0, dtype=np.int64)
@@ -110,6 +115,7 @@ class Runner:
         self._states = loaded.states
         self.adapters = loaded.adapted
         self.target = loaded.target
+        self._taps: tuple[frozenset[int], TakeStates] | None = None
         self._thread = ComputeThread(self._device, num_threads)
         self._close = close
         # The step before: its sampled tokens, on the device, and the row of each sequence in them.
@@ -133,7 +139,7 @@ class Runner:
             is_plain = pictures is None and adapters is None and step.rope_positions.ndim == 1 and not step.scored
             unread = self._unread(step)
             ran = None
-            if self._captured is not None and is_plain and self._captured.can_run(step):
+            if self._captured is not None and is_plain and self._taps is None and self._captured.can_run(step):
                 ran = self._captured.run(step, unread, self._last_token_ids)
             if ran is not None:
                 prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -147,6 +153,19 @@ class Runner:
             self._last_token_ids = None if sampled is None else sampled.token_ids
             read = _reader(sampled)
         return Launched(lambda: StepResult(_by_chunk(step, read()), prompt_logprobs))
+
+    @property
+    def network(self) -> Decoder | TransformersNetwork:
+        return self._network
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether the network is shared by ranks."""
+        return self._followers is not None
+
+    def tap(self, layers: Sequence[int], take: TakeStates) -> None:
+        """Give `take` the states before these layers of each step from now on. Steps are no graphs then."""
+        self._taps = frozenset(layers), take
 
     def embed(
         self, token_id_lists: Sequence[Sequence[int]], adapter: Adapter | None = None
@@ -234,8 +253,13 @@ class Runner:
             state_groups=() if self._states is None else self._states.group(step.sequence_slots, step.batch),
             pictures=pictures,
             adapters=adapters,
+            taps=None if self._taps is None else Taps(self._taps[0]),
         )
         hidden = self._network(input_ids, context)
+        if self._taps is not None and context.taps is not None:
+            counts = step.batch.num_queries
+            starts = (step.batch.lens - counts).tolist()
+            self._taps[1](step.sequences, starts, counts.tolist(), torch.cat(context.taps.found, dim=-1))
         return hidden, hidden if step.sampled_rows is None else hidden[rows]
 
     def _unread(self, step: StepInputs) -> IntArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from .pictures.step import StepPictures
 
 
+@dataclass(slots=True)
+class Taps:
+    """The states [tokens, hidden_size] before each of some layers of the network, which the decoder adds in order."""
+
+    layers: frozenset[int]
+    found: list[torch.Tensor] = field(default_factory=list)
+
+
 @dataclass(slots=True, kw_only=True)
 class StepContext:
     """Passed from the network to each layer and each linear layer, whose rows are the step's tokens in their order.
@@ -26,7 +34,8 @@ class StepContext:
     height and width. `inputs` is what `attention` has prepared of the step. `state_groups` says which rows belong to
     which slot of recurrent states; it is empty where no layer keeps any. `pictures` are rows that come from embeddings
     in place of token ids; None without any. `rotations` has the step's cosines and sines for each kind of rotation; the
-    decoder sets it. `adapters` says which rows belong to which adapter; None where no row has any.
+    decoder sets it. `adapters` says which rows belong to which adapter; None where no row has any. `taps` collects
+    states between layers for speculation; None where nothing reads them.
 
     A feature that depends on rows adds a field here.
     """
@@ -38,6 +47,7 @@ class StepContext:
     rotations: tuple[Rotation, ...] = ()
     pictures: StepPictures | None = None
     adapters: StepAdapters | None = None
+    taps: Taps | None = None
 
 
 def compute_fresh(

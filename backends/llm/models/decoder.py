@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ..attention.paged import Rotation
-from ..step_context import StepContext
+from ..step_context import StepContext, Taps
 from .cpu_layers import JoinableLayer, JoinedLayers, join_layers, joinable_layer
 from .decoder_config import DecoderConfig
 from .linear import Linear, TokenEmbedding
@@ -148,17 +148,31 @@ class Decoder:
     def __call__(self, input_ids: torch.Tensor, step: StepContext, /) -> torch.Tensor:
         """`input_ids` [tokens] -> [tokens, hidden_size], normalised."""
         hidden = self.embedded(input_ids, step)
-        if self._joined is None or not self._joined.compute(hidden, step):
+        if step.taps is not None:
+            hidden = self._tapped(hidden, step, step.taps)
+        elif self._joined is None or not self._joined.compute(hidden, step):
             for layer in self._layers:
                 hidden = layer(hidden, step)
         return self._norm(hidden)
 
+    def _tapped(self, hidden: torch.Tensor, step: StepContext, taps: Taps) -> torch.Tensor:
+        for index, layer in enumerate(self._layers):
+            if index in taps.layers:
+                taps.found.append(hidden.clone())  # layers change it in place
+            hidden = layer(hidden, step)
+        if len(self._layers) in taps.layers:
+            taps.found.append(hidden.clone())
+        return hidden
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """What tokens are before the first layer, [tokens, hidden_size], without positions."""
+        hidden = self._embedding(token_ids)
+        return hidden if self.config.embedding_scale == 1.0 else hidden * self.config.embedding_scale
+
     def embedded(self, input_ids: torch.Tensor, step: StepContext) -> torch.Tensor:
         """What the first layer gets, [tokens, hidden_size]; the step is made ready for all layers."""
         positions = step.positions
-        hidden = self._embedding(input_ids)
-        if self.config.embedding_scale != 1.0:
-            hidden = hidden * self.config.embedding_scale
+        hidden = self.embed(input_ids)
         if step.pictures is not None:
             hidden = step.pictures.put(hidden)
         if self._positions is not None:

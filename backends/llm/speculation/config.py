@@ -13,11 +13,13 @@ from ..json_fields import decoded, integer, number, string, unknown, wrong
 
 logger = logging.getLogger(__name__)
 
-METHODS = ("ngram", "suffix", "draft_model")
+METHODS = ("ngram", "suffix", "draft_model", "eagle3")
+# Those that read files of their own.
+WITH_MODEL = {"draft_model": "a draft model", "eagle3": "a head for this model"}
 # vLLM's other methods, and why they are refused.
 _REFUSED = dict.fromkeys(
-    ("eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash", "dspark", "ngram_gpu", "custom_class"),
-    "its heads read hidden states of the network's layers, which this engine does not hand out",
+    ("eagle", "mtp", "medusa", "mlp_speculator", "dflash", "dspark", "ngram_gpu", "custom_class"),
+    "heads of this kind are not computed here",
 ) | {
     "ngram_gpu": "ngram does the same",
     "custom_class": "no code of others is run",
@@ -50,8 +52,9 @@ class SpeculativeConfig:
 
     `prompt_lookup_min` to `prompt_lookup_max` tokens are looked for earlier in the text (ngram). A match of suffixes
     counts up to `max_tree_depth` tokens, gives `max_spec_factor` times as many drafts, and each draft is as probable
-    as `min_token_prob` at least; `max_cached_requests` past answers are kept. `model` is the draft model's directory.
-    With more than `disable_by_batch_size` running sequences there are no drafts; None: the device decides.
+    as `min_token_prob` at least; `max_cached_requests` past answers are kept. `model` is the directory of the draft
+    model, or head. With more than `disable_by_batch_size` running sequences there are no drafts; None: the device
+    decides.
     """
 
     method: str
@@ -102,14 +105,14 @@ def read_speculative_config(name: str, value: Any) -> SpeculativeConfig | None:
         known = ["method", "model", *_FIELDS]
         raise unknown(f"{name}.{min(given)}", [f"{name}.{field}" for field in known])
     _complete_lookup(name, read)
-    if method == "draft_model":
+    if method in WITH_MODEL:
         read["model"] = value["model"]
     read.setdefault("num_speculative_tokens", _USUAL_TOKENS[method])
     return SpeculativeConfig(**read)
 
 
 # Measured on a CPU, see docs/llm.md: more drafts cost more than they give there.
-_USUAL_TOKENS = {"ngram": 8, "suffix": 8, "draft_model": 4}
+_USUAL_TOKENS = {"ngram": 8, "suffix": 8, "draft_model": 4, "eagle3": 3}
 _FIELDS: dict[str, tuple[Any, float, float]] = {
     "num_speculative_tokens": (integer, 1, _MOST_TOKENS),
     "prompt_lookup_min": (integer, 1, _MOST_DEPTH),
@@ -136,8 +139,8 @@ def _method(name: str, given: dict[str, Any]) -> str:
         )
     if method not in METHODS:
         raise wrong(f"{name}.method", f"one of {', '.join(METHODS)}", method)
-    if method == "draft_model" and model is None:
-        raise wrong(f"{name}.model", "the directory of a draft model", None)
+    if method in WITH_MODEL and model is None:
+        raise wrong(f"{name}.model", f"the directory of {WITH_MODEL[method]}", None)
     return str(method)
 
 

@@ -110,7 +110,7 @@ def load_drafter(
     from ..text.tokenizer import Tokenizer
 
     config = options.speculative_config
-    if config is None or config.model is None:
+    if config is None or config.method != "draft_model" or config.model is None:
         return None
     place = Path(config.model).expanduser()
     if not place.exists():

@@ -268,7 +268,11 @@ def make_speculator(
         )
         return None
     proposer: Proposer
-    if drafter is not None:
+    if config.method == "eagle3":
+        from .eagle import load_eagle
+
+        proposer = load_eagle(config, runner)
+    elif drafter is not None:
         proposer = DraftModel(drafter, vocab_size=runner.vocab_size, most_tokens=options.max_num_batched_tokens)
     else:
         proposer = NgramProposer(config) if config.method == "ngram" else SuffixProposer(config)

@@ -15,6 +15,7 @@ from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.sequence import Sequence as Generated
 from modelserver_backends.llm.speculation.config import SpeculativeConfig, read_speculative_config
 from modelserver_backends.llm.speculation.draft_model import DraftModel
+from modelserver_backends.llm.speculation.eagle import EagleHead
 from modelserver_backends.llm.speculation.lookup import NgramProposer, SuffixProposer
 from modelserver_backends.llm.speculation.prediction import Prediction
 from modelserver_backends.llm.speculation.speculator import Gain, Pace, Speculator
@@ -23,6 +24,7 @@ from support.fake_engine import engine, request, run
 from support.fake_runner import FakeRunner, expected_tokens
 from support.llm_integrity import check_integrity
 from support.tiny_checkpoints import write_checkpoint
+from support.tiny_eagle import Reference, write_eagle
 
 from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
 
@@ -203,6 +205,73 @@ def test_a_draft_model_must_write_the_same_tokens(directory: Path, tmp_path: Pat
         opened(directory, speculative_config={"model": str(other)})
     with pytest.raises(InvalidArgumentError, match="no directory and no GGUF file"):
         opened(directory, speculative_config={"model": str(tmp_path / "nowhere")})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_gpu_blocks_override": 22, "max_num_batched_tokens": 24}, {"is_asynchronous": True}],
+    ids=["plain", "tiny pool", "asynchronous"],
+)
+def test_a_trained_head_changes_no_text(
+    directory: Path, alone: list[RequestOutput], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    is_asynchronous = options.pop("is_asynchronous", False)
+    place = write_eagle(directory, tmp_path / "head")
+    config = {"method": "eagle3", "model": str(place), "disable_by_batch_size": 64}
+    with opened(directory, speculative_config=config, **options) as llm:
+        llm.engine.runner.is_asynchronous = is_asynchronous
+        answers = llm.generate(*asked())
+        check_integrity(llm.engine)
+        statistics = llm.engine.statistics.speculation
+        assert statistics is not None
+        assert statistics.num_draft_tokens > 200
+        assert llm.engine._speculator is not None
+        head = llm.engine._speculator._proposer
+        assert isinstance(head, EagleHead)
+        assert not head._texts
+    assert_same(answers, alone)
+
+
+@pytest.mark.parametrize("chunk", [96, 16], ids=["whole", "chunks"])
+def test_a_trained_head_guesses_what_its_layer_says(directory: Path, tmp_path: Path, chunk: int) -> None:
+    """Behind texts whose drafts were right and wrong, and of prompts in chunks, as computed without any cache."""
+    place = write_eagle(directory, tmp_path / "head")
+    reference = Reference(directory, place)
+    config = {"method": "eagle3", "model": str(place), "num_speculative_tokens": 3, "disable_by_batch_size": 16}
+    options = {"enable_prefix_caching": False, "max_num_batched_tokens": chunk}
+    with opened(directory, speculative_config=config, **options) as llm:
+        assert llm.engine._speculator is not None
+        head = llm.engine._speculator._proposer
+        assert isinstance(head, EagleHead)
+        told: list[tuple[list[int], list[int]]] = []
+        propose = head.propose
+
+        def recorded(wanted: Sequence[tuple[Generated, int]]) -> None:
+            propose(wanted)
+            told.extend((list(sequence.token_ids), list(sequence.drafts)) for sequence, _ in wanted)
+
+        head.propose = recorded  # type: ignore[method-assign]
+        prompts = [list(range(5, 45)), list(range(60, 70)), [7, 7, 7]]
+        llm.generate(prompts, SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True))
+    assert len(told) > 6
+    assert all(drafts == reference.guesses(token_ids, len(drafts)) for token_ids, drafts in told)
+    assert max(len(drafts) for _, drafts in told) > 1
+
+
+def test_a_head_of_another_model_is_refused(directory: Path, tmp_path: Path) -> None:
+    other = write_checkpoint(tmp_path / "other", "llama", values={"hidden_size": 64, "head_dim": 16})
+    for name, place, told in (
+        ("other", write_eagle(other, tmp_path / "a"), "made for another model"),
+        ("layers", write_eagle(directory, tmp_path / "b", layers=(0, 1, 99)), "this model has"),
+        ("switch", write_eagle(directory, tmp_path / "c", norm_before_fc=True), "norm_before_fc"),
+        ("nowhere", tmp_path / "nowhere", "there is no directory"),
+    ):
+        config = {"method": "eagle3", "model": str(place)}
+        with pytest.raises((UnsupportedError, InvalidArgumentError), match=told):
+            opened(directory, speculative_config=config)
+        assert name
+    with pytest.raises(InvalidArgumentError, match="directory of a head"):
+        opened(directory, speculative_config={"method": "eagle3"})
 
 
 def test_drafts_that_do_not_pay_are_left_out() -> None:
@@ -465,10 +534,10 @@ def test_options_have_vllms_names() -> None:
         ({"method": "ngram", "num_speculative_tokens": 0}, "'c.num_speculative_tokens' must be from 1 to 64"),
         ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 2}, "at most prompt_lookup_max"),
         ({"method": "ngram", "num_speculative_token": 4}, "did you mean 'c.num_speculative_tokens'"),
-        ({"method": "eagle3", "model": "x"}, "eagle3 is not supported: its heads read hidden states"),
+        ({"method": "mtp"}, "mtp is not supported: heads of this kind"),
     ],
 )
 def test_what_is_wrong_is_named(config: Any, message: str) -> None:
     with pytest.raises(ServerError, match=message) as refused:
         read_speculative_config("c", config)
-    assert isinstance(refused.value, UnsupportedError if "eagle3" in message else InvalidArgumentError)
+    assert isinstance(refused.value, UnsupportedError if "mtp" in message else InvalidArgumentError)
