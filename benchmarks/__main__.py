@@ -19,6 +19,7 @@ from benchmarks import (
     front_cases,
     large_cases,
     python_cases,
+    table_cases,
     tls_cases,
     wire_cases,
 )
@@ -41,6 +42,7 @@ CASES: dict[str, Callable[[cases.Settings, Report], None]] = {
     "n": tls_cases.tls,
     "o": large_cases.memory_and_json,
     "p": front_cases.wire_processes,
+    "q": table_cases.tables,
 }
 
 
