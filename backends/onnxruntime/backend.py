@@ -138,7 +138,7 @@ class OnnxBackend(Backend):
 
     def load(self) -> None:
         self._path = _model_path(self.context)
-        self._options = session_options(self.context)
+        self._options = session_options(self.context, self._path)
         run_options(self.context)  # raises what each instance would
         unused = unused_accelerators(self.context)
         if unused:

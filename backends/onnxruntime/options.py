@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import onnxruntime
@@ -29,10 +30,20 @@ _pool_lock = threading.Lock()
 _pool_sizes: tuple[int, int] | None = None
 
 
-def session_options(context: BackendContext) -> Any:
+# A model of this size computes a row in microseconds, unless it has one of the operators, whose work its weights do not
+# tell: it gets no threads beside the one that asks.
+_SMALL_BYTES = 64 << 10
+_LABORIOUS = re.compile(
+    rb"Conv|Attention|LSTM|GRU|RNN|Scan|Loop|Einsum|Resize|TreeEnsemble|NonMaxSuppression|TopK|DFT|com\.microsoft"
+)
+
+
+def session_options(context: BackendContext, path: Path) -> Any:
     """Options of the model's session. Raises ConfigError for a parameter that must be a number and is not."""
     options = bare_options(context)
     _set_threads(options, context)
+    if options.use_per_session_threads and not options.intra_op_num_threads and _is_small(path):
+        options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = context.bool_parameter("enable_mem_arena", True)
     options.enable_mem_pattern = context.bool_parameter("enable_mem_pattern", True)
     options.graph_optimization_level = _optimization_level(context)
@@ -41,6 +52,10 @@ def session_options(context: BackendContext) -> Any:
         if key.startswith(_SESSION_ENTRY_PREFIXES) and key != _ARENA_SHRINKAGE:
             options.add_session_config_entry(key, value)
     return options
+
+
+def _is_small(path: Path) -> bool:
+    return path.stat().st_size <= _SMALL_BYTES and _LABORIOUS.search(path.read_bytes()) is None
 
 
 def bare_options(context: BackendContext) -> Any:
@@ -111,7 +126,7 @@ def _set_threads(options: Any, context: BackendContext) -> None:
 
 
 def _thread_count(context: BackendContext, key: str, parameters: Any = ()) -> int:
-    """The model's parameter, else the backend's option; 0 leaves the default, a thread per physical core."""
+    """The model's parameter, else the backend's option; 0 leaves the default: one in a small model, else one a core."""
     count = context.int_option(key)
     if key in parameters:
         count = context.int_parameter(key, count)

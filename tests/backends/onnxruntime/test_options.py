@@ -8,7 +8,8 @@ from pathlib import Path
 
 import onnxruntime
 import pytest
-from modelserver_backends.onnxruntime.options import run_options, session_options
+from modelserver_backends.onnxruntime import options as backend_options
+from modelserver_backends.onnxruntime.options import run_options
 from support.contexts import context_of
 
 from modelserver.backend import ConfigError, ModelConfig
@@ -20,6 +21,10 @@ SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 def context(options: dict[str, str] | None = None, *, optimization=None, **parameters: str):
     config = ModelConfig(parameters=parameters, optimization=optimization)
     return context_of(Path("/models/m"), config=config, options=options)
+
+
+def session_options(given, path: Path = Path(__file__)):
+    return backend_options.session_options(given, path)
 
 
 def test_parameters_set_the_session() -> None:
@@ -45,6 +50,17 @@ def test_the_backends_options_are_the_default_of_threads() -> None:
     assert session_options(context(given, intra_op_thread_count="1")).intra_op_num_threads == 1
     with pytest.raises(ConfigError, match="intra_op_thread_count: expected a whole number of 0 or more, got '-1'"):
         session_options(context({"intra_op_thread_count": "-1"}))
+
+
+def test_a_small_model_gets_no_threads_beside_the_one_that_asks(tmp_path: Path) -> None:
+    """Unless it says so, or has operators whose work its size does not tell."""
+    path = tmp_path / "model.onnx"
+    contents = {b"Gemm": 1, b"ConvTranspose": 0, b"Gemm" * (16 << 10) + b"x": 0}
+    for content, count in contents.items():
+        path.write_bytes(content)
+        assert session_options(context(), path).intra_op_num_threads == count
+    path.write_bytes(b"Gemm")
+    assert session_options(context(intra_op_thread_count="2"), path).intra_op_num_threads == 2
 
 
 def test_what_onnx_runtime_reads_per_run_is_no_entry_of_the_session() -> None:
