@@ -98,6 +98,8 @@ class CapturedDecode:
         # Whose parameters the draws of the step before have: they change only with the batch.
         self._drawn: list[TokenSequence] = []
         self._drawn_columns = np.empty((NUM_DRAW_COLUMNS, 0))
+        # Those of the step before, and its ending if none of them could get another.
+        self._ended: tuple[list[TokenSequence], Ending] = [], Ending.LOGITS
         self._turn = 0
         self._captured: dict[tuple[int, Ending], Captured] = {}
         self._has_failed = False
@@ -150,7 +152,10 @@ class CapturedDecode:
         """
         count = len(step.batch.lens)
         size = next(size for size in self._sizes if size >= count)
-        ending = ending_of(step.sequences)
+        sequences, ending = self._ended
+        if ending is Ending.LOGITS or sequences != step.sequences:
+            ending = ending_of(step.sequences)
+            self._ended = step.sequences, ending
         if self._has_failed and (size, ending) not in self._captured:
             return None
         staged = self._staged[self._turn]

@@ -64,8 +64,9 @@ class Delivery:
             assert is_accepted, f"token {token_id} was sampled, and the grammar does not allow it"
             if sequence.matcher.is_terminated:
                 reason = FinishReason.STOP
-        if self.stream is not None:
-            matched = self.take_text(token_id)
+        if self.stream is not None and not self.is_lazy:
+            delta, matched = self.stream.push((token_id,))
+            self.text += delta
             if matched is not None:
                 sequence.stop_reason = matched
                 reason = FinishReason.STOP

@@ -422,7 +422,7 @@ class Engine:
         """Tokens to sequences, stops, text. One loop: it runs for every token of every sequence."""
         now_ns = self._clock_ns()
         statistics = self.statistics
-        deliveries = self._deliveries
+        deliveries, eos_token_ids = self._deliveries, self._eos_token_ids
         if result.prompt_logprobs:
             self._take_prompt_logprobs(plan, result)
         if self._speculator is not None:
@@ -440,12 +440,20 @@ class Engine:
                 delivery.last_token_ns = now_ns
             else:
                 delivery.observe_first_token(statistics, now_ns)
-            reason, num_taken = self._take_tokens(delivery, sequence, sampled)
-            num_tokens += num_taken
+            if len(sampled) == 1:
+                token_id, logprobs = sampled[0]
+                if logprobs is not None:
+                    delivery.take_logprobs(logprobs)
+                reason = delivery.take_token(token_id, eos_token_ids)
+                num_tokens += 1
+            else:
+                reason, num_taken = self._take_tokens(delivery, sequence, sampled)
+                num_tokens += num_taken
             if reason is not None:
                 self._end(sequence, reason, now_ns)
-            if reason is not None or delivery.request.is_streamed:
-                outputs.append(delivery.output())
+            elif not delivery.request.is_streamed:
+                continue
+            outputs.append(delivery.output())
         statistics.num_steps += 1
         statistics.num_step_sequences += len(plan.chunks)
         statistics.num_generation_tokens += num_tokens
@@ -456,9 +464,9 @@ class Engine:
     def _take_tokens(
         self, delivery: Delivery, sequence: Sequence, sampled: tuple[SampledToken, ...]
     ) -> tuple[FinishReason | None, int]:
-        """Why the sequence ends, None if it goes on; and how many tokens it took: what follows its end is dropped."""
-        if len(sampled) > 1:
-            del sequence.token_ids[1 - len(sampled) :]
+        """Of several: why the sequence ends, None if it goes on; and how many it took: what follows its end is
+        dropped."""
+        del sequence.token_ids[1 - len(sampled) :]
         for index, token in enumerate(sampled):
             if index:
                 sequence.token_ids.append(token.token_id)

@@ -279,12 +279,14 @@ class Scheduler:
                 if status is finished:
                     grown.append(None)
                     continue
-                num_rejected = num_sampled - len(tokens)
-                if num_rejected:
+                if num_sampled == 1:
+                    sequence.token_ids.append(tokens[0][0])
+                else:
+                    num_rejected = num_sampled - len(tokens)
                     end -= num_rejected
                     if status is running:
                         sequence.num_computed_tokens -= num_rejected
-                sequence.token_ids += [token.token_id for token in tokens]
+                    sequence.token_ids += [token.token_id for token in tokens]
                 sequence.num_placeholders -= num_sampled
                 grown.append(sequence)
             if status is running and end // block_size > start // block_size:

@@ -18,9 +18,9 @@ class StepInputs:
     """A plan as flat arrays: decodes first, the longest first, then the chunks of more tokens.
 
     `sequences` are those of the rows' chunks. `sampled` has the chunks that give tokens, in the order of the plan;
-    `sampled_rows` the rows that give them, None if those are all rows in order. `unread`: rows whose token is on the
-    device only, with their seq_id. `rope_positions` [tokens] or [3, tokens] are the positions that rotations turn by.
-    `scored`: chunks whose prompt's log-probabilities are asked for, and where their
+    `sampled_rows` the rows that give them, None if those are all rows in order. `unread_rows` are those whose token is
+    on the device only, `unread_slots` those of their sequences. `rope_positions` [tokens] or [3, tokens] are the
+    positions that rotations turn by. `scored`: chunks whose prompt's log-probabilities are asked for, and where their
     rows begin. `drafts`: by seq_id, those that the rows of a chunk end with.
     With adapters, rows of one adapter lie side by side; `adapter_slots` are those of the runs, which end at
     `adapter_bounds`; none if no row has an adapter.
@@ -39,7 +39,8 @@ class StepInputs:
         "sampled_rows",
         "scored",
         "sequences",
-        "unread",
+        "unread_rows",
+        "unread_slots",
     )
 
     def __init__(self, chunks: Sequence[Chunk], block_size: int, *, has_adapters: bool = False) -> None:
@@ -49,7 +50,8 @@ class StepInputs:
         num_decodes = sum([chunk[2] == 1 for chunk in chunks])
         input_ids: list[int] = []
         positions: list[int] = []
-        self.unread: list[tuple[int, int]] = []
+        self.unread_rows: list[int] = []
+        self.unread_slots: list[int] = []
         self.scored: list[tuple[Chunk, int]] = []
         self.drafts: dict[int, list[int]] = {}
         last_rows: dict[int, int] = {}
@@ -72,7 +74,8 @@ class StepInputs:
                 positions += range(start, start + num_tokens)
             end = start + num_tokens
             if end > len(token_ids) and num_sampled < 2:
-                self.unread.append((len(input_ids) - 1, sequence.seq_id))
+                self.unread_rows.append(len(input_ids) - 1)
+                self.unread_slots.append(sequence.slot)
             if num_sampled:
                 last_rows[sequence.seq_id] = len(input_ids) - 1
             if sequence.params.prompt_logprobs is not None and start < sequence.num_prompt_tokens - 1:
