@@ -1,4 +1,5 @@
 """A stand-in for TensorRT and CUDA that computes on the CPU, and insists on the order of calls that TensorRT wants.
+Nothing is computed or copied before its stream is waited for.
 
 It shows that our side of the conversation is right in itself, and nothing about TensorRT: `tests/gpu` is for that.
 """
@@ -17,69 +18,35 @@ import torch
 from modelserver_backends.tensorrt.device import Device
 from modelserver_backends.tensorrt.engine import LoadedEngine
 from modelserver_backends.tensorrt.engine_info import EngineInfo
+from support.fake_torch_cuda import Event, FakeGpu, Graph, Stream
 
 Array = np.ndarray[Any, Any]
 Compute = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 
-class Stream:
-    cuda_stream = 7
-
-    def synchronize(self) -> None:
-        pass
-
-    def wait_stream(self, other: Stream) -> None:
-        pass
-
-
-class Event:
-    def record(self, stream: Stream) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
-class Graph:
-    """Replays what was queued while it was captured."""
-
-    def __init__(self) -> None:
-        self.captured: list[Callable[[], None]] = []
-
-    def replay(self) -> None:
-        for queued in self.captured:
-            queued()
-
-
 class CpuDevice(Device):
-    """Memory of the host, and streams that are always done."""
+    """Memory of the host, and streams whose work is done when they are waited for."""
 
     def __init__(self) -> None:
         self.device_id = 0
         self.name = "cuda:9"  # its budget is that of a device, and nobody else's
         self.num_free_bytes = 1 << 30
-        self.capturing: Graph | None = None
+        self.gpu = FakeGpu()
         cuda = SimpleNamespace(
-            stream=lambda stream: contextlib.nullcontext(),
-            CUDAGraph=Graph,
-            graph=self._capture,
+            stream=self.gpu.current,
+            CUDAGraph=lambda: Graph(self.gpu),
+            graph=self.gpu.capture,
             OutOfMemoryError=torch.cuda.OutOfMemoryError,
         )
         self.torch = SimpleNamespace(cuda=cuda)
 
     @contextlib.contextmanager
-    def _capture(self, graph: Graph, *, stream: Stream, capture_error_mode: str) -> Iterator[None]:
-        assert capture_error_mode == "thread_local"
-        self.capturing = graph
-        yield
-        self.capturing = None
-
-    @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
-        yield
+        with self.gpu:
+            yield
 
     def new_stream(self, *, is_urgent: bool = False) -> Stream:
-        return Stream()
+        return Stream(self.gpu)
 
     def new_event(self, *, busy_waits: bool = False) -> Event:
         return Event()
@@ -88,10 +55,11 @@ class CpuDevice(Device):
         return self.num_free_bytes
 
     def empty(self, num_bytes: int) -> Any:
-        return torch.empty(max(1, num_bytes), dtype=torch.uint8)
+        return self.gpu.on_device(torch.zeros(max(1, num_bytes), dtype=torch.uint8))
 
     def pinned(self, num_bytes: int, *, is_pinned: bool = True) -> Any:
-        return torch.empty(max(1, num_bytes), dtype=torch.uint8)
+        made = torch.zeros(max(1, num_bytes), dtype=torch.uint8)
+        return self.gpu.pinned(made) if is_pinned else made
 
 
 class Context:
@@ -147,10 +115,8 @@ class Context:
     def execute_async_v3(self, stream: int) -> bool:
         assert stream == Stream.cuda_stream
         assert self._outputs is not None, "infer_shapes was not asked"
-        if self._engine.device.capturing is not None:
-            self._engine.device.capturing.captured.append(self._execute)
-        else:
-            self._execute()
+        if not self._engine.fails:
+            self._engine.device.gpu.queue().append(self._execute)
         return not self._engine.fails
 
     def _execute(self) -> None:

@@ -54,6 +54,14 @@ def test_batches_of_any_size_are_computed() -> None:
     made.close()
 
 
+def test_outputs_are_copied_by_a_stream_of_their_own_when_they_are_there() -> None:
+    text = "max_batch_size: 8 optimization { cuda { output_copy_stream: true } }"
+    made, _ = instance(batching_engine(8), doubled, text)
+    for count in (2, 5):
+        assert np.array_equal(made.run({"in": rows(count)})["out"], rows(count) * 2)
+    made.close()
+
+
 def test_what_no_profile_takes_is_refused() -> None:
     made, _ = instance(batching_engine(8), doubled, "max_batch_size: 8")
     with pytest.raises(InvalidArgumentError, match="dimension 1 to be between 16 and 16 but received 17"):

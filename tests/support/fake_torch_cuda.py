@@ -1,0 +1,161 @@
+"""A GPU of torch's without one: what is queued on a stream is computed when the stream is waited for, not before.
+
+So a result that is read too early, and memory that is written again too early, are wrong numbers. `waits` counts how
+often the host waited.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+
+class Stream:
+    """Its work, in order."""
+
+    cuda_stream = 7
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self.work: list[Callable[[], object]] = []
+
+    def synchronize(self) -> None:
+        self._gpu.num_waits += 1
+        self.finish()
+
+    def wait_stream(self, other: Stream) -> None:
+        """What is queued here from now on comes after what is queued there now."""
+        self.work.append(other.finish)
+
+    def finish(self) -> None:
+        """Do all the work, without counting that the host waits."""
+        with torch._C.DisableTorchFunction():
+            while self.work:
+                self.work.pop(0)()
+
+
+class Event:
+    """A place in a stream."""
+
+    def __init__(self) -> None:
+        self._stream: Stream | None = None
+
+    def record(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def synchronize(self) -> None:
+        assert self._stream is not None, "an event is waited for that was not recorded"
+        self._stream.synchronize()
+
+
+class Graph:
+    """A captured graph: what was queued meanwhile."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+        self.work: list[Callable[[], object]] = []
+        self.num_replays = 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+        self._gpu.queue().extend(self.work)
+
+
+class FakeGpu(TorchFunctionMode):
+    """Tensors of the host stand for the device's; `install` puts the rest in the place of `torch.cuda`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_waits = 0
+        self.graphs: list[Graph] = []
+        self._streams: list[Stream | Graph] = []
+        # By address, kept alive so that none comes twice.
+        self._on_device: dict[int, torch.Tensor] = {}
+        self._pinned: dict[int, torch.Tensor] = {}
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, fake in (
+            ("Stream", lambda _device=None: Stream(self)),
+            ("CUDAGraph", lambda: Graph(self)),
+            ("graph", self.capture),
+            ("stream", self.current),
+            ("device", lambda _device: contextlib.nullcontext()),
+        ):
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def queue(self) -> list[Callable[[], object]]:
+        assert self._streams, "work is queued outside the lane's stream"
+        return self._streams[-1].work
+
+    @contextlib.contextmanager
+    def current(self, stream: Stream) -> Iterator[None]:
+        self._streams.append(stream)
+        try:
+            yield
+        finally:
+            self._streams.pop()
+
+    @contextlib.contextmanager
+    def capture(self, graph: Graph, *, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local", "other threads may use the device meanwhile"
+        assert not stream.work, "a capture begins on a stream that is done"
+        self.graphs.append(graph)
+        with self.current(graph):  # type: ignore[arg-type]
+            yield
+
+    def is_on_device(self, value: object) -> bool:
+        return isinstance(value, torch.Tensor) and _address(value) in self._on_device
+
+    def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, as memory of the device from now on."""
+        self._on_device[_address(tensor)] = tensor
+        return tensor
+
+    def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, as memory of the host that the device may read by itself."""
+        self._pinned[_address(tensor)] = tensor
+        return tensor
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        with torch._C.DisableTorchFunction():
+            if name == "pin_memory":
+                return self.pinned(args[0].clone())
+            if func is torch.empty and "pin_memory" in kwargs:
+                is_pinned = kwargs.pop("pin_memory")
+                made = func(*args, **kwargs)
+                return self.pinned(made) if is_pinned else made
+            if name == "to" and isinstance(args[1], torch.device) and args[1].type == "cuda":
+                return self._moved(args[0], is_waited=not kwargs.get("non_blocking", False))
+            if func == torch.Tensor.is_cuda.__get__:
+                return self.is_on_device(args[0])
+            if name == "copy_" and (self.is_on_device(args[0]) or self.is_on_device(args[1])):
+                is_free = self.is_on_device(args[1]) or _address(args[1]) in self._pinned
+                assert is_free or not kwargs.get("non_blocking"), "memory that is not pinned is read in the back"
+                self.queue().append(lambda: args[0].copy_(args[1]))
+                return args[0]
+            if not any(map(self.is_on_device, tree_leaves((args, kwargs)))):
+                return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if isinstance(result, torch.Tensor) and not self.is_on_device(result):
+                result.fill_(float("nan") if result.is_floating_point() else -1)
+                self.queue().append(lambda: result.copy_(func(*args, **kwargs)))
+                return self.on_device(result)
+            return result
+
+    def _moved(self, source: torch.Tensor, *, is_waited: bool) -> torch.Tensor:
+        target = self.on_device(torch.full_like(source, float("nan") if source.is_floating_point() else -1))
+        assert is_waited or _address(source) in self._pinned, "memory that is not pinned is copied in the back"
+        self.queue().append(lambda: target.copy_(source))
+        return target
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
