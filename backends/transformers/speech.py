@@ -46,8 +46,9 @@ _OPTIONAL = {
     "prompt": Datatype.BYTES,
     "temperature": Datatype.FP32,
     "stream": Datatype.BOOL,
+    "word_timestamps": Datatype.BOOL,
 }
-# Those of segments have an element for each segment; tokens are a JSON array.
+# Those of segments and words have an element for each; tokens are a JSON array.
 _OUTPUTS = {
     "text": Datatype.BYTES,
     "language": Datatype.BYTES,
@@ -59,6 +60,9 @@ _OUTPUTS = {
     "segment_tokens": Datatype.BYTES,
     "segment_avg_logprob": Datatype.FP32,
     "segment_no_speech_prob": Datatype.FP32,
+    "word_text": Datatype.BYTES,
+    "word_start": Datatype.FP32,
+    "word_end": Datatype.FP32,
 }
 _MAX_WINDOWS, _MAX_SECONDS = 8, 1800.0
 # How long an instance that has nothing else to do waits for a file, before it looks for other requests again.
@@ -94,11 +98,24 @@ class _Mode:
     task: str
     prompt: str
     temperature: float
+    has_words: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """`start` and `end` in seconds of the file."""
+
+    text: str
+    start: float
+    end: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """`start` and `end` in seconds of the file; `seek` is where its window begins, in frames of 10 ms."""
+    """`start` and `end` in seconds of the file; `seek` is where its window begins, in frames of 10 ms.
+
+    There are `words` where they are asked for.
+    """
 
     text: str
     start: float
@@ -107,6 +124,7 @@ class _Segment:
     tokens: list[int]
     avg_logprob: float
     no_speech_prob: float
+    words: tuple[_Word, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -130,6 +148,7 @@ class _Recording:
     def response(self, language: str) -> InferResponse:
         """What the segments say that were not sent yet; `language` is the name of the language."""
         segments, self.segments = self.segments, []
+        words = [word for each in segments for word in each.words]
         values: dict[str, list[Any]] = {
             "text": ["".join(each.text for each in segments).encode()],
             "language": [language.encode()],
@@ -141,6 +160,9 @@ class _Recording:
             "segment_tokens": [json.dumps(each.tokens).encode() for each in segments],
             "segment_avg_logprob": [each.avg_logprob for each in segments],
             "segment_no_speech_prob": [each.no_speech_prob for each in segments],
+            "word_text": [word.text.encode() for word in words],
+            "word_start": [word.start for word in words],
+            "word_end": [word.end for word in words],
         }
         types = {name: object if datatype is Datatype.BYTES else datatype.numpy for name, datatype in _OUTPUTS.items()}
         return InferResponse(
@@ -171,11 +193,21 @@ class SpeechInstance(StepInstance):
         values = {name: tensor.data.reshape(-1)[0] for name, tensor in request.inputs.items() if tensor.data.size}
         if "audio" not in values:
             raise InvalidArgumentError("input 'audio' is empty")
-        mode = _Mode(_text(values, "task") or _TASKS[0], _text(values, "prompt"), float(values.get("temperature", 0.0)))
+        mode = _Mode(
+            _text(values, "task") or _TASKS[0],
+            _text(values, "prompt"),
+            float(values.get("temperature", 0.0)),
+            bool(values.get("word_timestamps", False)),
+        )
         if mode.task not in _TASKS:
             raise InvalidArgumentError(f"input 'task': expected one of {', '.join(_TASKS)}, got '{mode.task:.60}'")
         if not 0 <= mode.temperature <= 1:
             raise InvalidArgumentError(f"input 'temperature': expected from 0 to 1, got {mode.temperature:g}")
+        if mode.has_words and not self._network.aligns:
+            raise InvalidArgumentError(
+                "input 'word_timestamps': the generation_config.json of this model names no alignment_heads, by which "
+                "words are found in the sound"
+            )
         language = self._network.language(_text(values, "language"), mode.task)
         self._network.prompt_ids(mode.prompt)  # refuses what cannot be a prompt
         sender, is_streamed = request.sender, bool(values.get("stream", False))
@@ -264,6 +296,9 @@ class Whisper:
         self._first_time: int = settings.no_timestamps_token_id + 1
         self._no_speech: int = settings.no_timestamps_token_id - 1
         words: Any = importlib.import_module("transformers.models.whisper.tokenization_whisper")
+        self._split: Any = words._combine_tokens_into_words
+        # Whether words can be found in the sound.
+        self.aligns = bool(getattr(settings, "alignment_heads", None))
         # English names of languages by their codes; and codes by names, several of which may mean one.
         self.names: dict[str | None, str] = words.LANGUAGES
         self._codes: dict[str, str] = words.TO_LANGUAGE_CODE
@@ -336,12 +371,19 @@ class Whisper:
                     each.language = each.language or self._likeliest(row)
                 options = {"language": [each.language for each in recordings], "task": mode.task}
             scores = _Scores(torch, model.generation_config.eos_token_id)
-            found = model.generate(
-                encoder_outputs=encoded, return_timestamps=True, return_segments=True, force_unique_generate_call=True,
-                prompt_ids=self.prompt_ids(mode.prompt), prompt_condition_type="first-segment",
-                temperature=mode.temperature, logits_processor=[scores],
-                attention_mask=torch.ones(windows.shape[::2], device=model.device), **options,
-            )  # fmt: skip
+            if mode.has_words:
+                options["return_token_timestamps"] = True
+            # Words need the attention of every head, for which transformers changes how all calls compute it.
+            attention = model.config._attn_implementation
+            try:
+                found = model.generate(
+                    encoder_outputs=encoded, return_timestamps=True, return_segments=True,
+                    force_unique_generate_call=True, prompt_ids=self.prompt_ids(mode.prompt),
+                    prompt_condition_type="first-segment", temperature=mode.temperature, logits_processor=[scores],
+                    attention_mask=self._mask(recordings), **options,
+                )  # fmt: skip
+            finally:
+                model.config._attn_implementation = attention
             averages = scores.averages()
         for each, segments, quiet, average in zip(recordings, found["segments"], no_speech, averages, strict=True):
             self._move_on(each, segments, quiet, average)
@@ -350,6 +392,12 @@ class Whisper:
         length = self._extractor.nb_max_frames
         found = each.frames[:, each.seek : each.seek + length]
         return np.pad(found, ((0, 0), (0, length - found.shape[1])))
+
+    def _mask(self, recordings: list[_Recording]) -> Any:
+        """Which frames of the windows are sound, where words are to be found in it; else all."""
+        length = self._extractor.nb_max_frames
+        ends = [each.num_frames - each.seek if each.mode.has_words else length for each in recordings]
+        return (self.torch.arange(length) < self.torch.tensor(ends)[:, None]).long().to(self._model.device)
 
     def _likeliest(self, logits: Any) -> str:
         """The code of the language that the network hears."""
@@ -361,13 +409,33 @@ class Whisper:
             tokens = segment["tokens"].tolist()
             text = decode([token for token in tokens if token < self._first_time], skip_special_tokens=True)
             start, end = (min(window_s + float(segment[side]), each.seconds) for side in ("start", "end"))
-            each.segments.append(_Segment(text, start, end, each.seek, tokens, average, no_speech))
+            words = self._words(each, tokens, segment, window_s) if each.mode.has_words else ()
+            each.segments.append(_Segment(text, start, end, each.seek, tokens, average, no_speech, words))
         last = segments[-1]["tokens"].tolist()[-2:] if segments else []
         if len(last) == 2 and min(last) >= self._first_time:
             # The window ends within a segment: the next one begins where the last whole segment ends.
             each.seek += max(1, last[0] - self._first_time) * self._stride
         else:
             each.seek += self._extractor.nb_max_frames
+
+    def _words(self, each: _Recording, tokens: list[int], segment: Any, window_s: float) -> tuple[_Word, ...]:
+        """The words of a segment: each ends where its last token does, and begins where the token before it ends."""
+        tokenizer = self._processor.tokenizer
+        special = set(tokenizer.all_special_ids)
+        ends = [float(segment["start"]), *segment["token_timestamps"].tolist()]
+        text = [
+            (token, place) for place, token in enumerate(tokens) if token < self._first_time and token not in special
+        ]
+        if not text:
+            return ()
+        language = self.names.get(each.language, "english")
+        words, _, indices = self._split(tokenizer, [token for token, _ in text], language)
+        found = []
+        for word, within in zip(words, indices, strict=True):
+            first, last = text[within[0]][1], text[within[-1]][1]
+            start, end = (min(window_s + second, each.seconds) for second in (ends[first], ends[last + 1]))
+            found.append(_Word(word, start, max(start, end)))
+        return tuple(found)
 
 
 class _Scores:

@@ -117,6 +117,41 @@ def test_verbose_json_has_what_transformers_writes_down(client: openai.OpenAI, e
         assert each.compression_ratio > 0
 
 
+def test_words_are_where_transformers_finds_them(client: openai.OpenAI, reference: Reference) -> None:
+    """Of a sound of one window. The network says the same letters again and again, which are a word of each segment."""
+    samples = sound(WINDOW_S - 0.1, seed=3)
+    batch = reference.processor.feature_extractor(
+        samples, sampling_rate=RATE, return_tensors="pt", return_attention_mask=True
+    )
+    found = reference.model.generate(
+        batch["input_features"], attention_mask=batch["attention_mask"], return_timestamps=True, return_segments=True,
+        return_token_timestamps=True, temperature=0.0, language="en", task="transcribe",
+    )  # fmt: skip
+    first_time = reference.processor.tokenizer.convert_tokens_to_ids("<|0.00|>")
+    expected = []
+    for segment in found["segments"][0]:
+        times = segment["token_timestamps"].tolist()
+        text = [place for place, token in enumerate(segment["tokens"].tolist()) if token < first_time]
+        expected.append([times[text[0] - 1], times[text[-1]]])
+    asked: dict[str, Any] = {
+        "file": ("sound.flac", sound_file(samples, "FLAC")),
+        "model": "whisper",
+        "language": "en",
+        "response_format": "verbose_json",
+    }
+    answer = client.audio.transcriptions.create(**asked, timestamp_granularities=["word"])
+    words = answer.words or ()
+    assert [[word.start, word.end] for word in words] == [pytest.approx(times, abs=0.03) for times in expected]
+    assert "".join(word.word for word in words) == answer.text.replace(" ", "")
+    assert answer.segments is None
+    both = client.audio.transcriptions.create(**asked, timestamp_granularities=["word", "segment"])
+    assert (both.words, len(both.segments or ())) == (answer.words, len(expected))
+    plain = client.audio.transcriptions.create(**asked)
+    assert (plain.words, plain.text) == (None, answer.text)
+    with pytest.raises(openai.BadRequestError, match="alignment_heads"):
+        client.audio.transcriptions.create(**{**asked, "model": "english"}, timestamp_granularities=["word"])
+
+
 def test_json_and_text(client: openai.OpenAI, expected: Any) -> None:
     text = "".join(text for _, _, text in expected).strip()
     options: dict[str, Any] = {"file": wav(), "model": "whisper", "language": "English"}
@@ -265,7 +300,7 @@ def test_bad_files(client: openai.OpenAI, kind: str, reason: str) -> None:
         ({"temperature": "hot"}, "temperature", "must be a number"),
         ({"stream": "maybe"}, "stream", "true or false"),
         ({"stream": "true", "response_format": "srt"}, "response_format", "a stream has no"),
-        ({"timestamp_granularities[]": "word"}, "timestamp_granularities", "must be segment"),
+        ({"timestamp_granularities[]": "token"}, "timestamp_granularities", "must be segment or word, got 'token'"),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities", "needs the response_format"),
         ({"include[]": "logprobs"}, "include", "not supported"),
         ({"prompt": "x" * 20_000}, "prompt", "at most 16384"),

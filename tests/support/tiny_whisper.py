@@ -22,7 +22,7 @@ _SPECIALS = (
 
 
 def write_whisper(directory: Path, *, is_multilingual: bool = True) -> None:
-    """The network, its tokenizer of single bytes, and its settings."""
+    """The network, its tokenizer of single bytes, and its settings. Only a multilingual one can find words in sound."""
     import transformers
 
     tqdm.tqdm.monitor_interval = 0  # no thread
@@ -54,6 +54,7 @@ def write_whisper(directory: Path, *, is_multilingual: bool = True) -> None:
         "decoder_start_token_id": ids["<|startoftranscript|>"],
     }
     if is_multilingual:
+        settings["alignment_heads"] = [[0, 0], [0, 1]]
         settings["lang_to_id"] = {f"<|{name}|>": ids[f"<|{name}|>"] for name in LANGUAGES}
         settings["task_to_id"] = {task: ids[f"<|{task}|>"] for task in ("translate", "transcribe")}
     model.generation_config = transformers.GenerationConfig(**settings)

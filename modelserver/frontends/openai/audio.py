@@ -74,10 +74,13 @@ class Audio:
         model = await find_model(self._dataplane, fields.text("model"), "transcribes")
         form = fields.word("response_format", _FORMATS) or "json"
         is_streamed = _read_options(fields, model, form)
-        needed = {name: fields.text(name) for name in ("language", "prompt") if fields.text(name)}
+        needed: dict[str, Any] = {name: fields.text(name) for name in ("language", "prompt") if fields.text(name)}
         if task != "transcribe":
             needed["task"] = task
         temperature = fields.number("temperature", _TEMPERATURE)
+        granularities = fields.texts("timestamp_granularities", 2) or ["segment"]
+        if "word" in granularities:
+            needed["word_timestamps"] = True
         inputs = {**needed, **({"temperature": temperature} if temperature else {}), "audio": (await _file(fields),)}
         request = call.adopt(model.request(inputs, {"stream": is_streamed}))
         transcript = _Transcript(call if is_streamed else None)
@@ -89,7 +92,7 @@ class Audio:
         elif form == "json":
             call.answer({"text": transcript.text, "usage": transcript.usage()})
         elif form == "verbose_json":
-            call.answer(_verbose(transcript, task, temperature or 0.0))
+            call.answer(_verbose(transcript, task, temperature or 0.0, granularities))
         elif form == "text":
             call.answer_plain(transcript.text + "\n")
         else:
@@ -116,6 +119,7 @@ class _Transcript(Listener):
         self._call = call
         self._texts: list[str] = []
         self.segments: list[_Segment] = []
+        self.words: list[dict[str, Any]] = []
         self.language = ""
         self.seconds = 0.0
 
@@ -143,6 +147,9 @@ class _Transcript(Listener):
             numbers = {name: outputs[f"segment_{name}"][index] for name in _NUMBERS}
             tokens, seek = orjson.loads(outputs["segment_tokens"][index]), outputs["segment_seek"][index]
             self.segments.append(_Segment(text.decode("utf-8", "replace"), tokens, seek, **numbers))
+        for index, word in enumerate(outputs.get("word_text", ())):
+            start, end = (round(outputs[f"word_{side}"][index], 2) for side in ("start", "end"))
+            self.words.append({"word": word.decode("utf-8", "replace").strip(), "start": start, "end": end})
         if not delta:
             return True
         self._texts.append(delta)
@@ -158,9 +165,15 @@ def _read_options(fields: Fields, model: LanguageModel, form: str) -> bool:
     """Whether the answer is a stream. Raises ParameterError for what this model, or this server, cannot do."""
     granularities = fields.texts("timestamp_granularities", 2) or []
     for each in granularities:
-        if each != "segment":
+        if each not in ("segment", "word"):
             raise ParameterError(
-                f"'timestamp_granularities' must be segment, got {each!r:.60}",
+                f"'timestamp_granularities' must be segment or word, got {each!r:.60}",
+                "timestamp_granularities",
+                Fault.INVALID_VALUE,
+            )
+        if each == "word" and not ("word_timestamps" in model.inputs and "word_start" in model.outputs):
+            raise ParameterError(
+                f"the model '{model.name}' tells no times of words",
                 "timestamp_granularities",
                 Fault.UNSUPPORTED_PARAMETER,
             )
@@ -217,7 +230,7 @@ def _value(name: str, text: str) -> Any:
     return text
 
 
-def _verbose(transcript: _Transcript, task: str, temperature: float) -> dict[str, Any]:
+def _verbose(transcript: _Transcript, task: str, temperature: float, granularities: Sequence[str]) -> dict[str, Any]:
     segments = [
         {
             "id": index,
@@ -238,7 +251,8 @@ def _verbose(transcript: _Transcript, task: str, temperature: float) -> dict[str
         "language": transcript.language,
         "duration": transcript.seconds,
         "text": transcript.text,
-        "segments": segments,
+        **({"segments": segments} if "segment" in granularities else {}),
+        **({"words": transcript.words} if "word" in granularities else {}),
         "usage": transcript.usage(),
     }
 

@@ -177,7 +177,7 @@ TYPES: dict[str, Schema] = {
             "language": {"type": "string"},
             "temperature": {"type": "number", "minimum": 0, "maximum": 1},
             "response_format": {"enum": ["json", "text", "srt", "verbose_json", "vtt"]},
-            "timestamp_granularities": {"type": "array", "items": {"const": "segment"}, "maxItems": 2},
+            "timestamp_granularities": {"type": "array", "items": {"enum": ["segment", "word"]}, "maxItems": 2},
             "include": {"type": "array", "maxItems": 0},
             "stream": {"type": "boolean"},
         },
@@ -200,7 +200,8 @@ TYPES: dict[str, Schema] = {
         created_at: integer, background: string, output_format: string, quality: string, size: string,
         partial_image_index?: integer, usage?: object}""",
     "Transcript": """{text: string, usage: {type: 'duration', seconds: integer}, task?: string, language?: string,
-        duration?: number, segments?: [SoundSegment]}""",
+        duration?: number, segments?: [SoundSegment],
+        words?: [{word: string, start: number, end: number}]}""",
     "TranscriptEvent": """{type: 'transcript.text.delta', delta: string}
         | {type: 'transcript.text.done', text: string}""",
     # Files and batches.
