@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ _FORMS = (*FILE_TYPES, "F32")
 _VOCABULARY = 20_000
 _DECODED = 64
 CASES = ("decode of one stream", "prefill of 1,024", "8 streams", "32 streams")
+_FIRST = "CPU ms to the first token of 128"
 _GOALS = (1.05, 1.1, 1.5, 2.0)
 
 
@@ -47,8 +49,9 @@ def measure_cases(run: Run, wanted: Sequence[str] = CASES) -> dict[str, float]:
 
     run([prompt(20, 9)], [3])
     # The time of the prompt and the first token is taken off.
-    decode = [seconds([prompt(128, seed)], [1 + _DECODED]) - seconds([prompt(128, seed + 10)], [1]) for seed in (1, 2)]
-    found = {CASES[0]: _DECODED / statistics.mean(decode)}
+    first = [seconds([prompt(128, seed + 10)], [1]) for seed in (1, 2)]
+    decode = [seconds([prompt(128, seed)], [1 + _DECODED]) for seed in (1, 2)]
+    found = {CASES[0]: _DECODED / (statistics.mean(decode) - statistics.mean(first)), _FIRST: min(first) * 1e3}
     found["MB"] = _status("VmRSS")
     if CASES[1] in wanted:
         found[CASES[1]] = 1024 / min(seconds([prompt(1024, seed)], [1]) for seed in (3, 4))
@@ -97,6 +100,9 @@ def measure_ours(
     runner = load_runner(open_checkpoint(path), options, Sampler)
     loaded = _status("VmHWM") - before
     engine = Engine(options=options, runner=runner, tokenizer=None)
+    # Its time is none of a token's.
+    for gathering in [each for each in threading.enumerate() if each.name == "huge-pages"]:
+        gathering.join()
     try:
         found = measure_cases(lambda prompts, lengths: run_engine(engine, prompts, lengths), cases)
     finally:
@@ -149,6 +155,9 @@ def _print_table(form: str, path: Path, rounds: dict[str, list[dict[str, float]]
             continue
         ratio = ours[case] / theirs[case]
         print(f"| {form}, {case} | {theirs[case]:.1f} | {ours[case]:.1f} | {ratio:.2f}x | {goal}x |")
+    print(
+        f"| {form}, {_FIRST} | {theirs[_FIRST]:.0f} | {ours[_FIRST]:.0f} | {ours[_FIRST] / theirs[_FIRST]:.2f}x | 1x |"
+    )
     read = [one[CASES[0]] * path.stat().st_size / 1e9 for one in (theirs, ours)]
     print(f"| {form}, GB/s of the file in decode | {read[0]:.1f} | {read[1]:.1f} | {read[1] / read[0]:.2f}x | |")
     print(f"| {form}, MB resident | {theirs['MB']:.0f} | {ours['MB']:.0f} | {ours['MB'] / theirs['MB']:.2f}x | 1x |")

@@ -28,7 +28,11 @@ class DecoderBuilder:
         self.weights = weights
 
     def embedding(self) -> TokenEmbedding:
-        return self.weights.embedding(self._embedding_part)
+        return self.weights.embedding(self._embedding_part, is_head=self._is_tied)
+
+    @property
+    def _is_tied(self) -> bool:
+        return self.config.is_tied or not self.weights.has_module(self.names.head)
 
     def position_embedding(self) -> TokenEmbedding | None:
         """Of families that learn positions."""
@@ -40,7 +44,7 @@ class DecoderBuilder:
 
     def head(self, embedding: TokenEmbedding) -> Linear:
         """The head of its own, in whatever form it is stored; or that of the embedding's weights."""
-        if self.config.is_tied or not self.weights.has_module(self.names.head):
+        if self._is_tied:
             return self.weights.tied_head(self._embedding_part, embedding)
         return self.weights.head(Part(self.names.head, self.config.hidden_size, (self.config.vocab_size,)))
 

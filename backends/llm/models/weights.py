@@ -12,7 +12,7 @@ from modelserver.backend import give_back
 
 from ..checkpoint import Checkpoint
 from ..lora.layers import AdaptedLayers
-from ..quantization.scheme import Scheme, stored_float_linear
+from ..quantization.scheme import Scheme, multiplied_embedding, stored_float_linear
 from .latent_attention import HeadMatrices
 from .linear import GroupedLinear, HeadedEmbedding, Linear, StoredLinear, TokenEmbedding
 from .linear_tensors import ALONE, LinearTensors, Part, Rank, Split, placed, stored_tensor
@@ -115,9 +115,10 @@ class Weights:
         """A layer that no scheme quantizes (a router), whole on every rank."""
         return self._counted([part], stored_float_linear(self._tensors([part], Split.WHOLE)))
 
-    def embedding(self, part: Part) -> TokenEmbedding:
-        """Whole on every rank."""
-        return self._counted([part], self._scheme.embedding(self._tensors([part], Split.WHOLE)))
+    def embedding(self, part: Part, *, is_head: bool = False) -> TokenEmbedding:
+        """Whole on every rank. `is_head`: the head multiplies by the same matrix, which is then held once."""
+        embedding = self._scheme.embedding(self._tensors([part], Split.WHOLE))
+        return self._counted([part], multiplied_embedding(embedding) if is_head else embedding)
 
     def head(self, part: Part) -> Linear:
         """The output projection: complete on every rank, [vocab, hidden] even if other weights are transposed."""

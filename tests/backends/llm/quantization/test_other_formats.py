@@ -78,6 +78,19 @@ def integers_of_torchao(group_size: int, *, is_symmetric: bool) -> Callable[[tor
     return pack
 
 
+def int4_of_torchao(weight: torch.Tensor) -> Packed:
+    """Int4Tensor in groups of 32: signed codes in halves of bytes, times a scale, and added to the group's middle."""
+    blocks = weight.unflatten(1, (-1, 32))
+    least, most = blocks.amin(dim=2, keepdim=True), blocks.amax(dim=2, keepdim=True)
+    scales = (most - least).clamp(min=1e-6) / 15
+    middle = least + scales * 8
+    codes = ((blocks - middle) / scales).round().clamp(-8, 7)
+    bits = codes.flatten(1).to(torch.int8) & 15
+    stored = {"_weight_qdata": bits[:, ::2] | bits[:, 1::2] << 4}
+    stored |= {"_weight_scale": scales[..., 0].t(), "_weight_zero_point": middle[..., 0].t()}
+    return {name: tensor.contiguous() for name, tensor in stored.items()}, (codes * scales + middle).flatten(1)
+
+
 def floats_of_torchao(weight: torch.Tensor) -> Packed:
     codes, scales, dense = float8(weight, (1, weight.shape[1]))
     return {"_weight_qdata": codes, "_weight_scale": scales}, dense
@@ -117,6 +130,7 @@ FORMATS: dict[str, tuple[Callable[[torch.Tensor], Packed], str]] = {
     "bitsandbytes fp4 nested": (four_bits("fp4", is_nested=True), "bitsandbytes"),
     "torchao int8": (integers_of_torchao(-1, is_symmetric=True), "torchao"),
     "torchao groups": (integers_of_torchao(32, is_symmetric=False), "torchao"),
+    "torchao int4": (int4_of_torchao, "torchao"),
     "torchao float8": (floats_of_torchao, "torchao"),
     "exl2": (exl2, "exl2"),
 }
@@ -167,6 +181,12 @@ def test_each_rank_has_its_share(form: str, tmp_path: Path) -> None:
         ("bitsandbytes nf4", {"weight": torch.zeros(5, 1, dtype=torch.uint8)}, r"up_proj\.weight of shape \[5, 1\]"),
         ("torchao int8", {"_weight_scale": torch.ones(3, 1)}, r"up_proj\._weight_scale has the shape \[3, 1\]"),
         ("torchao int8", {"_weight_qdata": torch.ones(128, 8, dtype=torch.int32)}, "up_proj._weight_qdata is packed"),
+        ("torchao int4", {"_weight_act_pre_scale": torch.ones(64)}, "up_proj._weight_act_pre_scale: factors of rows"),
+        (
+            "torchao int4",
+            {"_weight_zero_point": torch.ones(1, 128)},
+            "_zero_point must have the shape of _weight_scale",
+        ),
         ("exl2", {"q_groups": torch.tensor([3, 0], dtype=torch.int16)}, "up_proj.q_groups describe 96 inputs"),
         ("exl2", {"q_groups": torch.tensor([4, 3, 9, 0], dtype=torch.int16)}, "up_proj.q_groups do not describe"),
         ("exl2", {"q_scale_max": torch.ones(1, dtype=torch.float16)}, r"up_proj\.q_scale_max of shape \[1\]"),
