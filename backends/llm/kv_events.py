@@ -140,7 +140,7 @@ class _Publisher:
             import zmq
         except ModuleNotFoundError as error:
             raise UnavailableError(
-                f"kv_events_config needs the Python package '{error.name}': pip install 'modelserver[kv-events]'"
+                f"kv_events_config needs the Python package '{error.name}': pip install 'modelserver-py[kv-events]'"
             ) from error
         self._pack = msgpack.packb
         self._topic = config.topic.encode()

@@ -37,7 +37,7 @@ def diagnose_distributions(version_of: Callable[[str], str | None] = installed_v
             FindingLevel.WARNING,
             "onnxruntime",
             "not installed: ONNX models cannot be served",
-            "pip install 'modelserver[onnx]', or onnxruntime-gpu for NVIDIA GPUs",
+            "pip install 'modelserver-py[onnx]', or onnxruntime-gpu for NVIDIA GPUs",
         )
     if len(found) > 1:
         keep = "onnxruntime-gpu" if "onnxruntime-gpu" in found else next(reversed(found))

@@ -85,7 +85,7 @@ class Device:
 def _torch() -> Any:
     if importlib.util.find_spec("torch") is None:
         raise UnavailableError(
-            "TensorRT's memory is PyTorch's, which is not installed: pip install 'modelserver[tensorrt]'"
+            "TensorRT's memory is PyTorch's, which is not installed: pip install 'modelserver-py[tensorrt]'"
         )
     import torch
 

@@ -47,7 +47,7 @@ def _torch_findings(*, is_wanted: bool) -> tuple[Finding, ...]:
         return ()
     if importlib.util.find_spec("torch") is None:
         found = "PyTorch, whose memory TensorRT uses, is not installed"
-        return (Finding(FindingLevel.PROBLEM, "tensorrt: torch", found, "pip install 'modelserver[tensorrt]'"),)
+        return (Finding(FindingLevel.PROBLEM, "tensorrt: torch", found, "pip install 'modelserver-py[tensorrt]'"),)
     version = _distribution_version("torch") or "of unknown version"
     if version.endswith("+cpu"):
         advice = "install a build with CUDA (https://pytorch.org/get-started)"

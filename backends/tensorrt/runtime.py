@@ -27,8 +27,8 @@ _MODULES: Mapping[Flavour, Sequence[str]] = {
 # The lean runtime runs engines, but builds none, and only those that are version compatible.
 _LEAN = ("tensorrt_lean", "tensorrt_lean_bindings")
 PACKAGES = {
-    Flavour.TENSORRT: "pip install 'modelserver[tensorrt]' (tensorrt; with CUDA 12: tensorrt-cu12)",
-    Flavour.RTX: "pip install 'modelserver[tensorrt-rtx]' (tensorrt_rtx_cu13)",
+    Flavour.TENSORRT: "pip install 'modelserver-py[tensorrt]' (tensorrt; with CUDA 12: tensorrt-cu12)",
+    Flavour.RTX: "pip install 'modelserver-py[tensorrt-rtx]' (tensorrt_rtx_cu13)",
 }
 # Deserialising is not thread safe, and plugins are loaded into the process: one at a time, whatever the library.
 library_lock = threading.Lock()

@@ -73,7 +73,7 @@ class Server:
     def __init__(self, options: ServerOptions, apis: Mapping[str, ApiFactory] | None = None) -> None:
         self.options = options
         self._apis = dict(apis or {})
-        self.version = metadata.version("modelserver")
+        self.version = metadata.version("modelserver-py")
         self._counts = WireCounts()
         self.keys = open_keys(options.api_keys_file, self._counts.reloads)
         self.answers = open_store(options.cache_settings)

@@ -46,8 +46,8 @@ class Placement:
 def missing_package(package: str | None, extra: str, what: str = "the model") -> UnavailableError:
     """The error for a library that `what` needs and that cannot be imported; `extra` brings it."""
     return UnavailableError(
-        f"{what} needs the Python package '{package}', which is not installed: pip install 'modelserver[{extra}]', or "
-        "name what brings it in a requirements.txt beside the model's config.pbtxt"
+        f"{what} needs the Python package '{package}', which is not installed: pip install 'modelserver-py[{extra}]', "
+        "or name what brings it in a requirements.txt beside the model's config.pbtxt"
     )
 
 

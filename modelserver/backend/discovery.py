@@ -186,7 +186,7 @@ def bundled_module(backend: str, module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         extra = BUNDLED[backend].extra
         raise UnavailableError(
-            f"the Python package '{error.name}' is not installed: pip install 'modelserver[{extra}]'"
+            f"the Python package '{error.name}' is not installed: pip install 'modelserver-py[{extra}]'"
         ) from error
 
 
@@ -240,7 +240,7 @@ def _import_module(name: str, module_name: str) -> ModuleType:
             if bundled.library is not None and (error.name or "").split(".")[0] == bundled.library:
                 raise UnavailableError(
                     f"backend '{name}' needs the Python package '{bundled.library}', which is not installed: "
-                    f"pip install 'modelserver[{bundled.extra}]'"
+                    f"pip install 'modelserver-py[{bundled.extra}]'"
                 ) from error
             raise _broken(name, module_name, error) from error
         except (ImportError, OSError, SyntaxError) as error:

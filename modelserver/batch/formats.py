@@ -240,7 +240,9 @@ def arrow(module: str = "pyarrow") -> Any:
         importlib.import_module("pyarrow.ipc")
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UnsupportedError(f"Parquet and Arrow need pyarrow: pip install 'modelserver[batch]' ({error})") from None
+        raise UnsupportedError(
+            f"Parquet and Arrow need pyarrow: pip install 'modelserver-py[batch]' ({error})"
+        ) from None
 
 
 def _opened(path: Path, what: str, make: Callable[[], Any]) -> Any:

@@ -28,7 +28,7 @@ def run(words: Sequence[str]) -> int:
         sys.stdout.write(make_parser().format_help())
         return 0
     if wants_version(words):
-        sys.stdout.write(f"modelserver {metadata.version('modelserver')}\n")
+        sys.stdout.write(f"modelserver {metadata.version('modelserver-py')}\n")
         return 0
     options = parse_arguments(words)
     # Where the JSON goes to standard output, people read on the other one.

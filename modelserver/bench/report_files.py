@@ -133,7 +133,7 @@ def results_document(results: Results) -> dict[str, Any]:
     options = results.options
     return {
         "tool": "modelserver bench",
-        "tool_version": metadata.version("modelserver"),
+        "tool_version": metadata.version("modelserver-py"),
         "model": results.interface.name,
         "model_version": results.interface.version,
         "url": str(options.address),
@@ -231,7 +231,7 @@ def export_document(results: Results, wall_offset_ns: int) -> dict[str, Any]:
     """The document; `wall_offset_ns` converts the monotonic clock to the time since 1970."""
     return {
         "experiments": [_experiment(results, level, wall_offset_ns) for level in results.levels],
-        "version": metadata.version("modelserver"),
+        "version": metadata.version("modelserver-py"),
         "service_kind": "triton",
         "endpoint": "",
     }

@@ -21,6 +21,6 @@ def open_store(settings: CacheSettings | None) -> AnswerStore | None:
         from modelserver.cache.redis_store import RedisStore  # its library is an extra
     except ImportError as error:
         raise UnsupportedError(
-            f"--cache-config=redis needs the extra 'redis': pip install 'modelserver[redis]' ({error})"
+            f"--cache-config=redis needs the extra 'redis': pip install 'modelserver-py[redis]' ({error})"
         ) from error
     return RedisStore(settings)

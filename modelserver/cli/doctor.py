@@ -53,7 +53,7 @@ def _versions(_: ServerOptions) -> Iterator[Finding]:
     yield Finding(
         OK,
         "versions",
-        f"modelserver {importlib.metadata.version('modelserver')}, Python {platform.python_version()}, {packages}, "
+        f"modelserver {importlib.metadata.version('modelserver-py')}, Python {platform.python_version()}, {packages}, "
         f"{platform.system()} {platform.release()}",
     )
     try:
@@ -244,7 +244,7 @@ def _backend_findings(directories: Iterable[str]) -> list[Finding]:
     for listing in list_backends(places):
         subject = f"backend {listing.name}"
         if listing.missing_library:
-            advice = f"pip install 'modelserver[{listing.extra}]'" if listing.extra else ""
+            advice = f"pip install 'modelserver-py[{listing.extra}]'" if listing.extra else ""
             findings.append(Finding(FindingLevel.OK, subject, f"not installed: {listing.missing_library}", advice))
             continue
         try:

@@ -125,7 +125,7 @@ def _load_picture(spec: InputSpec, path: Path) -> Array:
     try:
         from PIL import Image
     except ImportError:
-        raise ServerError("decoding a picture needs Pillow: pip install 'modelserver[images]'") from None
+        raise ServerError("decoding a picture needs Pillow: pip install 'modelserver-py[images]'") from None
     sizes = spec.shape
     is_planar = len(sizes) >= 3 and sizes[-3] == 3
     is_interleaved = len(sizes) >= 3 and sizes[-1] == 3

@@ -145,7 +145,7 @@ def version(url: Annotated[str, typer.Option(help="Also ask this server.")] = ""
     """Print the version of this program, and of a server if one is named."""
     from importlib import metadata
 
-    document: dict[str, Any] = {"version": metadata.version("modelserver")}
+    document: dict[str, Any] = {"version": metadata.version("modelserver-py")}
     if url:
         document["server"] = ServerClient(url).server_metadata()
     if as_json:

@@ -29,7 +29,7 @@ def import_ray() -> Any:
     except ModuleNotFoundError as error:
         raise UnavailableError(
             f"a cluster needs the Python package '{error.name}', which is not installed: "
-            "install it with pip install 'modelserver[ray]'"
+            "install it with pip install 'modelserver-py[ray]'"
         ) from None
 
 

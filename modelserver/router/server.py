@@ -170,7 +170,7 @@ class Router:
 
     def _collect(self) -> Slices[list[Metric]]:
         families: Iterable[Metric] = [
-            *router_families(self.replicas, self.membership, metadata.version("modelserver")),
+            *router_families(self.replicas, self.membership, metadata.version("modelserver-py")),
             *wire_families(self._counts),
         ]
         yield

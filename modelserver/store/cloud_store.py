@@ -116,7 +116,7 @@ def open_filesystem(uri: CloudUri, options: Mapping[str, Any], what: str = "mode
     except ModuleNotFoundError as error:
         raise CloudUnavailableError(
             f"{what} '{uri.text}' needs the Python package '{library}', which is not installed: "
-            "pip install 'modelserver[cloud]'"
+            "pip install 'modelserver-py[cloud]'"
         ) from error
     # Listings serve to detect changes, so fsspec must not cache them.
     return fsspec.filesystem(uri.protocol, skip_instance_cache=True, use_listings_cache=False, **options)

@@ -58,7 +58,7 @@ def find_on_hub(name: ModelName) -> HubModel:
     except ModuleNotFoundError:
         raise UnavailableError(
             f"'{name}' needs the Python package 'huggingface_hub', which is not installed: "
-            "pip install 'modelserver[hub]'"
+            "pip install 'modelserver-py[hub]'"
         ) from None
     endpoint = os.environ.get("HF_ENDPOINT") or None
     repository = f"{name.namespace}/{name.model}"

@@ -44,7 +44,7 @@ def _sdk(module: str) -> Any:
     except ModuleNotFoundError as error:
         raise UnavailableError(
             f"OpenTelemetry needs the Python package '{error.name}', which is not installed: "
-            "pip install 'modelserver[otel]'"
+            "pip install 'modelserver-py[otel]'"
         ) from error
 
 

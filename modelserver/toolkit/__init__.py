@@ -15,10 +15,10 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = (error.name or module).partition(".")[0]
         raise UnavailableError(
-            f"{purpose} needs the library '{missing}', which is not installed: pip install 'modelserver[{extra}]'"
+            f"{purpose} needs the library '{missing}', which is not installed: pip install 'modelserver-py[{extra}]'"
         ) from None
     except (ImportError, OSError, AttributeError) as error:
         raise UnavailableError(
             f"{purpose} needs the library '{module.partition('.')[0]}', which cannot be imported: {error}; "
-            f"install it again: pip install --force-reinstall 'modelserver[{extra}]'"
+            f"install it again: pip install --force-reinstall 'modelserver-py[{extra}]'"
         ) from error

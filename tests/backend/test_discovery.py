@@ -132,7 +132,7 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(
-        UnavailableError, match=r"'onnxruntime', which is not installed: pip install 'modelserver\[onnx\]'"
+        UnavailableError, match=r"'onnxruntime', which is not installed: pip install 'modelserver-py\[onnx\]'"
     ):
         find_backend("onnxruntime")
 

@@ -43,7 +43,7 @@ def measure(target: RunningServer, tmp_path: Path, *words: str, transport: str =
 
 def test_the_version_needs_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
-    assert capsys.readouterr().out == f"modelserver {metadata.version('modelserver')}\n"
+    assert capsys.readouterr().out == f"modelserver {metadata.version('modelserver-py')}\n"
 
 
 @pytest.mark.parametrize("transport", ["http", "grpc", "stream"])

@@ -70,7 +70,7 @@ def test_without_a_library_it_says_what_to_install(
     for module in ("tensorrt", "tensorrt_bindings"):
         monkeypatch.setitem(sys.modules, module, None)
     _, err = run(capsys, identity(tmp_path), "--profile", "x:1x1", "--runtime", "tensorrt", status=5)
-    assert "TensorRT is not installed: pip install 'modelserver[tensorrt]'" in err
+    assert "TensorRT is not installed: pip install 'modelserver-py[tensorrt]'" in err
 
 
 @pytest.mark.tool("tensorrt_rtx")

@@ -12,7 +12,7 @@ from support.ray_clusters import command, write_deployment
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     command("cluster", "status", status=1)
-    assert "pip install 'modelserver[ray]'" in capsys.readouterr().err
+    assert "pip install 'modelserver-py[ray]'" in capsys.readouterr().err
 
 
 def test_a_file_is_read_before_the_cluster_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

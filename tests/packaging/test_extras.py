@@ -49,10 +49,12 @@ SOURCES = [path for top in ("modelserver", "backends") for path in sorted((ROOT 
 def _named(path: Path) -> set[str]:
     """The extras that the strings of a file name as they stand."""
     text = path.read_text()
-    if "modelserver[" not in text:
+    if "modelserver-py[" not in text:
         return set()
     strings = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
-    return {name for text in strings if isinstance(text, str) for name in re.findall(r"modelserver\[([\w,-]+)\]", text)}
+    return {
+        name for text in strings if isinstance(text, str) for name in re.findall(r"modelserver-py\[([\w,-]+)\]", text)
+    }
 
 
 def _required() -> Iterator[tuple[str, str, str]]:
@@ -96,7 +98,7 @@ def test_the_extra_of_language_models_brings_all_of_their_libraries() -> None:
 def test_whatever_the_tests_import_is_installed_by_make_test() -> None:
     """A library that lies here by chance would be missing on a new machine."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    installed = [*project["dependencies"], "torch", "text-generation", "modelserver"]
+    installed = [*project["dependencies"], "torch", "text-generation", "modelserver-py"]
     for extra in ("onnx", "pytorch", "images", "llm", "dev"):
         installed += project["optional-dependencies"][extra]
     brought: set[str] = set()

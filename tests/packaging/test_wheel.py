@@ -119,7 +119,7 @@ def test_the_wheel_is_of_the_stable_abi_with_the_parts_in_c(wheel: Path) -> None
     names = zipfile.ZipFile(wheel).namelist()
     assert set(names) >= (EXTENSIONS if shutil.which("cc") else set())
     version = PYPROJECT["project"]["version"]
-    assert wheel.name.startswith(f"modelserver-{version}-cp311-abi3-")
+    assert wheel.name.startswith(f"modelserver_py-{version}-cp311-abi3-")
 
 
 @pytest.mark.slow

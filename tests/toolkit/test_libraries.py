@@ -13,7 +13,7 @@ def test_a_library_that_is_there_is_imported() -> None:
 
 
 def test_a_missing_library_is_named_with_the_pip_line() -> None:
-    with pytest.raises(UnavailableError, match=r"quantizing needs .* 'no_such_thing'.*pip install 'modelserver\[q"):
+    with pytest.raises(UnavailableError, match=r"quantizing needs .* 'no_such_thing'.*pip install 'modelserver-py\[q"):
         require("no_such_thing.inner", extra="quantize", purpose="quantizing")
 
 

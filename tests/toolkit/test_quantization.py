@@ -212,5 +212,5 @@ def test_torchao_is_asked_for_when_it_is_missing(
 
     monkeypatch.setitem(sys.modules, "torchao", None)
     monkeypatch.delitem(sys.modules, "torchao.quantization", raising=False)
-    with pytest.raises(ServerError, match=r"torchao.*pip install 'modelserver\[quantize\]'"):
+    with pytest.raises(ServerError, match=r"torchao.*pip install 'modelserver-py\[quantize\]'"):
         run(model_repository / "digits_export", tmp_path / "made")

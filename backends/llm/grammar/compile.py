@@ -152,7 +152,7 @@ class GrammarCompiler:
             raise InvalidArgumentError(f"structured output: engine {name!r} is none of {', '.join(ENGINES)}")
         library = ENGINES[name].LIBRARY
         if not is_installed(name):
-            extra = " or 'modelserver[llm]'" if name == GUIDANCE else ""
+            extra = " or 'modelserver-py[llm]'" if name == GUIDANCE else ""
             raise UnsupportedError(
                 f"structured output: this needs {library}, which is not installed: pip install {library}{extra}"
             )

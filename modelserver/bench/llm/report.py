@@ -132,7 +132,7 @@ def llm_document(results: LlmResults) -> dict[str, Any]:
     options = results.options
     return {
         "tool": "modelserver bench --llm",
-        "tool_version": metadata.version("modelserver"),
+        "tool_version": metadata.version("modelserver-py"),
         "model": options.model,
         "url": str(options.address),
         "endpoint_type": options.endpoint_type.value,

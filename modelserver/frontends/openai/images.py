@@ -202,7 +202,7 @@ def _encoded(picture: Tensor, *, form: str, quality: int) -> str:
         library: Any = importlib.import_module("PIL.Image")
     except ImportError:
         raise InternalError(
-            "pictures need the library Pillow on the server: pip install 'modelserver[images]'"
+            "pictures need the library Pillow on the server: pip install 'modelserver-py[images]'"
         ) from None
     try:
         if picture.datatype is Datatype.BYTES:

@@ -223,8 +223,8 @@ def _file(pieces: list[np.ndarray[Any, Any]], form: str, rate: int) -> bytes:
         soundfile: Any = importlib.import_module("soundfile")
     except (ImportError, OSError):
         raise ParameterError(
-            f"'response_format' {form} needs the library soundfile on the server (pip install 'modelserver[audio]'): "
-            "ask for wav or pcm",
+            f"'response_format' {form} needs the library soundfile on the server (pip install 'modelserver-py[audio]')"
+            ": ask for wav or pcm",
             "response_format",
         ) from None
     container, kind = _WRITTEN[form]

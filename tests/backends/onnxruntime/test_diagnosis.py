@@ -12,7 +12,7 @@ from modelserver.backend.discovery import find_backend
 @pytest.mark.parametrize(
     ("installed", "level", "advice"),
     [
-        ({}, FindingLevel.WARNING, "pip install 'modelserver[onnx]', or onnxruntime-gpu for NVIDIA GPUs"),
+        ({}, FindingLevel.WARNING, "pip install 'modelserver-py[onnx]', or onnxruntime-gpu for NVIDIA GPUs"),
         ({"onnxruntime": "1"}, FindingLevel.OK, ""),
         (
             {"onnxruntime": "1.31", "onnxruntime-gpu": "1.30"},

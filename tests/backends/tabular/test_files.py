@@ -223,6 +223,6 @@ def test_files_that_clients_send_are_read_in_a_process(trained: Trained, tmp_pat
 def test_a_missing_library_names_the_extra(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xgboost", None)
     with pytest.raises(
-        UnavailableError, match=r"'xgboost', which is not installed.*'modelserver\[classical\]'.*requirements\.txt"
+        UnavailableError, match=r"'xgboost', which is not installed.*'modelserver-py\[classical\]'.*requirements\.txt"
     ):
         loaded(find_backend("xgboost"), context_of(trained.repository / "xgb_two"))

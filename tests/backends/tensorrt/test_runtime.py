@@ -48,8 +48,8 @@ def test_the_library_is_that_of_the_plan(install, installed, flavour, allow_lean
 @pytest.mark.parametrize(
     ("installed", "flavour", "said"),
     [
-        ([], Flavour.TENSORRT, "TensorRT is not installed: pip install 'modelserver[tensorrt]'"),
-        (["tensorrt"], Flavour.RTX, "TensorRT for RTX is not installed: pip install 'modelserver[tensorrt-rtx]'"),
+        ([], Flavour.TENSORRT, "TensorRT is not installed: pip install 'modelserver-py[tensorrt]'"),
+        (["tensorrt"], Flavour.RTX, "TensorRT for RTX is not installed: pip install 'modelserver-py[tensorrt-rtx]'"),
         (["tensorrt_lean"], Flavour.TENSORRT, "TensorRT is not installed"),
     ],
 )

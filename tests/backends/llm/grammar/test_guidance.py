@@ -116,7 +116,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         "find_spec",
         lambda name: None if name in ("llguidance", "xgrammar") else find_spec(name),
     )
-    with pytest.raises(UnsupportedError, match=r"needs llguidance.*pip install llguidance or 'modelserver\[llm\]'"):
+    with pytest.raises(UnsupportedError, match=r"needs llguidance.*pip install llguidance or 'modelserver-py\[llm\]'"):
         compile_grammar({"regex": "abc"}, json_tokenizer())
     with pytest.raises(UnsupportedError, match="needs xgrammar"):
         compile_grammar({"json": {"type": "null"}}, json_tokenizer(), engine="xgrammar")
