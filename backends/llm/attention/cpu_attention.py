@@ -104,10 +104,35 @@ class CpuAttention:
         sinks = self._sinks[layer]
         return self._addresses[layer], self._windows[layer] or 0, 0 if sinks is None else sinks.data_ptr()
 
-    def rope_and_attend(
-        self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: CpuInputs
+    def long_chunks(self, inputs: CpuInputs) -> list[Prefill]:
+        """Of latent attention, the chunks of so many queries that the kernels leave them to SDPA, in order."""
+        return inputs.prefills[None]
+
+    def kept(self, layer: int, heads: torch.Tensor, chunk: Prefill) -> torch.Tensor:
+        """Of latent attention, what the tokens up to the end of a chunk keep: [tokens, width]."""
+        if chunk.page_ids is None:
+            return heads[chunk.start : chunk.stop, self._num_heads]
+        return self._sdpa.kept_of(layer, chunk)
+
+    def attend_long(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: Prefill
     ) -> torch.Tensor:
-        """`heads` [tokens, heads + parts * kv heads, head_dim] are turned in place -> [tokens, heads' outputs]."""
+        """A chunk's queries [rows, heads, width] over all keys and values [tokens, heads, width] -> as queries."""
+        return self._sdpa.attend_long(queries, keys, values, chunk)
+
+    def rope_and_attend(
+        self,
+        layer: int,
+        heads: torch.Tensor,
+        rotation: Rotation | None,
+        inputs: CpuInputs,
+        *,
+        leaves_long: bool = False,
+    ) -> torch.Tensor:
+        """`heads` [tokens, heads + parts * kv heads, head_dim] are turned in place -> [tokens, heads' outputs].
+
+        `leaves_long`: rows of `long_chunks` get nothing.
+        """
         assert heads.is_contiguous(), "the kernels read rows without gaps"
         assert heads.dtype is self._dtype, f"heads are {heads.dtype}, blocks {self._dtype}"
         expected = (inputs.num_tokens, *self._heads_shape)
@@ -129,7 +154,7 @@ class CpuAttention:
             window,
             sinks,
         )
-        if inputs.prefills:
+        if inputs.prefills and not leaves_long:
             queries, kv = heads[:, : self._num_heads], heads[:, self._num_heads :].unflatten(1, self._kept_shape)
             for prefill in inputs.prefills[self._windows[layer]]:
                 output[prefill.start : prefill.stop] = self._sdpa.prefill(

@@ -197,6 +197,31 @@ class SdpaAttention:
         output = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
         return output[0].transpose(0, 1).reshape(rows, -1)
 
+    def kept_of(self, layer: int, chunk: Prefill) -> torch.Tensor:
+        """Of latent attention, what the blocks of a chunk hold of its tokens [tokens, width], until the next gather."""
+        assert chunk.page_ids is not None, "a fresh chunk has its own rows"
+        return self._gather(layer, chunk.page_ids, 1)[0][0, : chunk.num_past + chunk.stop - chunk.start]
+
+    def attend_long(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: Prefill
+    ) -> torch.Tensor:
+        """A chunk's queries [rows, heads, width] over all keys and values [tokens, heads, width], each head its own."""
+        own, keys, values = (each.transpose(0, 1)[None] for each in (queries, keys, values))
+        if not chunk.num_past:
+            mixed = F.scaled_dot_product_attention(own, keys, values, is_causal=True, scale=self._scale)
+            return mixed[0].transpose(0, 1)
+        pieces, rows = [], own.shape[2]
+        for piece in range(0, rows, _PIECE_ROWS):
+            stop = min(piece + _PIECE_ROWS, rows)
+            end = chunk.num_past + stop
+            mask = self._causal_mask(None, stop - piece, chunk.num_past + piece)
+            pieces.append(
+                F.scaled_dot_product_attention(
+                    own[:, :, piece:stop], keys[:, :, :end], values[:, :, :end], attn_mask=mask, scale=self._scale
+                )
+            )
+        return torch.cat(pieces, dim=2)[0].transpose(0, 1)
+
     def as_kept(self, kv: torch.Tensor) -> torch.Tensor:
         """What a later step will read, so that a prompt whose beginning is found in the cache gives the same."""
         if not self._group.num_scales:

@@ -103,7 +103,7 @@ class DecoderBuilder:
             query_norm = self.latent_norm(prefix + names.latent_query_norm, latent.query_rank)
             query = Part(prefix + names.query_up, latent.query_rank, queries)
         output = Part(prefix + names.attention_output, config.num_heads * latent.value_dim, (hidden,))
-        key_matrices, value_matrices = self._latent_matrices(prefix, latent)
+        key_matrices, value_matrices, key_expansions = self._latent_matrices(prefix, latent)
         return LatentAttention(
             index,
             down=weights.whole(down),
@@ -113,6 +113,8 @@ class DecoderBuilder:
             norm=self.latent_norm(prefix + names.latent_norm, latent.rank),
             key_matrices=key_matrices,
             value_matrices=value_matrices,
+            key_expansions=key_expansions,
+            value_dim=latent.value_dim,
             output=self.summed(weights.rows(output)),
             rotation=config.distinct_ropes.index(rope),
             num_heads=config.num_heads // weights.rank.size,
@@ -125,8 +127,10 @@ class DecoderBuilder:
         """Of a latent: its epsilon is none of the config's."""
         return RmsNorm(self.weights.tensor(f"{name}.weight", (width,)), 1e-6)
 
-    def _latent_matrices(self, prefix: str, latent: LatentConfig) -> tuple[HeadMatrices, HeadMatrices]:
-        """Of keys [heads, rank, plain_dim] and of values [heads, value_dim, rank]."""
+    def _latent_matrices(
+        self, prefix: str, latent: LatentConfig
+    ) -> tuple[HeadMatrices, HeadMatrices, HeadMatrices | None]:
+        """Of keys [heads, rank, plain_dim] and of values [heads, value_dim, rank]; and on a CPU of keys, transposed."""
         names, weights, num_heads = self.names, self.weights, self.config.num_heads
         plain, rank, value = latent.plain_dim, latent.rank, latent.value_dim
         if weights.has_module(prefix + names.latent_key):
@@ -138,7 +142,10 @@ class DecoderBuilder:
             keys, values = both.unflatten(0, (-1, plain + value)).split([plain, value], dim=1)
             keys = keys.transpose(1, 2).contiguous()
         name = prefix + names.latent_up
-        return weights.by_head(name, keys), weights.by_head(name, values)
+        expansions = None
+        if keys.device.type == "cpu":
+            expansions = weights.by_head(name, keys.transpose(1, 2).contiguous())
+        return weights.by_head(name, keys), weights.by_head(name, values), expansions
 
     def norm(self, name: str) -> Norm:
         shape = (self.config.hidden_size,)

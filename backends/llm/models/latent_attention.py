@@ -1,14 +1,17 @@
 """Latent attention (DeepSeek V2 and V3): a token keeps one narrow vector, which all heads share.
 
-That vector, the latent, expands to the keys and values of all heads. Nothing is expanded here: the matrix that makes
+That vector, the latent, expands to the keys and values of all heads. Few queries expand nothing: the matrix that makes
 keys goes into the queries, and the one that makes values into what comes out of attention. So heads attend to the
-latents themselves, and all of them through one KV head.
+latents themselves, and all of them through one KV head. Many queries of one text, on a CPU, attend to the keys and
+values that the latents expand to: a pair of a query and a key then takes a third of the arithmetic.
 """
 
 from __future__ import annotations
 
 import torch
 
+from ..attention.cpu_attention import CpuAttention, CpuInputs
+from ..attention.paged import Rotation
 from ..kernels import has_fast_packed_kernels, packed_kernels_for
 from ..step_context import StepContext
 from .linear import Linear, dtype_name
@@ -29,7 +32,8 @@ class HeadMatrices:
         kernels = packed_kernels_for(weight.device)
         if kernels is not None and has_fast_packed_kernels(weight.device):
             stored = _narrowed(weight)
-            self._packed = PackedExperts([[PackedMatrixLinear(pack_floats(one, kernels), None)] for one in stored])
+            self._heads = [PackedMatrixLinear(pack_floats(one, kernels), None) for one in stored]
+            self._packed = PackedExperts([[head] for head in self._heads])
             self.form, self.num_bytes = self._packed.form, self._packed.num_bytes
         else:
             self._transposed = weight.transpose(1, 2).contiguous()
@@ -46,6 +50,14 @@ class HeadMatrices:
         outputs = self._packed(by_head.flatten(0, 1), self._counts, None)
         return outputs.view(num_heads, num_tokens, -1).transpose(0, 1)
 
+    def spread(self, rows: torch.Tensor, outputs: torch.Tensor) -> None:
+        """The same `rows` [tokens, inputs] through all heads, into `outputs` [tokens, heads, outputs]."""
+        if self._packed is None:
+            outputs.copy_(torch.matmul(rows, self._transposed).transpose(0, 1))
+            return
+        for number, head in enumerate(self._heads):
+            outputs[:, number] = head(rows, None)
+
 
 def _narrowed(weight: torch.Tensor) -> torch.Tensor:
     """In 16 bits, if it has no more."""
@@ -61,7 +73,8 @@ class LatentAttention:
 
     `down` makes latent and key of a row. With `query_norm` it makes `query_rank` values before them, of which `query`
     makes the queries; without, `query` makes them of the row. `key_matrices` [part of a query that is not rotated ->
-    rank] and `value_matrices` [rank -> value_dim] are those of the heads. `is_interleaved`: neighbours of a head make
+    rank] and `value_matrices` [rank -> value_dim] are those of the heads; `key_expansions` are the former the other way
+    round, where many queries attend to expanded keys. `is_interleaved`: neighbours of a head make
     pairs that are rotated, not its halves.
     """
 
@@ -76,6 +89,8 @@ class LatentAttention:
         norm: Norm,
         key_matrices: HeadMatrices,
         value_matrices: HeadMatrices,
+        key_expansions: HeadMatrices | None,
+        value_dim: int,
         output: Linear,
         rotation: int,
         num_heads: int,
@@ -91,6 +106,8 @@ class LatentAttention:
         self._norm = norm
         self._key_matrices = key_matrices
         self._value_matrices = value_matrices
+        self._key_expansions = key_expansions
+        self._value_dim = value_dim
         self._output = output
         self._rotation = rotation
         self._num_heads = num_heads
@@ -114,10 +131,48 @@ class LatentAttention:
         heads = made.new_empty(num_tokens, num_heads + 1, rope_dim + self._rank)
         self._place(heads[:, :num_heads, :rope_dim], queries[..., -rope_dim:])
         self._place(heads[:, num_heads, :rope_dim], kept[:, self._rank :])
-        heads[:, :num_heads, rope_dim:] = self._key_matrices(queries[..., :-rope_dim])
         heads[:, num_heads, rope_dim:] = self._norm(kept[:, : self._rank].contiguous())
-        mixed = step.attention.rope_and_attend(self.layer, heads, step.rotations[self._rotation], step.inputs)
+        attention, rotation = step.attention, step.rotations[self._rotation]
+        if self._key_expansions is not None and isinstance(attention, CpuAttention) and step.inputs.prefills:
+            return self._mixed_in_part(attention, self._key_expansions, heads, queries, rotation, step.inputs)
+        heads[:, :num_heads, rope_dim:] = self._key_matrices(queries[..., :-rope_dim])
+        mixed = attention.rope_and_attend(self.layer, heads, rotation, step.inputs)
         return self._value_matrices(mixed.view(num_tokens, num_heads, self._rank)).flatten(1)
+
+    def _mixed_in_part(
+        self,
+        attention: CpuAttention,
+        key_expansions: HeadMatrices,
+        heads: torch.Tensor,
+        queries: torch.Tensor,
+        rotation: Rotation,
+        inputs: CpuInputs,
+    ) -> torch.Tensor:
+        """Of a step with long chunks, whose keys and values are expanded; other rows attend as in `_mixed`."""
+        num_tokens, num_heads, rope_dim = heads.shape[0], self._num_heads, self._rope_dim
+        chunks = attention.long_chunks(inputs)
+        ends = [0, *(place for chunk in chunks for place in (chunk.start, chunk.stop)), num_tokens]
+        others = [slice(*pair) for pair in zip(ends[::2], ends[1::2], strict=True) if pair[0] < pair[1]]
+        for rows in others:
+            heads[rows, :num_heads, rope_dim:] = self._key_matrices(queries[rows, :, :-rope_dim])
+        mixed = attention.rope_and_attend(self.layer, heads, rotation, inputs, leaves_long=True)
+        values = heads.new_empty(num_tokens, num_heads, self._value_dim)
+        for rows in others:
+            values[rows] = self._value_matrices(mixed[rows].view(-1, num_heads, self._rank))
+        for chunk in chunks:
+            own = slice(chunk.start, chunk.stop)
+            kept = attention.kept(self.layer, heads, chunk)
+            width = queries.shape[-1]
+            keys = kept.new_empty(len(kept), num_heads, width)
+            keys[..., :rope_dim] = kept[:, None, :rope_dim]
+            latents = kept[:, rope_dim:].contiguous()
+            key_expansions.spread(latents, keys[..., rope_dim:])
+            # As wide as keys, for SDPA has no fast way otherwise.
+            expanded = kept.new_zeros(len(kept), num_heads, max(width, self._value_dim))
+            self._value_matrices.spread(latents, expanded[..., : self._value_dim])
+            asked = torch.cat((heads[own, :num_heads, :rope_dim], queries[own, :, :-rope_dim]), dim=-1)
+            values[own] = attention.attend_long(asked, keys, expanded, chunk)[..., : self._value_dim]
+        return values.flatten(1)
 
     def _place(self, target: torch.Tensor, turned: torch.Tensor) -> None:
         """What is to be rotated, in the order in which halves make pairs."""

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from modelserver_backends.llm.attention import cpu_attention
+from modelserver_backends.llm.attention.cpu_attention import CpuAttention
+from modelserver_backends.llm.kernels import KERNELS
 from modelserver_backends.llm.models import latent_attention
-from modelserver_backends.llm.models.latent_attention import HeadMatrices
+from modelserver_backends.llm.models.latent_attention import HeadMatrices, LatentAttention
 from modelserver_backends.llm.options import EngineOptions
 from safetensors.torch import save_file
 from support.checkpoints import network_of
@@ -39,6 +42,31 @@ def test_a_text_does_not_depend_on_what_shares_its_steps(family: str, checkpoint
     assert [tokens for tokens, _ in together] == [tokens for tokens, _ in alone]
     for (_, found), (_, expected) in zip(together, alone, strict=True):
         assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("chunk", [128, 40], ids=["whole", "chunks"])
+def test_long_chunks_attend_to_what_latents_expand_to(
+    family: str, chunk: int, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, behind what is kept, and beside sequences that decode: as few queries do, which expand nothing."""
+    mixed_in_part, num_long = LatentAttention._mixed_in_part, []
+
+    def counted(block: LatentAttention, attention: CpuAttention, *others: Any) -> torch.Tensor:
+        num_long.append(len(attention.long_chunks(others[-1])))
+        return mixed_in_part(block, attention, *others)
+
+    monkeypatch.setattr(LatentAttention, "_mixed_in_part", counted)
+    prompts = [list(range(5, 105)), list(range(40, 47)), list(range(30, 80))]
+    found = []
+    for most in (512, 12):
+        monkeypatch.setattr(cpu_attention, "_MOST_QUERIES", most)
+        with loaded_engine(checkpoint(family), max_num_batched_tokens=chunk, max_num_seqs=4) as engine:
+            found.append(generate(engine, prompts, 6))
+        assert any(num_long) is (most == 12 and KERNELS is not None)
+    assert [tokens for tokens, _ in found[0]] == [tokens for tokens, _ in found[1]]
+    for (_, few), (_, many) in zip(*found, strict=True):
+        assert many == pytest.approx(few, abs=1e-4)
 
 
 def test_weights_in_few_bits_are_near(checkpoint: Checkpoints) -> None:
