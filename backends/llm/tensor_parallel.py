@@ -2,10 +2,14 @@
 
 Rank 0 is the engine's own process. The others follow: they get each step as it is planned, compute their share of it,
 and sample nothing. They end with the engine, also when it dies: then their pipe ends.
+
+The arrays of a step lie in memory that all ranks share, and a message of some numbers says how long they are: rank 0
+writes the next ones when it has taken the last sum of a step, for which every rank has read its arrays.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
 import socket
@@ -22,6 +26,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -30,7 +35,7 @@ from modelserver.backend import InternalError, InvalidArgumentError
 from .attention.choose import make_attention
 from .attention.chunked import make_sdpa
 from .attention.kv_blocks import KvBlocks
-from .attention.paged import AttentionBatch
+from .attention.paged import AttentionBatch, IntArray
 from .checkpoint import open_checkpoint
 from .compute_thread import share_of_threads
 from .lora.adapter import Adapter
@@ -69,13 +74,47 @@ class Pool:
     block_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    input_ids: Any
-    positions: Any
-    batch: AttentionBatch
-    adapter_slots: tuple[int, ...] = ()
-    adapter_bounds: tuple[int, ...] = ()
+class StepBoard:
+    """Memory for the arrays of one step, of a file without a name that all ranks have open."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._memory: IntArray = np.empty(0, dtype=np.int64)
+
+    def write(self, step: StepInputs) -> bytes:
+        """Put the step there; what the other ranks need to read it."""
+        batch = step.batch
+        arrays = [
+            step.input_ids,
+            step.positions,
+            batch.num_queries,
+            batch.lens,
+            batch.slots,
+            batch.block_tables.reshape(-1),
+            np.array(step.adapter_slots, dtype=np.int64),
+            np.array(step.adapter_bounds, dtype=np.int64),
+        ]
+        sizes = [array.size for array in arrays]
+        if sum(sizes) > len(self._memory):
+            os.ftruncate(self._descriptor, 2 * 8 * sum(sizes))
+            self._map()
+        np.concatenate(arrays, out=self._memory[: sum(sizes)])
+        return np.array([batch.num_decodes, *sizes], dtype=np.int64).tobytes()
+
+    def read(self, written: bytes) -> tuple[IntArray, IntArray, AttentionBatch, list[int], list[int]]:
+        """Token ids, positions, batch, and adapters' slots and bounds; views of the memory."""
+        num_decodes, *sizes = np.frombuffer(written, dtype=np.int64).tolist()
+        if sum(sizes) > len(self._memory):
+            self._map()
+        input_ids, positions, num_queries, lens, slots, tables, adapter_slots, bounds = np.split(
+            self._memory[: sum(sizes)], np.cumsum(sizes[:-1])
+        )
+        batch = AttentionBatch(num_decodes, num_queries, lens, tables.reshape(len(lens), -1), slots)
+        return input_ids, positions, batch, adapter_slots.tolist(), bounds.tolist()
+
+    def _map(self) -> None:
+        """All of the file. Arrays that view what was mapped before keep it."""
+        self._memory = np.frombuffer(mmap.mmap(self._descriptor, 0), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +134,18 @@ class Placing:
 class Follower:
     """Another rank's process, its pipe, and the last lines that it has written."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, board: int) -> None:
+        """`board`: the descriptor of the `StepBoard`'s file."""
         self.index = membership.index
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-c", _FOLLOW, __name__, str(theirs.fileno())]
+            command = [sys.executable, "-c", _FOLLOW, __name__, str(theirs.fileno()), str(board)]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
             self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 command,
                 env=environment,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), board],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -163,9 +203,13 @@ class Followers:
         self._meeting = tempfile.TemporaryDirectory(prefix="modelserver-ranks-")
         store = Path(self._meeting.name) / "store"
         self._ranks: list[Follower] = []
+        self._board_file = os.memfd_create("modelserver-steps", os.MFD_CLOEXEC)
+        self._board = StepBoard(self._board_file)
         try:
             for index in range(1, size):
-                self._ranks.append(Follower(Membership(place.absolute(), options, store, index, size)))
+                self._ranks.append(
+                    Follower(Membership(place.absolute(), options, store, index, size), self._board_file)
+                )
             for rank in self._ranks:
                 rank.await_sign()
             device = rank_options(options, 0).device
@@ -183,8 +227,7 @@ class Followers:
 
     def step(self, step: StepInputs) -> None:
         """The same step, which rank 0 computes next."""
-        slots, bounds = tuple(step.adapter_slots), tuple(step.adapter_bounds)
-        self._tell(Step(step.input_ids, step.positions, step.batch, slots, bounds))
+        self._send(_STEP + self._board.write(step))
 
     def embed(self, token_id_lists: Sequence[Sequence[int]], *, has_adapter: bool = False) -> None:
         self._tell(Embedding(tuple(map(tuple, token_id_lists)), has_adapter))
@@ -196,6 +239,9 @@ class Followers:
         for rank in self._ranks:
             rank.close()
         self._ranks = []
+        if self._board_file >= 0:
+            os.close(self._board_file)
+            self._board_file = -1
         self._meeting.cleanup()
 
     def _add_up(self, add_up: Callable[[torch.Tensor], torch.Tensor], part: torch.Tensor) -> torch.Tensor:
@@ -208,8 +254,10 @@ class Followers:
                     raise rank.death() from None
             raise
 
-    def _tell(self, message: Pool | Step | Embedding | Placing) -> None:
-        packed = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    def _tell(self, message: Pool | Embedding | Placing) -> None:
+        self._send(_OTHER + pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+    def _send(self, packed: bytes) -> None:
         for rank in self._ranks:
             try:
                 rank.pipe.send_bytes(packed)
@@ -217,7 +265,9 @@ class Followers:
                 raise rank.death() from None
 
 
-_FOLLOW = "import importlib, sys; importlib.import_module(sys.argv[1]).follow(int(sys.argv[2]))"
+_FOLLOW = "import importlib, sys; importlib.import_module(sys.argv[1]).follow(*map(int, sys.argv[2:]))"
+# What a message begins with: one of a step, and one of what comes seldom.
+_STEP, _OTHER = b"S", b"O"
 
 
 def rank_options(options: EngineOptions, index: int) -> EngineOptions:
@@ -255,7 +305,7 @@ def join(store: Path, index: int, size: int, device: str) -> Rank:
     return Rank(index, size, add_up)
 
 
-def follow(descriptor: int) -> None:
+def follow(descriptor: int, board: int) -> None:
     """The main function of the other ranks' processes."""
     with Connection(descriptor) as pipe:
         membership: Membership = pipe.recv()
@@ -267,34 +317,34 @@ def follow(descriptor: int) -> None:
             loaded = load_network(checkpoint, options, rank)
         pipe.send(None)  # ready to compute
         try:
-            pool: Pool = pipe.recv()
-            _compute(pipe, loaded, options, pool)
+            pool: Pool = pickle.loads(pipe.recv_bytes()[1:])  # noqa: S301 - of the engine's own process
+            _compute(pipe, StepBoard(board), loaded, options, pool)
         except EOFError:  # the engine has ended
             return
 
 
-def _compute(pipe: Connection, loaded: LoadedNetwork, options: EngineOptions, pool: Pool) -> None:
+def _compute(pipe: Connection, board: StepBoard, loaded: LoadedNetwork, options: EngineOptions, pool: Pool) -> None:
     blocks = KvBlocks(loaded.kv_layout, num_blocks=pool.num_blocks, block_size=pool.block_size, device=loaded.device)
     attention = make_attention(options.attention_backend, blocks, loaded.attention)
     fresh = make_sdpa(blocks, loaded.attention)
     with torch.inference_mode():
         while True:
-            message: Step | Embedding | Placing = pipe.recv()
+            packed = pipe.recv_bytes()
             adapted = loaded.adapted
+            if packed[:1] == _STEP:
+                input_ids, positions, batch, slots, ends = board.read(packed[1:])
+                step = StepContext(
+                    positions=torch.from_numpy(positions).to(loaded.device),
+                    attention=attention,
+                    inputs=attention.prepare(batch),
+                    adapters=adapted.step(slots, ends) if adapted is not None and slots else None,
+                )
+                loaded.network(torch.from_numpy(input_ids).to(loaded.device), step)
+                continue
+            message: Embedding | Placing = pickle.loads(packed[1:])  # noqa: S301 - of the engine's own process
             if isinstance(message, Placing):
                 assert adapted is not None, "ranks have the same options"
                 adapted.place(message.slot, message.adapter)
-            elif isinstance(message, Step):
-                input_ids, positions = torch.from_numpy(message.input_ids), torch.from_numpy(message.positions)
-                step = StepContext(
-                    positions=positions.to(loaded.device),
-                    attention=attention,
-                    inputs=attention.prepare(message.batch),
-                    adapters=adapted.step(message.adapter_slots, message.adapter_bounds)
-                    if adapted is not None and message.adapter_slots
-                    else None,
-                )
-                loaded.network(input_ids.to(loaded.device), step)
             else:
                 bounds = [0, sum(map(len, message.token_id_lists))]
                 adapters = None

@@ -67,7 +67,7 @@ def test_a_rank_that_ends_fails_the_load_at_once(
 ) -> None:
     follow = (
         f"import importlib, sys; module = importlib.import_module(sys.argv[1]); {statement}; "
-        "module.follow(int(sys.argv[2]))"
+        "module.follow(*map(int, sys.argv[2:]))"
     )
     monkeypatch.setattr(tensor_parallel, "_FOLLOW", follow)
     with (
