@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from modelserver.backend import ServerError, UnsupportedError
 
 from .admission import check_request, is_host_bound, max_num_tokens
-from .blocks import BlockPool
+from .blocks import BlockPool, root_hash
 from .delivery import Delivery
 from .engine_statistics import EngineStatistics
 from .generation import GenerationRequest, SequenceOutput
@@ -29,7 +29,7 @@ from .lora.slots import AdapterSlots
 from .lora.uses import AdapterUse, refuse_adapters
 from .options import EngineOptions
 from .plan import SampledToken, StepPlan, StepResult
-from .sampling_params import MAX_SEED
+from .sampling_params import MAX_SEED, SamplingParams
 from .scheduler import Scheduler
 from .sequence import FinishReason, Sequence
 from .speculation.prediction import Prediction
@@ -196,8 +196,18 @@ class Engine:
         """
         from .kept_prefixes import open_prefixes
 
+        def held(token_ids: list[int], hashes: list[bytes]) -> list[int]:
+            self.compute(GenerationRequest(token_ids, SamplingParams(max_tokens=1, temperature=0)))
+            found = [self._kv.pool.find(block_hash) for block_hash in hashes]
+            known = [block for block in found if block is not None]
+            assert len(known) == len(found), "the pool has forgotten what was computed last"
+            return known
+
         self._check_can_keep("kept_prefixes")
-        self._kv.kept = [*self._kv.kept, open_prefixes(self, digest)]
+        adapter = self.find_adapter(())
+        root = root_hash("", b"" if adapter is None else adapter.digest)
+        files = open_prefixes(self.options, self.runner.blocks, self.tokenizer, digest, root, held)
+        self._kv.kept = [*self._kv.kept, files]
         # What was computed for it counts for no request.
         self.statistics = EngineStatistics(max_model_len=self.max_model_len)
         self._note_speculator()
@@ -211,13 +221,6 @@ class Engine:
             for output in self.step():
                 if output.error is not None:
                     raise output.error
-
-    def blocks_of(self, hashes: Collection[bytes]) -> list[int]:
-        """The blocks that hold these contents, which have just been computed."""
-        found = [self._kv.pool.find(block_hash) for block_hash in hashes]
-        known = [block for block in found if block is not None]
-        assert len(known) == len(found), "the pool has forgotten what was computed last"
-        return known
 
     def _on_forgotten(self, block_hash: bytes, block: int) -> None:
         if self._host_blocks is not None:

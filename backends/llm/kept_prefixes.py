@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelserver.backend import InvalidArgumentError
 
-from .blocks import extend_hashes, root_hash
-from .generation import GenerationRequest
+from .attention.kv_blocks import KvBlocks
+from .blocks import extend_hashes
 from .kept_blocks import PrefixFiles
-from .sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from .engine import Engine
-    from .text.tokenizer import Tokenizer
+from .options import EngineOptions
+from .text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -25,20 +23,25 @@ logger = logging.getLogger(__name__)
 _REVISION = "1"
 
 
-def open_prefixes(engine: Engine, digest: bytes) -> PrefixFiles:
-    """The files of all prefixes of the engine's options; those that are missing are computed and written.
+def open_prefixes(
+    options: EngineOptions,
+    blocks: KvBlocks,
+    tokenizer: Tokenizer | None,
+    digest: bytes,
+    root: bytes,
+    compute: Callable[[list[int], list[bytes]], list[int]],
+) -> PrefixFiles:
+    """The files of all prefixes of the options; those that are missing are computed and written.
 
-    `digest` is the checkpoint's. Raises InvalidArgumentError, which names the prefix.
+    `digest` is the checkpoint's, and `root` the hash before the first block. `compute` is given tokens and the hashes
+    of their blocks, and returns the blocks. Raises InvalidArgumentError, which names the prefix.
     """
-    options, blocks = engine.options, engine.runner.blocks
     state = [_REVISION, repr(blocks.layout), str(blocks.block_size)]
     state += [str(options.quantization), options.attention_backend, str(options.max_model_len)]
     key = hashlib.blake2b(digest + "\n".join(state).encode(), digest_size=32).digest()
     files = PrefixFiles(blocks, _directory(options.kept_prefix_directory), key)
-    adapter = engine.find_adapter(())
-    root = root_hash("", b"" if adapter is None else adapter.digest)
     for name, prefix in options.kept_prefixes.items():
-        token_ids = _token_ids(name, prefix, engine.tokenizer)
+        token_ids = _token_ids(name, prefix, tokenizer)
         hashes: list[bytes] = []
         extend_hashes(hashes, token_ids, len(token_ids), blocks.block_size, root)
         if not hashes:
@@ -49,10 +52,10 @@ def open_prefixes(engine: Engine, digest: bytes) -> PrefixFiles:
             logger.info("the prefix %s, %d tokens, is kept", name, len(token_ids))
             continue
         try:
-            engine.compute(GenerationRequest(token_ids, SamplingParams(max_tokens=1, temperature=0)))
+            held = compute(token_ids, hashes)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"kept_prefixes: {name}: {error.message}") from None
-        path = files.write(name, hashes, engine.blocks_of(hashes))
+        path = files.write(name, hashes, held)
         files.open(name, hashes)
         logger.info("the prefix %s, %d tokens, was computed, and is kept in %s", name, len(token_ids), path)
     return files

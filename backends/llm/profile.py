@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
@@ -17,9 +17,6 @@ from .options import EngineOptions
 from .plan import Chunk, StepPlan
 from .sampling_params import SamplingParams
 from .sequence import Sequence
-
-if TYPE_CHECKING:
-    from .runner import Runner
 
 
 class Memory(Protocol):
@@ -68,14 +65,6 @@ class StepMemory:
 
     step: int
     graphs: int
-
-
-def measure(runner: Runner, options: EngineOptions, memory: Memory) -> StepMemory:
-    """Of `runner`, whose pool may be of one block."""
-    memory.begin()
-    runner.launch(largest_plan(options, runner.block_size, runner.max_model_len)).result()
-    step = memory.peak()
-    return StepMemory(step, runner.measure_graphs(memory.used))
 
 
 def largest_plan(options: EngineOptions, block_size: int, max_model_len: int) -> StepPlan:

@@ -31,7 +31,7 @@ from .models.load import LoadedNetwork, choose_device, load_network
 from .options import EngineOptions
 from .pictures.step import StepPictures, take_pictures
 from .plan import SampledToken, StepPlan, StepResult, TokenLogprobs
-from .profile import CudaMemory, Memory, measure
+from .profile import CudaMemory, Memory, StepMemory, largest_plan
 from .sampler import SampledRows, VerifiedRows
 from .sequence import Sequence as TokenSequence
 from .step_context import StepContext, Taps, compute_fresh
@@ -196,13 +196,16 @@ class Runner:
             with torch.inference_mode():
                 self._captured.capture_all()
 
-    def measure_graphs(self, used: Callable[[], int]) -> int:
-        """The bytes that `capture_all` will take of a device, of which `used` are in use."""
+    def measure_memory(self, options: EngineOptions, memory: Memory) -> StepMemory:
+        """What the largest step and `capture_all` take of the device; the pool may be of one block."""
+        memory.begin()
+        self.launch(largest_plan(options, self.block_size, self.max_model_len)).result()
+        step = memory.peak()
         if self._captured is None:
-            return 0
+            return StepMemory(step, 0)
         self._thread.settle()
         with torch.inference_mode():
-            return self._captured.measure(used)
+            return StepMemory(step, self._captured.measure(memory.used))
 
     def close(self) -> None:
         """Give back what the runner holds beyond its own memory: its share of the device's budget, other processes."""
@@ -499,7 +502,7 @@ def _step_bytes(
         is_asynchronous=True,
     )
     try:
-        found = measure(trial, options, memory)
+        found = trial.measure_memory(options, memory)
     except torch.OutOfMemoryError as error:
         raise UnavailableError(
             f"{what}: a step of max_num_batched_tokens {options.max_num_batched_tokens} and max_num_seqs "

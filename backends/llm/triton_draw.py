@@ -12,9 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .draw import ONE_SHARE
-
-_ONE_SHARE = tl.constexpr(float(ONE_SHARE))
+# As `draw.ONE_SHARE`.
+_ONE_SHARE = tl.constexpr(float(1 << 46))
 _TILE = 2048
 
 

@@ -19,7 +19,6 @@ from modelserver_backends.llm.engine import Engine, GenerationRequest
 from modelserver_backends.llm.kv_memory import DeviceMemory, reserve_kv_memory
 from modelserver_backends.llm.models.load import LoadedNetwork
 from modelserver_backends.llm.options import EngineOptions
-from modelserver_backends.llm.profile import measure
 from modelserver_backends.llm.runner import Runner
 from modelserver_backends.llm.sampler import Sampler
 from modelserver_backends.llm.sampling_params import SamplingParams
@@ -99,8 +98,9 @@ def test_no_step_takes_more_than_the_profile_says(checkpoint: Checkpoints) -> No
     loaded = network_of(directory, OPTIONS)
     params = SamplingParams(temperature=1.0, top_p=0.8, top_k=20, logprobs=20, prompt_logprobs=20, max_tokens=8)
     with Counters() as memory:
-        small = measure(runner_of(loaded, directory, 2, None), replace(OPTIONS, max_num_batched_tokens=8), memory)
-        found = measure(runner_of(loaded, directory, 2, None), OPTIONS, memory)
+        few = replace(OPTIONS, max_num_batched_tokens=8)
+        small = runner_of(loaded, directory, 2, None).measure_memory(few, memory)
+        found = runner_of(loaded, directory, 2, None).measure_memory(OPTIONS, memory)
         # Logits of 42 tokens of the longest prompt.
         assert found.step > 42 * 4 * loaded.vocab_size
         assert found.step > 2 * small.step
@@ -135,9 +135,11 @@ def test_graphs_are_counted_by_the_largest_and_one_more(checkpoint: Checkpoints)
         width=8,
         capture=capture,
     )
-    runner = runner_of(loaded, directory, 2, captured)
+    with Counters() as memory:
+        memory.used = lambda: used  # type: ignore[method-assign]
+        found = runner_of(loaded, directory, 2, captured).measure_memory(OPTIONS, memory)
     # Sizes 8, 4, 2 and 1, of which all but the first share its memory.
-    assert runner.measure_graphs(lambda: used) == len(Ending) * (1000 + 3 * 30)
+    assert found.graphs == len(Ending) * (1000 + 3 * 30)
     assert captured_sizes == [8] * len(Ending) + [4]
 
 
