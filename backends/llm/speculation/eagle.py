@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..runner import Runner
 
 # States of so many tokens wait until a sequence gets drafts; of a longer prompt the last ones. Others are not seen.
-_MOST_PENDING = 4096
+_MOST_PENDING = 1024
 # Switches of checkpoints that change what is computed, and that no published head of this form needs.
 _REFUSED = ("norm_before_fc", "fc_norm", "attention_bias", "mlp_bias")
 
@@ -93,19 +93,30 @@ class EagleHead:
     """A proposer. It gets the network's states by `take`, after each step, and drafts greedily."""
 
     def __init__(
-        self, network: Decoder, config: HeadConfig, weights: Mapping[str, torch.Tensor], tables: Sequence[torch.Tensor]
+        self,
+        network: Decoder,
+        config: HeadConfig,
+        weights: Mapping[str, torch.Tensor],
+        tables: Sequence[torch.Tensor],
+        *,
+        most_sequences: int,
     ) -> None:
+        """`most_sequences`: with more of them in a step nothing is drafted, and no states are kept."""
         self._network = network
         self._config = config
         self._weights = weights
         self._cosines, self._sines = tables
         self._targets = weights.get("d2t")
+        self._most_sequences = most_sequences
         self._texts: dict[int, _Text] = {}
 
     def take(
         self, sequences: Sequence[Generated], starts: Sequence[int], counts: Sequence[int], states: torch.Tensor
     ) -> None:
         """The states [rows, layers x width] of a step: of each sequence those of tokens from its start on."""
+        if len(sequences) > self._most_sequences:
+            self._texts.clear()
+            return
         for sequence, start, part in zip(sequences, starts, states.split(list(counts)), strict=True):
             text = self._texts.setdefault(sequence.seq_id, _Text(start))
             text.take(start, part)
@@ -218,7 +229,8 @@ def load_eagle(config: SpeculativeConfig, runner: Runner) -> EagleHead:
         entries.get("rope_parameters") or entries.get("rope_scaling") or {}, head_dim=head.head_dim, config=entries
     )
     tables = [table.to(device, dtype) for table in rope.tables(runner.max_model_len)]
-    proposer = EagleHead(network, head, weights, tables)
+    most_sequences = config.most_sequences(is_gpu=runner.is_asynchronous)
+    proposer = EagleHead(network, head, weights, tables, most_sequences=most_sequences)
     runner.tap(head.layers, proposer.take)
     return proposer
 

@@ -258,6 +258,35 @@ def test_a_trained_head_guesses_what_its_layer_says(directory: Path, tmp_path: P
     assert max(len(drafts) for _, drafts in told) > 1
 
 
+def test_a_trained_head_keeps_nothing_of_many_texts(
+    directory: Path, alone: list[RequestOutput], tmp_path: Path
+) -> None:
+    """With more sequences than get drafts no states are kept; it begins anew with those that are left."""
+    place = write_eagle(directory, tmp_path / "head")
+    config = {"method": "eagle3", "model": str(place), "disable_by_batch_size": 2}
+    prompts = PROMPTS * 2
+    params = [SamplingParams(max_tokens=4 if each else NUM_TOKENS, temperature=0, ignore_eos=True) for each in range(6)]
+    with opened(directory, speculative_config=config, enable_prefix_caching=False) as llm:
+        assert llm.engine._speculator is not None
+        head = llm.engine._speculator._proposer
+        assert isinstance(head, EagleHead)
+        take, most = head.take, []
+
+        def watched(*step: Any) -> None:
+            take(*step)
+            most.append(len(head._texts))
+
+        llm.engine.runner.tap((0, 1, 2), watched)
+        answers = llm.generate(prompts, params)
+        statistics = llm.engine.statistics.speculation
+    with opened(directory) as llm:
+        expected = llm.generate(prompts, params)
+    assert max(most) <= 2
+    assert statistics is not None
+    assert statistics.num_draft_tokens > 0
+    assert [facts(answer) for answer in answers] == [facts(answer) for answer in expected]
+
+
 def test_a_head_of_another_model_is_refused(directory: Path, tmp_path: Path) -> None:
     other = write_checkpoint(tmp_path / "other", "llama", values={"hidden_size": 64, "head_dim": 16})
     for name, place, told in (
