@@ -26,6 +26,8 @@ class TritonDevice:
     capability: int
     stream: int = 7
     launches: list[Launch] = field(default_factory=list)
+    # Programs that were compiled, or taken from the cache of Triton.
+    num_programs: int = 0
 
     def install(self) -> None:
         triton.runtime.driver.set_active(self)
@@ -48,6 +50,7 @@ class TritonDevice:
         return {"max_shared_mem": _SHARED_BYTES[self.capability], "multiprocessor_count": 8}
 
     def load_binary(self, name: str, kernel: bytes, _shared: int, _device: int) -> tuple[Any, ...]:
+        self.num_programs += 1
         assert kernel.startswith(b"\x7fELF"), f"{name} is no program of a GPU"
         return object(), name, 0, 0, 1024
 

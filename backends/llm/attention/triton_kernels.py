@@ -13,6 +13,20 @@ import torch
 import triton
 import triton.language as tl
 
+# What differs from step to step, and where it lies in a copy of several arrays: a kernel for each kind of number or
+# alignment would be compiled while requests wait.
+VARYING = {
+    "do_not_specialize": ["stride_table", "num_splits"],
+    "do_not_specialize_on_alignment": [
+        "slots",
+        "tables",
+        "lens",
+        "num_queries",
+        "row_starts",
+        "tile_rows",
+        "tile_starts",
+    ],
+}
 _LOG2_E = tl.constexpr(1.4426950408889634)
 # The fewest rows of a tile that tl.dot multiplies.
 _LEAST_ROWS = 16
@@ -60,7 +74,7 @@ def _load_heads(codes, tokens, columns, mask, dtype: tl.constexpr, coding: tl.co
     return values.to(dtype)
 
 
-@triton.jit
+@triton.jit(**VARYING)
 def _rope_and_store(
     heads, turned, blocks, scales, slots, cosines, sines, norm, eps,
     stride_token, stride_block, stride_scales, num_heads, num_kv_heads, width, block_size,
@@ -118,7 +132,7 @@ def _bounded(scores, softcap: tl.constexpr):
     return scores
 
 
-@triton.jit
+@triton.jit(**VARYING)
 def _decode(
     queries, blocks, scales, tables, lens, sinks, sums, maxima, totals, output,
     stride_query, stride_table, stride_block, stride_scales, num_kv_heads, scale, num_splits,
@@ -196,7 +210,7 @@ def _decode(
         )
 
 
-@triton.jit
+@triton.jit(**VARYING)
 def _merge(
     sums, maxima, totals, output, num_splits,
     padded_splits: tl.constexpr, head_dim: tl.constexpr, padded_dim: tl.constexpr,
@@ -220,7 +234,7 @@ def _merge(
     tl.store(output + place * head_dim + columns, result.to(output.dtype.element_ty), mask=columns < head_dim)
 
 
-@triton.jit
+@triton.jit(**VARYING)
 def _prefill(
     queries, blocks, scales, tables, tile_rows, tile_starts, row_starts, num_queries, lens, sinks, output,
     stride_query, stride_table, stride_block, stride_scales, num_kv_heads, scale,

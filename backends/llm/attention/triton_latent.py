@@ -10,13 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
-from .triton_kernels import merge_splits, new_splits
+from .triton_kernels import VARYING, merge_splits, new_splits
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LEAST_WIDTH = 16
 
 
-@triton.jit
+@triton.jit(**VARYING)
 def _attend(
     queries, blocks, tables, tile_rows, tile_starts, row_starts, num_queries, lens, sums, maxima, totals, output,
     stride_query, stride_table, stride_block, num_heads, scale, num_splits, num_tiles,

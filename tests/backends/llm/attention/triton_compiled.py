@@ -43,6 +43,19 @@ def attention() -> None:
         )
 
 
+def other_steps(device: TritonDevice) -> None:
+    """Other numbers of sequences and blocks, at other places: no kernel is compiled for them."""
+    blocks, queries = torch.zeros(3, 16, 2, 8, 128, dtype=BFLOAT16), torch.zeros(8, 16, 128, dtype=BFLOAT16)
+    lens = torch.ones(9, dtype=torch.int64)
+    num_programs = []
+    for width, num_splits, first in ((4, 4, 0), (1, 16, 1), (16, 3, 2), (5, 32, 1)):
+        tables = torch.zeros(9, width, dtype=torch.int32)[first:]
+        triton_kernels.decode_attention(queries[:2], blocks, tables, lens[first:], scale=0.1, num_splits=num_splits)
+        num_programs.append(device.num_programs)
+    # The number of splits to merge, padded to a power of two, is one of six.
+    assert num_programs[-1] - num_programs[0] <= 2, num_programs
+
+
 def latent_attention() -> None:
     """Of DeepSeek V3, on one of eight ranks."""
     blocks, queries = torch.zeros(3, 16, 1, 1, 576, dtype=BFLOAT16), torch.zeros(2, 16, 576, dtype=BFLOAT16)
@@ -82,5 +95,6 @@ if __name__ == "__main__":
     device.install()
     for compiled in (attention, latent_attention, others):
         compiled()
+    other_steps(device)
     assert {launch.stream for launch in device.launches} == {device.stream}
     print(*sorted({launch.name for launch in device.launches}))
