@@ -306,13 +306,16 @@ INLINE void NAME(read_kinds)(const Matrix *w, int64_t block, int64_t first, int6
         if (scale_factor_kind != NONE) {
             const int64_t factor = group / m.scale_each, last = (factor + 1) * m.scale_each;
             stop = last < stop ? last : stop;
-            scale_factor = NAME(read)(m.scale_factors.data, (block * m.num_scale_factors + factor) * LANES,
-                                      scale_factor_kind);
+            const int64_t at = block * m.num_scale_factors + factor;
+            READ_AHEAD((const char *)m.scale_factors.data + at * NAME(kind_bytes)(scale_factor_kind), 512);
+            scale_factor = NAME(read)(m.scale_factors.data, at * LANES, scale_factor_kind);
         }
         if (min_factor_kind != NONE) {
             const int64_t factor = group / m.min_each, last = (factor + 1) * m.min_each;
             stop = last < stop ? last : stop;
-            min_factor = NAME(read)(m.min_factors.data, (block * m.num_min_factors + factor) * LANES, min_factor_kind);
+            const int64_t at = block * m.num_min_factors + factor;
+            READ_AHEAD((const char *)m.min_factors.data + at * NAME(kind_bytes)(min_factor_kind), 512);
+            min_factor = NAME(read)(m.min_factors.data, at * LANES, min_factor_kind);
         }
         READ_AHEAD((const char *)m.scales.data + (block * m.num_groups + group) * NAME(kind_bytes)(scale_kind), 1024);
         if (min_kind != NONE)
@@ -371,8 +374,8 @@ static TARGET void NAME(read_groups)(const Matrix *w, int64_t block, int64_t fir
 /* What a tile multiplies: `num_units` of the codes of one block or of two, and rows from their first of these on. The
  * second block's codes, scales and offsets lie the given distances after those of the first. */
 typedef struct {
-    const uint8_t *codes, *table;
-    const float *scales, *offsets; /* no offsets: NULL */
+    const uint8_t *codes, *table, *block_end; /* of the first block */
+    const float *scales, *offsets;            /* no offsets: NULL */
     int64_t num_units, block_bytes, block_scales;
     const int8_t *rows;
     const float *steps, *sums;
@@ -452,9 +455,11 @@ INLINE void NAME(multiply_unit)(const NAME(Tile) *t, const uint8_t *codes, const
     /* Where sums of 16 bits are added anyway, starts are, too, unless all are 0. */
     const int begins_with_starts = !is_small || IS_VNNI;
     ivec parts[8][2];
+    /* Where a block ends, the next one to be read is not its neighbour, which is read beside it. */
+    const int64_t ahead = 4096 + (t->block_end - codes > 4096 ? 0 : (num_blocks - 1) * t->block_bytes);
     UNROLL for (int b = 0; b < num_blocks; b++)
         UNROLL for (int at_byte = 0; at_byte < unit * LANES * num_bits / 8; at_byte += 64)
-            READ_AHEAD(codes + b * t->block_bytes + at_byte, 4096);
+            READ_AHEAD(codes + b * t->block_bytes + at_byte, ahead);
 #if ISA == I8MM
     if (num_rows > 1) {
         NAME(multiply_row_pairs)(t, codes, row, at, table, sums, num_rows, form, unit);
@@ -572,6 +577,7 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
     NAME(Tile) t = {
         .codes = w->codes + block * block_bytes + first * LANES * FORM_BITS(w->form) / 8,
         .table = w->table,
+        .block_end = w->codes + (block + 1) * block_bytes,
         .scales = scales,
         .offsets = w->mins.kind == NONE && (w->zeros.kind == NONE || w->zeros.kind == CONSTANT) ? NULL : offsets,
         .num_units = num_units,
@@ -668,19 +674,22 @@ INLINE int64_t NAME(pair_bytes)(const int form)
     return LANES * (form == F32 ? 8 : form == FLOAT8 ? 2 : 4);
 }
 
-/* `num_blocks` blocks, `block_bytes` from each other; adds to `output` [num_rows][SUMS_PER_ROW]. */
-INLINE void NAME(float_tile)(const uint8_t *weights, int64_t block_bytes, int64_t count, const float *x, int64_t stride,
-                             const float *scales, float *output, const int num_rows, const int num_blocks,
-                             const int form)
+/* `num_blocks` blocks, `block_bytes` from each other, of which the first goes on until `end`; adds to `output`
+ * [num_rows][SUMS_PER_ROW]. */
+INLINE void NAME(float_tile)(const uint8_t *weights, const uint8_t *end, int64_t block_bytes, int64_t count,
+                             const float *x, int64_t stride, const float *scales, float *output, const int num_rows,
+                             const int num_blocks, const int form)
 {
     fvec sums[8][4];
     UNROLL for (int m = 0; m < num_rows; m++)
         UNROLL for (int b = 0; b < num_blocks; b++)
             sums[m][b] = (fvec){0};
     for (int64_t k = 0; k < count; k += 2) {
-        if (form != F32 && k * NAME(pair_bytes)(form) / 2 % 64 == 0)
+        if (form != F32 && k * NAME(pair_bytes)(form) / 2 % 64 == 0) {
+            const int64_t ahead = 2048 + (end - weights > 2048 ? 0 : (num_blocks - 1) * block_bytes); /* as with codes */
             UNROLL for (int b = 0; b < num_blocks; b++)
-                READ_AHEAD(weights + b * block_bytes, 1024);
+                READ_AHEAD(weights + b * block_bytes, ahead);
+        }
         UNROLL for (int is_second = 0; is_second < 2; is_second++) {
             fvec w[4];
             UNROLL for (int b = 0; b < num_blocks; b++)
@@ -701,33 +710,33 @@ INLINE void NAME(float_tile)(const uint8_t *weights, int64_t block_bytes, int64_
 }
 
 /* The same for any number of rows, and of blocks up to four. */
-INLINE void NAME(float_tiles)(const uint8_t *weights, int64_t block_bytes, int64_t num_blocks, int64_t count,
-                              const float *x, int64_t stride, const float *scales, float *output, int64_t num_rows,
-                              const int form)
+INLINE void NAME(float_tiles)(const uint8_t *weights, const uint8_t *end, int64_t block_bytes, int64_t num_blocks,
+                              int64_t count, const float *x, int64_t stride, const float *scales, float *output,
+                              int64_t num_rows, const int form)
 {
     for (int64_t taken; num_rows > 0; num_rows -= taken, x += taken * stride, output += taken * SUMS_PER_ROW) {
         taken = num_rows >= FLOAT_ROWS ? FLOAT_ROWS : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
         int64_t b = 0;
         if (taken == 1 && num_blocks == 4) {
-            NAME(float_tile)(weights, block_bytes, count, x, stride, scales, output, 1, 4, form);
+            NAME(float_tile)(weights, end, block_bytes, count, x, stride, scales, output, 1, 4, form);
             continue;
         }
         for (; b + 2 <= num_blocks; b += 2) {
-            const uint8_t *at = weights + b * block_bytes;
+            const uint8_t *at = weights + b * block_bytes, *stop = end + b * block_bytes;
             const float *scale = scales + b * LANES;
             float *sums = output + b * LANES;
             if (taken == FLOAT_ROWS)
-                NAME(float_tile)(at, block_bytes, count, x, stride, scale, sums, FLOAT_ROWS, 2, form);
+                NAME(float_tile)(at, stop, block_bytes, count, x, stride, scale, sums, FLOAT_ROWS, 2, form);
             else if (taken == 4)
-                NAME(float_tile)(at, block_bytes, count, x, stride, scale, sums, 4, 2, form);
+                NAME(float_tile)(at, stop, block_bytes, count, x, stride, scale, sums, 4, 2, form);
             else if (taken == 2)
-                NAME(float_tile)(at, block_bytes, count, x, stride, scale, sums, 2, 2, form);
+                NAME(float_tile)(at, stop, block_bytes, count, x, stride, scale, sums, 2, 2, form);
             else
-                NAME(float_tile)(at, block_bytes, count, x, stride, scale, sums, 1, 2, form);
+                NAME(float_tile)(at, stop, block_bytes, count, x, stride, scale, sums, 1, 2, form);
         }
         for (int64_t m = 0; b < num_blocks && m < taken; m++)
-            NAME(float_tile)(weights + b * block_bytes, block_bytes, count, x + m * stride, stride, scales + b * LANES,
-                             output + m * SUMS_PER_ROW + b * LANES, 1, 1, form);
+            NAME(float_tile)(weights + b * block_bytes, end + b * block_bytes, block_bytes, count, x + m * stride, stride,
+                             scales + b * LANES, output + m * SUMS_PER_ROW + b * LANES, 1, 1, form);
     }
 }
 
@@ -743,16 +752,16 @@ INLINE void NAME(widened_tiles)(const uint8_t *weights, int64_t block_bytes, int
             NAME(store)(wide + (b * count + k) * LANES, NAME(widen_floats)(pair, 0, form));
             NAME(store)(wide + (b * count + k + 1) * LANES, NAME(widen_floats)(pair, 1, form));
         }
-    NAME(float_tiles)((const uint8_t *)wide, count * LANES * (int64_t)sizeof *wide, num_blocks, count, x, stride, scales,
-                      output, num_rows, F32);
+    NAME(float_tiles)((const uint8_t *)wide, NULL, count * LANES * (int64_t)sizeof *wide, num_blocks, count, x, stride,
+                      scales, output, num_rows, F32);
 }
 
-INLINE void NAME(few_or_many)(const uint8_t *weights, int64_t block_bytes, int64_t num_blocks, int64_t count,
-                              const float *x, int64_t stride, const float *scales, float *output, int64_t num_rows,
-                              const int form)
+INLINE void NAME(few_or_many)(const uint8_t *weights, const uint8_t *end, int64_t block_bytes, int64_t num_blocks,
+                              int64_t count, const float *x, int64_t stride, const float *scales, float *output,
+                              int64_t num_rows, const int form)
 {
     if (num_rows <= 2 * FLOAT_ROWS)
-        NAME(float_tiles)(weights, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, form);
+        NAME(float_tiles)(weights, end, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, form);
     else
         for (int64_t b = 0; b < num_blocks; b += 2)
             NAME(widened_tiles)(weights + b * block_bytes, block_bytes, num_blocks - b < 2 ? 1 : 2, count, x, stride,
@@ -766,6 +775,7 @@ static TARGET void NAME(multiply_floats)(const Matrix *w, const float *x, int64_
 {
     const int64_t input_bytes = NAME(pair_bytes)((int)w->form) / 2, block_bytes = w->width * input_bytes;
     const uint8_t *weights = w->codes + block * block_bytes + first * input_bytes;
+    const uint8_t *end = w->codes + (block + 1) * block_bytes;
     float scales[4 * LANES], unused[LANES];
     for (int64_t b = 0; b < num_blocks; b++) {
         NAME(store)(scales + b * LANES, NAME(all)(1.0f));
@@ -775,13 +785,13 @@ static TARGET void NAME(multiply_floats)(const Matrix *w, const float *x, int64_
             NAME(store)(scales + b * LANES, NAME(load)(scales + b * LANES) * 256.0f);
     }
     if (w->form == F32)
-        NAME(float_tiles)(weights, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, F32);
+        NAME(float_tiles)(weights, end, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, F32);
     else if (w->form == BF16)
-        NAME(few_or_many)(weights, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, BF16);
+        NAME(few_or_many)(weights, end, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, BF16);
     else if (w->form == F16)
-        NAME(few_or_many)(weights, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, F16);
+        NAME(few_or_many)(weights, end, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, F16);
     else
-        NAME(few_or_many)(weights, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, FLOAT8);
+        NAME(few_or_many)(weights, end, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, FLOAT8);
 }
 
 #undef INLINE
