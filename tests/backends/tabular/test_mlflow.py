@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from support.tabular_models import ROWS, TWO, boost, light
 from modelserver.backend import ServerError
 from modelserver.backend.discovery import find_backend
 from modelserver.backend.model_files import backend_for_model_files
+from modelserver.execution.process.environment import has_environment
 from modelserver.repository.roots import resolve_roots
 
 COLUMNS = [{"name": name, "type": "double", "required": True} for name in "abcd"]
@@ -93,6 +96,36 @@ def test_what_is_not_served_is_refused_with_a_way_out(
     saved(tmp_path, flavor, fields)
     with pytest.raises(ServerError, match=message):
         loaded(find_backend("mlflow"), context_of(tmp_path))
+
+
+def test_a_python_function_is_loaded_by_mlflow_once_its_code_is_vouched_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow is stood for by a module; its directory's requirements are those of the model."""
+
+    class Loaded:
+        def predict(self, table: Any) -> Any:
+            return table["a"] + table["b"]
+
+    pyfunc = ModuleType("mlflow.pyfunc")
+    pyfunc.load_model = lambda _path: Loaded()  # type: ignore[attr-defined]
+    saved(tmp_path / "m", "diviner", {})
+    backend_class = find_backend("mlflow")
+    with pytest.raises(ServerError, match="vouch for its code with --allow-pickle-models"):
+        loaded(backend_class, context_of(tmp_path / "m"))
+    context = context_of(tmp_path / "m", options={"allow-pickle": "true"})
+    assert not has_environment(backend_class, context_of(tmp_path / "m"))
+    assert has_environment(backend_class, context)
+    assert backend_class.needs_process(context)
+    with pytest.raises(ServerError, match=r"'mlflow', which is not installed: name it in .*requirements\.txt"):
+        loaded(backend_class, context)
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    monkeypatch.setitem(sys.modules, "mlflow.pyfunc", pyfunc)
+    backend = loaded(backend_class, context)
+    assert [spec.name for spec in backend.context.config.input] == list("abcd")
+    columns = {name: np.full((2, 1), number, np.float64) for number, name in enumerate("abcd", 1)}
+    got = backend.create_instance(None).run(columns)["predict"]
+    np.testing.assert_array_equal(got.reshape(-1), [3, 3])
 
 
 def test_pickles_have_to_be_vouched_for(tmp_path: Path) -> None:
