@@ -22,7 +22,6 @@ from .delivery import Delivery
 from .engine_statistics import EngineStatistics
 from .generation import GenerationRequest, SequenceOutput
 from .grammar_queue import GrammarQueue
-from .kept_blocks import HostBlocks
 from .kv_cache import KvManager
 from .kv_events import KvEvents
 from .lora.slots import AdapterSlots
@@ -38,6 +37,7 @@ from .speculation.speculator import make_predicting, make_speculator
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint
     from .grammar import Grammar
+    from .kept_blocks import HostBlocks
     from .lora.adapter import Adapter
     from .lora.registry import Adapters
     from .pictures.reader import PictureReader
@@ -90,6 +90,8 @@ class Engine:
         self._host_blocks: HostBlocks | None = None
         if options.kv_offloading_size:
             self._check_can_keep("kv_offloading_size")
+            from .kept_blocks import HostBlocks
+
             self._host_blocks = HostBlocks(runner.blocks, int(options.kv_offloading_size * (1 << 30)))
             self._kv.kept = [self._host_blocks]
         self._events = None if options.kv_events_config is None else KvEvents(options.kv_events_config)
