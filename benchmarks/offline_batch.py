@@ -1,9 +1,9 @@
 """What `modelserver batch` keeps of a server's throughput: `python -m benchmarks.offline_batch [--seconds 5]`.
 
 A server in a process of its own has a model whose batches take a fixed time, as one on a GPU does, and one that
-computes on the CPU. The bench finds the best closed loop, over 16 to 128 requests in flight; `modelserver batch` with
-`--concurrency auto` answers a file of rows for as long. Both in turns; the figures are rows per second, of the batch
-from its first row to its last part.
+computes on the CPU. The bench finds the best closed loop, over requests of one row and of 32, 2 to 128 in flight;
+`modelserver batch` with its own choices answers a file of rows for as long. Both in turns; the figures are rows per
+second, of the batch from its first row to its last part.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import numpy as np
 import modelserver
 from modelserver import Tensor
 
-LEVELS = (16, 32, 64, 128)
-ROUNDS = 3
+# Rows of a request, and requests in flight.
+LEVELS = ((1, 32), (1, 64), (1, 128), (32, 2), (32, 4), (32, 8))
+ROUNDS = 2
 WIDTH = 64
 
 
@@ -57,8 +58,9 @@ def _closed_loop(url: str, model: str, seconds: float) -> float:
     words = ["-m", model, "-u", url, "--shape", f"x:{WIDTH}", "--json", "-", "--max-threads", "1"]
     words += ["--measurement-interval", str(int(seconds * 300)), "--max-trials", "3"]
     best = 0.0
-    for level in LEVELS:
+    for num_rows, level in LEVELS:
         command = [sys.executable, "-m", "modelserver.cli.main", "bench", *words, "--concurrency-range", str(level)]
+        command += ["-b", str(num_rows)]
         ran = subprocess.run(command, capture_output=True, text=True, check=True)
         best = max(best, json.loads(ran.stdout)["levels"][0]["throughput"])
     return best

@@ -71,13 +71,17 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model as a batch sees it; with `is_batched` requests have a dimension of rows in front."""
+    """A model as a batch sees it; with a `max_batch_size` requests have a dimension of rows in front."""
 
     name: str
     version: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    is_batched: bool
+    max_batch_size: int
+
+    @property
+    def is_batched(self) -> bool:
+        return self.max_batch_size > 0
 
     @classmethod
     def of(cls, version: str, config: Mapping[str, Any]) -> ModelShape:
@@ -87,7 +91,7 @@ class ModelShape:
             version,
             tuple(map(_spec, config["input"])),
             tuple(map(_spec, config["output"])),
-            int(config.get("max_batch_size") or 0) > 0,
+            int(config.get("max_batch_size") or 0),
         )
 
     def document(self) -> dict[str, Any]:

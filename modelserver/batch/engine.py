@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _SLICE_ROWS = 256
+# Of a request where --batch-size gives no number.
+_MAX_ROWS, _MAX_BYTES = 64, 1 << 20
 _UNITS_AHEAD = 64
 _LONGEST_WAIT_FOR_OTHERS_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
@@ -53,9 +55,10 @@ class Ending(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """`max_failed` 0 is no bound. `patience_s`: how long a server may be out of reach."""
+    """`max_failed` 0 is no bound. `patience_s`: how long a server may be out of reach. `rows_per_request` 0: as many as
+    the model takes, up to 64, while they are small."""
 
-    rows_per_request: int = 1
+    rows_per_request: int = 0
     flush_s: float = 5.0
     grace_s: float = 20.0
     patience_s: float = 300.0
@@ -219,7 +222,10 @@ class Run:
 
     def _units_of(self, run: ShardRun, rows: list[Row]) -> list[Unit]:
         """Group rows that go in one request. Those that cannot be sent get their records."""
+        most = self._options.rows_per_request or min(_MAX_ROWS, self._kind.max_rows)
+        most_bytes = _MAX_BYTES if not self._options.rows_per_request else 0
         units: list[Unit] = []
+        num_bytes = 0  # of the last one
         for row in rows:
             try:
                 if row.problem:
@@ -228,16 +234,20 @@ class Run:
             except InvalidArgumentError as error:
                 self._add(run, Record(row.index, error.message, INVALID_ROW, 0))
                 continue
-            last = units[-1] if units else None
+            last = units[-1] if units and most > 1 else None
+            size = self._kind.num_bytes(prepared) if most_bytes and most > 1 else 0
             if (
                 last is not None
-                and len(last.indexes) < self._options.rows_per_request
+                and len(last.indexes) < most
+                and num_bytes + size <= most_bytes
                 and self._kind.may_join(last.prepared[0], prepared)
             ):
                 last.indexes.append(row.index)
                 last.prepared.append(prepared)
+                num_bytes += size
             else:
                 units.append(Unit(run, [row.index], [prepared]))
+                num_bytes = size
         return units
 
     def _wake_one(self) -> None:

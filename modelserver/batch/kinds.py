@@ -24,6 +24,8 @@ class RowKind(abc.ABC):
 
     # Whether the server executes rows of several requests together, so that one may fail for another's fault.
     shares_batches = False
+    # How many rows the server takes in one request.
+    max_rows = 1
 
     @abc.abstractmethod
     def prepare(self, columns: Columns) -> Any:
@@ -33,6 +35,11 @@ class RowKind(abc.ABC):
         """Whether two prepared rows fit into one request."""
         del one, other
         return False
+
+    def num_bytes(self, prepared: Any) -> int:
+        """How large a row is in a request, where rows may join."""
+        del prepared
+        return 0
 
     @abc.abstractmethod
     async def ask(self, session: Session, prepared: Sequence[Any]) -> Sequence[Any]:
@@ -62,6 +69,7 @@ class ColumnRows(RowKind):
         self._columns = columns
         self._output = output
         self.shares_batches = columns.model.is_batched
+        self.max_rows = max(1, columns.model.max_batch_size)
 
     def prepare(self, columns: Columns) -> dict[str, Array]:
         return self._columns.inputs_of(columns)
@@ -70,6 +78,9 @@ class ColumnRows(RowKind):
         if not self._columns.model.is_batched or one.keys() != other.keys():
             return False
         return all(array.shape == other[name].shape for name, array in one.items())
+
+    def num_bytes(self, prepared: Mapping[str, Array]) -> int:
+        return sum(sum(map(len, each.flat)) if each.dtype.hasobject else each.nbytes for each in prepared.values())
 
     async def ask(self, session: Session, prepared: Sequence[Mapping[str, Array]]) -> Sequence[Columns]:
         outputs = await session.infer(self._columns.model, self._columns.tensors(prepared))

@@ -53,7 +53,9 @@ def batch(
     output_format: Annotated[
         str, typer.Option("--format", help="jsonl, csv, parquet or arrow; default: that of the input.")
     ] = "",
-    rows_per_request: Annotated[int, typer.Option("--batch-size", min=1, help="Rows in one request.")] = 1,
+    rows_per_request: Annotated[
+        int, typer.Option("--batch-size", min=0, help="Rows in one request; 0: what the model takes, up to 64.")
+    ] = 0,
     concurrency: Annotated[str, typer.Option(help="Requests in flight, or 'auto'.")] = "auto",
     rows_per_shard: Annotated[
         int, typer.Option(min=1, help="Rows of a part; of Parquet and Arrow whole groups.")
