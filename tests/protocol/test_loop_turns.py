@@ -202,6 +202,7 @@ CASES: dict[str, tuple[Send, set[object]]] = {
     "many prompts": (_ask("/v1/completions", prompt=["a"] * 128, max_tokens=1), OK),
     "a prompt of many tokens": (_ask("/v1/completions", prompt=[1] * (MB // 2)), REFUSED),
     "a long message": (_ask("/v1/chat/completions", messages=[{"role": "user", "content": TEXT}]), REFUSED),
+    "properties": (_post("/props", b'{"a":' + _joined(b"[]", MB // 4) + b"}"), REFUSED),
     "many messages": (_ask("/v1/chat/completions", messages=[{"role": "user", "content": "a"}] * 20_000), REFUSED),
     "a long message over Ollama": (_ask("/api/chat", messages=[{"role": "user", "content": TEXT}]), REFUSED),
     "a long message over Anthropic": (

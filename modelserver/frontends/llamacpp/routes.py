@@ -14,7 +14,6 @@ import orjson
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
 from modelserver.frontends.http.framing import SSE
-from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.llamacpp.answers import CompletionWriter
 from modelserver.frontends.llamacpp.errors import LlamaCppErrors, NotSupportedError
 from modelserver.frontends.llamacpp.request import (
@@ -58,7 +57,6 @@ class LlamaCpp:
 
     def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
         self._dataplane = dataplane
-        self._limits = limits
         self._errors = LlamaCppErrors()
         self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=SSE, takes_any_type=True)
         self._later = LaterAnswers(self._errors)
@@ -83,7 +81,7 @@ class LlamaCpp:
                 Route("GET", "/props", self._props, ApiGroup.METADATA),
                 Route("GET", "/lora-adapters", self._adapters, ApiGroup.METADATA),
                 Route("POST", "/lora-adapters", self._scale_adapters, ApiGroup.MODEL_REPOSITORY),
-                Route("POST", "/props", self._change_props, ApiGroup.MODEL_REPOSITORY),
+                Route("POST", "/props", self._edge.handler(self._change_props), ApiGroup.MODEL_REPOSITORY),
                 Route("GET", "/slots", self._slots, ApiGroup.STATISTICS),
                 *refused,
             ),
@@ -199,11 +197,11 @@ class LlamaCpp:
             "build_info": f"modelserver-{self._dataplane.server_metadata().version}",
         }
 
-    def _change_props(self, exchange: HttpExchange) -> None:
+    async def _change_props(self, call: Call) -> None:
         """As llama.cpp's server, which knows no property that can be changed. Raises ParameterError for one."""
-        for name in parse_object(exchange.body, self._limits):
+        for name in call.fields.document:
             raise ParameterError(f"'{name:.100}' cannot be changed: properties are those of the model's config", name)
-        exchange.respond(json_response({"success": True}))
+        call.answer({"success": True})
 
     def _slots(self, exchange: HttpExchange) -> None:
         self._later.begin(exchange, self._described_slots(exchange.head.query))
