@@ -91,6 +91,9 @@ class AuthorizedDataPlane(AuthorizedInferPlane):
     def readiness_state(self) -> str:
         return self._plane.readiness_state()
 
+    def call_at_shutdown(self, function: Callable[[], None]) -> None:
+        self._plane.call_at_shutdown(function)
+
     def unready_because(self) -> list[str]:
         """The part that callers without a key may know: the number of problems, no names."""
         reasons = self._plane.unready_because()

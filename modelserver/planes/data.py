@@ -174,6 +174,7 @@ class DataPlane:
         self.logs_access = logs_access
         self.is_shutting_down = False
         self._refuses_sequences = self._refuses_all = False
+        self._called_at_shutdown: list[Callable[[], None]] = []
         self.refusals = RefusalCounts()
         self.shared_memory = shared_memory or SharedMemory()
 
@@ -415,6 +416,13 @@ class DataPlane:
         """Readiness falls and new inference is refused; accepted requests continue."""
         self.is_shutting_down = self._refuses_all = True
         self._waiting.close()
+        for function in self._called_at_shutdown:
+            function()
+
+    def call_at_shutdown(self, function: Callable[[], None]) -> None:
+        """Call it when the ports are closed, before requests in flight are waited for: to end what no client waits
+        for."""
+        self._called_at_shutdown.append(function)
 
     def model_is_ready(self, name: str, version: int | None = None) -> bool:
         """Whether the model can answer now, or after it is loaded on demand.

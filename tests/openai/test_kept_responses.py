@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,11 +174,52 @@ def test_conversations_and_responses_belong_to_their_key(tmp_path: Path) -> None
             assert len(owner.conversations.items.list(conversation.id).data) == 2
 
 
+def test_deleted_items_make_room_in_a_conversation(http: httpx.Client) -> None:
+    long = {"items": [{"role": "user", "content": "x" * (5 << 20)}]}
+    path = f"/v1/conversations/{http.post('/v1/conversations', json=long).json()['id']}/items"
+    refused = http.post(path, json=long)
+    assert (refused.status_code, "delete items" in refused.json()["error"]["message"]) == (400, True)
+    (item,) = http.get(path).json()["data"]
+    http.delete(f"{path}/{item['id']}")
+    assert http.post(path, json=long).status_code == 200
+
+
+def test_a_key_takes_no_room_of_others(tmp_path: Path) -> None:
+    """Neither what is kept, nor what is made in the background."""
+    write_mock_llm(tmp_path / "models", "mock")
+    keys = KeyFile(tmp_path / "keys.yaml")
+    headers = [{"Authorization": f"Bearer {keys.add(name, Scope.INFER)}"} for name in ("one", "other")]
+    hangs = {"model": "mock", "input": say(text="one", hang=0), "background": True}
+    with (
+        running_server(tmp_path / "models", api_keys_file=str(keys.path), exit_timeout_secs=30) as server,
+        httpx.Client(base_url=f"http://{server.http_url}/v1", headers=headers[0], timeout=20) as one,
+        httpx.Client(base_url=f"http://{server.http_url}/v1", headers=headers[1], timeout=20) as other,
+    ):
+        made = one.post("/responses", json=hangs).json()["id"]
+        kept = one.post("/conversations", json={}).json()["id"]
+        for _ in range(31):
+            one.post("/responses", json=hangs)
+        refused = one.post("/responses", json=hangs)
+        assert (refused.status_code, "32 responses of your key" in refused.json()["error"]["message"]) == (429, True)
+        long = {"items": [{"role": "user", "content": "x" * (7 << 20)}]}
+        mine = [other.post("/conversations", json=long).json()["id"] for _ in range(12)]
+        assert one.get(f"/conversations/{kept}").status_code == 200
+        assert [other.get(f"/conversations/{each}").status_code for each in mine] == [404] * 3 + [200] * 9
+        assert other.post("/responses", json=hangs).json()["status"] == "queued"
+        assert one.get(f"/responses/{made}").json()["status"] in ("queued", "in_progress")
+        began_s = time.monotonic()
+    # What they would still make, no client could ask for.
+    assert time.monotonic() - began_s < 15
+    assert not server.server.is_abandoned
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
         ("", {"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
         ("", {"items": [{"type": "function_call", "name": "a", "arguments": "["}]}, "items[0].arguments"),
+        ("", {"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ("", {"metadata": {"a": [1]}}, "metadata.a"),
         ("/items", {}, "items"),
         ("/items", {"items": [{"role": "nobody", "content": "x"}]}, "items[0].role"),
     ],

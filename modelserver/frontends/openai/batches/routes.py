@@ -16,6 +16,7 @@ from modelserver.frontends.openai.batches.records import BatchRecord, FileRecord
 from modelserver.frontends.openai.batches.service import BATCH, BATCH_OUTPUT, BatchService
 from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.frontends.openai.multipart import Part, read_form
+from modelserver.frontends.openai.responses.request import read_metadata
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.limits import HttpLimits
@@ -29,7 +30,6 @@ Record = TypeVar("Record", FileRecord, BatchRecord)
 _LIFETIME = Range(3600, 30 * 24 * 3600)
 _MAX_FILES, _MAX_BATCHES = 10_000, 100
 _MAX_FILENAME_LEN = 255
-_MAX_METADATA, _MAX_NAME_LEN, _MAX_VALUE_LEN = 16, 64, 512
 
 
 class BatchRoutes:
@@ -121,7 +121,10 @@ class BatchRoutes:
         fields.word("completion_window", ("24h",))
         after = fields.fields("output_expires_after")
         record = await service.add_batch(
-            endpoint, fields.text("input_file_id") or "", _metadata(fields), None if after is None else _lifetime(after)
+            endpoint,
+            fields.text("input_file_id") or "",
+            read_metadata(fields),
+            None if after is None else _lifetime(after),
         )
         call.answer(record.document())
 
@@ -196,19 +199,3 @@ def _lifetime(after: Fields) -> int | None:
     after.word("anchor", ("created_at",))
     after.need("seconds", "an integer")
     return after.integer("seconds", _LIFETIME)
-
-
-def _metadata(fields: Fields) -> dict[str, str] | None:
-    metadata = fields.mapping("metadata")
-    if metadata is None:
-        return None
-    if len(metadata) > _MAX_METADATA:
-        raise ParameterError(f"'metadata' has {len(metadata)} members, at most {_MAX_METADATA} are allowed", "metadata")
-    for name, value in metadata.items():
-        if len(name) > _MAX_NAME_LEN or not isinstance(value, str) or len(value) > _MAX_VALUE_LEN:
-            raise fields.wrong(
-                f"metadata.{name:.64}",
-                f"a string of up to {_MAX_VALUE_LEN} letters, by a name of {_MAX_NAME_LEN}",
-                value,
-            )
-    return metadata

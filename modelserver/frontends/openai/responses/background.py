@@ -11,11 +11,13 @@ from modelserver.errors import InvalidArgumentError, QueueFullError
 from modelserver.frontends.llm.answering import Prepared, WholeListener, count_reasoning
 from modelserver.frontends.llm.requests import Requests
 from modelserver.frontends.openai.responses.answers import Document, ResponseWriter
+from modelserver.frontends.openai.responses.store import caller
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
 
 _MAX_RUNS = 64
+_MAX_RUNS_OF_KEY = 32
 _MAX_BYTES = 16 << 20
 
 
@@ -33,11 +35,9 @@ class BackgroundRun(WholeListener):
         self._grown, self._ended = grown, ended
         self._frames: list[bytes] = []
         self._num_bytes = 0
-        self._waiters: list[asyncio.Future[None]] = []
+        self._has_more = asyncio.Event()  # followed by another one each time that it is set
         self._task: asyncio.Task[None] | None = None
         self._final: Document | None = None
-        writer.queue()
-        self._take()
 
     @property
     def document(self) -> Document:
@@ -55,6 +55,8 @@ class BackgroundRun(WholeListener):
 
     def begin(self, dataplane: AnyDataPlane, prepared: Prepared) -> asyncio.Task[None]:
         """Make the response in a Task of its own, which goes on without the client."""
+        self._making.queue()
+        self._take()
         self._task = asyncio.get_running_loop().create_task(self._run(dataplane, prepared), name="background-response")
         return self._task
 
@@ -81,9 +83,7 @@ class BackgroundRun(WholeListener):
             elif self.is_over:
                 return
             else:
-                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._waiters.append(waiter)
-                await waiter
+                await self._has_more.wait()
 
     async def _run(self, dataplane: AnyDataPlane, prepared: Prepared) -> None:
         try:
@@ -107,25 +107,33 @@ class BackgroundRun(WholeListener):
         num_bytes = sum(map(len, frames))
         self._num_bytes += num_bytes
         self._grown(num_bytes)
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._has_more.set()
+        self._has_more = asyncio.Event()
 
 
 class BackgroundRuns:
-    """Those that are not over, of all callers: at most 64."""
+    """Those that are not over, of all callers: at most 64, and of one key at most 32."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def check_room(self) -> None:
-        """Raises QueueFullError."""
-        if len(self._tasks) >= _MAX_RUNS:
-            raise QueueFullError(f"{_MAX_RUNS} responses are being made in the background: try again later")
+        self._owners: dict[BackgroundRun, str] = {}
 
     def begin(self, run: BackgroundRun, dataplane: AnyDataPlane, prepared: Prepared) -> None:
         """Let it run."""
-        task = run.begin(dataplane, prepared)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._owners[run] = caller()
+        run.begin(dataplane, prepared).add_done_callback(lambda _: self._owners.pop(run))
+
+    def check_room(self) -> None:
+        """Raises QueueFullError."""
+        if len(self._owners) >= _MAX_RUNS:
+            raise QueueFullError(f"{_MAX_RUNS} responses are being made in the background: try again later")
+        owner = caller()
+        if owner and sum(each == owner for each in self._owners.values()) >= _MAX_RUNS_OF_KEY:
+            raise QueueFullError(
+                f"{_MAX_RUNS_OF_KEY} responses of your key are being made in the background: try again when one of "
+                "them is complete, or cancel one"
+            )
+
+    def cancel(self) -> None:
+        """End all of them: the server stops, and what they make could not be asked for."""
+        for run in list(self._owners):
+            run.cancel()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from modelserver.auth.access import ApiGroup
+from modelserver.core.long_work import Slices, finish, long_work
 from modelserver.errors import NotFoundError
 from modelserver.frontends.llm.edge import Call, CallEdge, query_value
 from modelserver.frontends.llm.errors import ParameterError
@@ -23,6 +27,7 @@ Document = dict[str, Any]
 _MAX_BYTES = 8 << 20
 _MAX_PAGE = 100
 _DEFAULT_PAGE = 20
+_ITEMS_OF_SLICE = 128
 # What stands before the number of an item that came without an id.
 _PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "custom_tool_call": "ctc_"}
 
@@ -56,48 +61,50 @@ class Conversations:
         self._store.use(found)
         return found
 
-    def extend(self, conversation: Conversation, items: Sequence[Document], num_bytes: int) -> list[Document]:
-        """Add the items of a turn at its end, each with an id, and return them. `num_bytes` is about their size.
+    def extend(self, conversation: Conversation, items: Sequence[Document]) -> None:
+        """Add the items of a turn at its end. Raises ParameterError for more than a conversation may hold."""
+        self._add_kept(conversation, finish(_kept_items(items)))
 
-        Raises ParameterError for more than a conversation may hold.
-        """
-        if len(conversation.items) + len(items) > MAX_ITEMS or conversation.num_bytes + num_bytes > _MAX_BYTES:
+    def _add_kept(self, conversation: Conversation, added: _Items) -> None:
+        if len(conversation.items) + len(added.items) > MAX_ITEMS or (
+            conversation.num_bytes + added.num_bytes > _MAX_BYTES
+        ):
             raise ParameterError(
                 f"the conversation would be too long: at most {MAX_ITEMS} items and {_MAX_BYTES >> 20} MiB are kept; "
                 "delete items, or begin another one",
                 "conversation",
             )
-        added = [_kept(item) for item in items]
-        conversation.items += added
-        self._store.use(conversation, num_bytes)
-        return added
+        conversation.items += added.items
+        self._store.use(conversation, added.num_bytes)
 
     async def create(self, call: Call) -> None:
         """Make a conversation. Raises ParameterError."""
+        added = await _read_items(call.fields)
         conversation = Conversation(
             id="conv_" + secrets.token_hex(24),
             num_bytes=0,
             created_s=call.created_s,
-            metadata=read_metadata(call.fields),
+            metadata=read_metadata(call.fields) or {},
         )
-        items = _read_items(call.fields)
+        self._add_kept(conversation, added)
         self._store.add(conversation)
-        self.extend(conversation, items, call.num_bytes)
         call.answer(conversation.described())
 
     def _update(self, exchange: HttpExchange, conversation_id: str) -> None:
         async def update(call: Call) -> None:
             conversation = self.get(conversation_id)
-            conversation.metadata = read_metadata(call.fields)
+            conversation.metadata = read_metadata(call.fields) or {}
             call.answer(conversation.described())
 
         self._edge.handler(update)(exchange)
 
     def _add(self, exchange: HttpExchange, conversation_id: str) -> None:
         async def add(call: Call) -> None:
-            conversation = self.get(conversation_id)
+            self.get(conversation_id)
             call.fields.need("items", "an array of items")
-            call.answer(_page(self.extend(conversation, _read_items(call.fields), call.num_bytes), has_more=False))
+            added = await _read_items(call.fields)
+            self._add_kept(self.get(conversation_id), added)
+            call.answer(_page(added.items, has_more=False))
 
         self._edge.handler(add)(exchange)
 
@@ -132,6 +139,7 @@ class Conversations:
     def _delete_item(self, exchange: HttpExchange, conversation_id: str, item_id: str) -> None:
         conversation, item = self._item(conversation_id, item_id)
         conversation.items.remove(item)
+        self._store.use(conversation, -_size(item))
         exchange.respond(json_response(conversation.described()))
 
     def _item(self, conversation_id: str, item_id: str) -> tuple[Conversation, Document]:
@@ -142,13 +150,40 @@ class Conversations:
         raise NotFoundError(f"Item with id '{item_id:.100}' not found in the conversation")
 
 
-def _read_items(fields: Fields) -> list[Document]:
+@dataclass(frozen=True, slots=True)
+class _Items:
+    """Items as they are kept, and their size as JSON."""
+
+    items: list[Document]
+    num_bytes: int
+
+
+async def _read_items(fields: Fields) -> _Items:
     """Items as responses take them. Raises ParameterError for one that no response would take."""
-    items = fields.objects("items", MAX_ITEMS) or ()
-    messages = Messages(None)
-    for item in items:
-        messages.add(item)
-    return [dict(item.document) for item in items]
+
+    def read() -> Slices[_Items]:
+        items = fields.objects("items", MAX_ITEMS) or ()
+        messages = Messages(None)
+        for number, item in enumerate(items):
+            if number % _ITEMS_OF_SLICE == 0:
+                yield
+            messages.add(item)
+        return (yield from _kept_items([dict(item.document) for item in items]))
+
+    return await long_work().run(read())
+
+
+def _kept_items(items: Sequence[Document]) -> Slices[_Items]:
+    kept = []
+    for number, item in enumerate(items):
+        if number % _ITEMS_OF_SLICE == 0:
+            yield
+        kept.append(_kept(item))
+    return _Items(kept, sum(map(_size, kept)))
+
+
+def _size(item: Document) -> int:
+    return len(orjson.dumps(item))
 
 
 def _kept(item: Document) -> Document:

@@ -18,7 +18,7 @@ Document = dict[str, Any]
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _OBJECTS_WITHOUT_EFFECT = ("stream_options", "access_programs", "background_options", "image")
-_MAX_METADATA = 16
+_MAX_METADATA, _MAX_NAME_LEN, _MAX_VALUE_LEN = 16, 64, 512
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -91,11 +91,20 @@ def read_conversation_id(fields: Fields) -> str | None:
     return named.text("id")
 
 
-def read_metadata(fields: Fields) -> Document:
-    """At most 16 members. Raises ParameterError."""
-    metadata = fields.mapping("metadata") or {}
+def read_metadata(fields: Fields) -> dict[str, str] | None:
+    """At most 16 texts of 512 characters, by names of 64; None without it. Raises ParameterError."""
+    metadata = fields.mapping("metadata")
+    if metadata is None:
+        return None
     if len(metadata) > _MAX_METADATA:
         raise ParameterError(f"'metadata' has {len(metadata)} members, at most {_MAX_METADATA} are allowed", "metadata")
+    for name, value in metadata.items():
+        if len(name) > _MAX_NAME_LEN or not isinstance(value, str) or len(value) > _MAX_VALUE_LEN:
+            raise fields.wrong(
+                f"metadata.{name:.64}",
+                f"a string of up to {_MAX_VALUE_LEN} letters, by a name of {_MAX_NAME_LEN}",
+                value,
+            )
     return metadata
 
 
@@ -171,4 +180,4 @@ def _echoed(fields: Fields) -> Document:
         "user": None,
     }
     given = {name: fields.document[name] for name in defaults if fields.has(name)}
-    return {**defaults, **given, "metadata": read_metadata(fields)}
+    return {**defaults, **given, "metadata": read_metadata(fields) or {}}

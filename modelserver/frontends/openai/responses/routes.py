@@ -65,6 +65,7 @@ class Responses:
     def routes(self) -> tuple[Route, ...]:
         """A kept response belongs to its key, so that reading it needs no more than making it did."""
         group, handler = ApiGroup.INFERENCE, self._edge.handler
+        self._dataplane.call_at_shutdown(self._runs.cancel)
         return (
             Route("POST", "/v1/responses", handler(self.create), group),
             Route("POST", "/v1/responses/input_tokens", handler(self.count_tokens), group),
@@ -81,8 +82,6 @@ class Responses:
         earlier, num_bytes = self._earlier(fields)
         model = await find_model(self._dataplane, fields.text("model"))
         request = read_request(fields, self._limits, earlier)
-        if request.is_background:
-            self._runs.check_room()
         prepared = await prepare(self._dataplane, model, request.call, call)
         writer = ResponseWriter(request, prepared, call)
         items = [*earlier, *request.items]
@@ -100,7 +99,7 @@ class Responses:
         if request.is_stored:
             size = num_bytes + call.num_bytes + writer.num_bytes
             self._store.add(StoredResponse(id=writer.id, made=writer.document(), items=items, num_bytes=size))
-        self._note_turn(request, writer, call.num_bytes)
+        self._note_turn(request, writer)
 
     async def _create_in_background(
         self,
@@ -113,12 +112,12 @@ class Responses:
     ) -> None:
         """Answer at once, or by the events as they come; the response is made whether the client stays or not."""
         stored = StoredResponse(id=writer.id, made={}, items=items, num_bytes=num_bytes + call.num_bytes)
-        size = call.num_bytes
+        self._runs.check_room()
 
         def end() -> None:
             self._store.use(stored, writer.num_bytes)
             if run.document["status"] in ("completed", "incomplete"):
-                self._note_turn(request, writer, size)
+                self._note_turn(request, writer)
 
         run = BackgroundRun(prepared, writer, partial(self._store.use, stored), end)
         stored.run = run
@@ -132,13 +131,13 @@ class Responses:
                 await call.wait_for_room()
         await call.finish()
 
-    def _note_turn(self, request: ResponseRequest, writer: ResponseWriter, num_bytes: int) -> None:
+    def _note_turn(self, request: ResponseRequest, writer: ResponseWriter) -> None:
         """Add what was said to the conversation that the response is a turn of, unless that was deleted meanwhile."""
         if request.conversation_id is None:
             return
         try:
             conversation = self._conversations.get(request.conversation_id)
-            self._conversations.extend(conversation, [*request.items, *writer.output], num_bytes + writer.num_bytes)
+            self._conversations.extend(conversation, [*request.items, *writer.output])
         except ServerError as error:
             logger.warning("a turn of conversation %s is not kept: %s", request.conversation_id, error.message)
 

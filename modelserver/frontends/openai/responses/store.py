@@ -4,7 +4,7 @@ that made it."""
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -77,22 +77,28 @@ Entry = TypeVar("Entry", bound=Kept)
 
 
 class OwnedStore(Generic[Entry]):
-    """At most 1,000 entries of 64 MiB together, each for an hour since it was last added or used; the oldest go first.
+    """At most 1,000 entries of 64 MiB together, each for an hour since it was last added or used.
 
-    Event loop thread only.
+    Where there is no room, the owner that has most loses the oldest of its entries, so that no key takes the room of
+    the others. Event loop thread only.
     """
 
     def __init__(self, noun: str, advice: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`noun` and `advice` are for the error about one that is not there."""
         self._noun, self._advice = noun, advice
         self._clock = clock
+        # The longest unused first.
         self._entries: OrderedDict[str, Entry] = OrderedDict()
-        self._num_bytes = 0
+        self._total_bytes = 0
+        # By owner: how many entries it has, and how many bytes.
+        self._num_entries: Counter[str] = Counter()
+        self._num_bytes: Counter[str] = Counter()
 
     def add(self, entry: Entry) -> None:
         """Keep it."""
         self._entries[entry.id] = entry
-        self._num_bytes += entry.num_bytes
+        self._num_entries[entry.owner] += 1
+        self._count(entry, entry.num_bytes)
         self.use(entry)
 
     def get(self, entry_id: str) -> Entry:
@@ -104,10 +110,10 @@ class OwnedStore(Generic[Entry]):
         return found
 
     def use(self, entry: Entry, num_bytes: int = 0) -> None:
-        """Keep it for another hour, now larger by that; nothing for one that is not kept any more."""
+        """It is larger by that now (smaller, if negative), and kept for another hour if it is kept at all."""
+        entry.num_bytes += num_bytes
         if entry.id in self._entries:
-            entry.num_bytes += num_bytes
-            self._num_bytes += num_bytes
+            self._count(entry, num_bytes)
             entry.until_s = self._clock() + _MAX_AGE_S
             self._entries.move_to_end(entry.id)
             self._forget()
@@ -119,14 +125,26 @@ class OwnedStore(Generic[Entry]):
 
     def _forget(self) -> None:
         now_s = self._clock()
-        while self._entries:
-            oldest_id, oldest = next(iter(self._entries.items()))
-            is_room = len(self._entries) <= _MAX_ENTRIES and self._num_bytes <= _MAX_BYTES
-            if is_room and oldest.until_s > now_s:
-                return
-            self._drop(oldest_id)
+        while self._entries and next(iter(self._entries.values())).until_s <= now_s:
+            self._drop(next(iter(self._entries)))
+        while len(self._entries) > _MAX_ENTRIES:
+            self._drop_of(self._num_entries)
+        while self._total_bytes > _MAX_BYTES:
+            self._drop_of(self._num_bytes)
+
+    def _drop_of(self, sizes: Counter[str]) -> None:
+        """Drop the oldest entry of the owner that has most."""
+        owner = max(sizes, key=sizes.__getitem__)
+        self._drop(next(entry.id for entry in self._entries.values() if entry.owner == owner))
 
     def _drop(self, entry_id: str) -> None:
         entry = self._entries.pop(entry_id)
-        self._num_bytes -= entry.num_bytes
+        self._num_entries[entry.owner] -= 1
+        self._count(entry, -entry.num_bytes)
+        if not self._num_entries[entry.owner]:
+            del self._num_entries[entry.owner], self._num_bytes[entry.owner]
         entry.drop()
+
+    def _count(self, entry: Entry, num_bytes: int) -> None:
+        self._num_bytes[entry.owner] += num_bytes
+        self._total_bytes += num_bytes
