@@ -584,19 +584,22 @@ static PyObject *gate(PyObject *module, PyObject *const *args, Py_ssize_t num_ar
 
 /* ---- All layers of a step -------------------------------------------------------------------------------------------
  *
- * compute_layers(geometry, plan, layers, hidden, scratch, rotations...): `hidden` [tokens][hidden] in float32 passes each
+ * compute_layers(geometry, plan, layers, adapters, bounds, hidden, scratch, rotations...): `hidden` [tokens][hidden] in float32 passes each
  * layer in place: norm, product to queries, keys and values, attention, product that is added, norm, product to gates
  * and ups, gate, product that is added. So between products of a few rows, whose weights fill the caches, no Python runs.
  * `scratch` has room for `scratch_width` floats for each token. `rotations` are three numbers each: addresses of cosines
- * and sines, and how much of a head is turned.
+ * and sines, and how much of a head is turned. `adapters` is empty, or says for each product of each layer how many bytes
+ * of additions follow, and these; `bounds` is the address of those of its runs. See `add_all_runs` of _packed_linear.c.
  */
 
 /* _packed_linear.c: `multiply_rows`. */
 typedef int (*Multiply)(const void *, const float *, int64_t, float *, int64_t, const float *, int64_t, int64_t);
+/* The same: `add_all_runs`. */
+typedef int (*Add)(const void *, int64_t, const int64_t *, const float *, float *, int64_t, int64_t);
 
-/* `struct.pack("6q")` in cpu_layers.py. */
+/* `struct.pack("7q")` in cpu_layers.py. */
 typedef struct {
-    int64_t num_layers, hidden, inner, scratch_width, matrix_bytes, multiply;
+    int64_t num_layers, hidden, inner, scratch_width, matrix_bytes, multiply, add;
 } Network;
 
 /* `struct.pack("11q3d")`; the parts of the four products follow, each of them two numbers and a matrix. */
@@ -615,22 +618,33 @@ typedef struct {
     const Geometry *geometry;
     const Plan *plan;
     const Network *network;
-    const int64_t *rotations;
+    const int64_t *rotations, *bounds;
     float *hidden, *scratch;
 } Step;
 
-/* All parts of one product; `next` moves behind them. */
-static int multiply_parts(const Step *step, const char **next, int64_t num_parts, const float *rows, float *output,
+/* What is to be read next of layers, and of adapters, if the step has any. */
+typedef struct {
+    const char *layers, *adapters;
+} Place;
+
+/* All parts of one product, and what adapters add to it; the place moves behind them. */
+static int multiply_parts(const Step *step, Place *next, int64_t num_parts, const float *rows, float *output,
                           int64_t width, int is_added)
 {
     const Network *network = step->network;
     int is_done = 1;
     for (int64_t at = 0; is_done && at < num_parts; at++) {
-        const Part *part = (const Part *)*next;
+        const Part *part = (const Part *)next->layers;
         is_done = ((Multiply)(intptr_t)network->multiply)(part + 1, rows, step->plan->num_tokens, output + part->first,
                                                           width, (const float *)(intptr_t)part->bias, is_added,
                                                           step->plan->num_threads);
-        *next += sizeof *part + (size_t)network->matrix_bytes;
+        next->layers += sizeof *part + (size_t)network->matrix_bytes;
+    }
+    if (is_done && next->adapters != NULL) {
+        const int64_t *size = (const int64_t *)next->adapters;
+        is_done = ((Add)(intptr_t)network->add)(size + 1, *size, step->bounds, rows, output, width,
+                                                step->plan->num_threads);
+        next->adapters += (int64_t)sizeof *size + *size;
     }
     return is_done;
 }
@@ -665,16 +679,16 @@ static void gate_hidden(const Step *step, const float *both, float *output)
     share(&rows.work, rows.num_rows * rows.width);
 }
 
-/* Returns what follows the layer, or NULL if there is no memory. */
-static const char *compute_layer(const Step *step, const char *at)
+/* The place moves behind the layer. 0 if there is no memory. */
+static int compute_layer(const Step *step, Place *next)
 {
-    const LayerHead *head = (const LayerHead *)at;
+    const LayerHead *head = (const LayerHead *)next->layers;
     const Geometry *g = step->geometry;
     const int64_t num_tokens = step->plan->num_tokens, hidden = step->network->hidden, inner = step->network->inner;
     const int64_t heads_width = (g->num_heads + 2 * g->num_kv_heads) * g->head_dim;
     const int64_t *rotation = step->rotations + 3 * head->rotation;
     float *rows = step->scratch, *wide = rows + num_tokens * hidden, *narrow = wide + num_tokens * heads_width;
-    const char *next = (const char *)(head + 1);
+    next->layers = (const char *)(head + 1);
     Layer layer = {
         .work = {.num_threads = step->plan->num_threads},
         .geometry = g,
@@ -691,17 +705,17 @@ static const char *compute_layer(const Step *step, const char *at)
         .head_eps = head->head_eps,
     };
     normalise_hidden(step, head->attention_norm, head->attention_eps);
-    if (!multiply_parts(step, &next, head->num_parts[0], rows, wide, heads_width, 0))
-        return NULL;
+    if (!multiply_parts(step, next, head->num_parts[0], rows, wide, heads_width, 0))
+        return 0;
     attend_layer(&layer);
-    if (!multiply_parts(step, &next, head->num_parts[1], narrow, step->hidden, hidden, 1))
-        return NULL;
+    if (!multiply_parts(step, next, head->num_parts[1], narrow, step->hidden, hidden, 1))
+        return 0;
     normalise_hidden(step, head->mlp_norm, head->mlp_eps);
-    if (!multiply_parts(step, &next, head->num_parts[2], rows, wide, 2 * inner, 0))
-        return NULL;
+    if (!multiply_parts(step, next, head->num_parts[2], rows, wide, 2 * inner, 0))
+        return 0;
     narrow = wide + num_tokens * 2 * inner;
     gate_hidden(step, wide, narrow);
-    return multiply_parts(step, &next, head->num_parts[3], narrow, step->hidden, hidden, 1) ? next : NULL;
+    return multiply_parts(step, next, head->num_parts[3], narrow, step->hidden, hidden, 1);
 }
 
 /* The end of the layers as their numbers say it, or NULL if that lies outside of them. */
@@ -732,20 +746,43 @@ static const Network *read_network(PyObject *packed, int64_t num_rotations)
     return NULL;
 }
 
+/* Whether `packed` has as many additions as the layers have products; `found` is NULL where it is empty. */
+static int read_adapters(PyObject *packed, const Network *network, const char **found)
+{
+    char *bytes;
+    Py_ssize_t left;
+    if (PyBytes_AsStringAndSize(packed, &bytes, &left) < 0)
+        return 0;
+    *found = left == 0 ? NULL : bytes;
+    int64_t num_products = left == 0 ? 0 : 4 * network->num_layers;
+    for (int64_t size; num_products > 0 && left >= (Py_ssize_t)sizeof size; num_products--) {
+        memcpy(&size, bytes, sizeof size);
+        if (size < 0 || size > left - (Py_ssize_t)sizeof size)
+            break;
+        bytes += (Py_ssize_t)sizeof size + size, left -= (Py_ssize_t)sizeof size + size;
+    }
+    if (num_products == 0 && left == 0)
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "the adapters are not as they are packed");
+    return 0;
+}
+
 static PyObject *compute_layers(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
-    int64_t numbers[2 + 3 * MAX_ROTATIONS];
+    int64_t numbers[3 + 3 * MAX_ROTATIONS];
     (void)module;
-    if (num_args < 5 || num_args > 5 + 3 * MAX_ROTATIONS || (num_args - 5) % 3 != 0) {
-        PyErr_SetString(PyExc_TypeError, "compute_layers takes a geometry, a plan, layers, two addresses and rotations");
+    if (num_args < 7 || num_args > 7 + 3 * MAX_ROTATIONS || (num_args - 7) % 3 != 0) {
+        PyErr_SetString(PyExc_TypeError, "compute_layers takes a geometry, a plan, layers, adapters, three addresses and rotations");
         return NULL;
     }
     const Geometry *g = read_geometry(args[0]);
     const Plan *plan = g == NULL ? NULL : read_plan(args[1], g);
-    const Network *network = plan == NULL ? NULL : read_network(args[2], (num_args - 5) / 3);
-    if (network == NULL || !read_integers(args + 3, num_args - 3, num_args - 3, numbers))
+    const Network *network = plan == NULL ? NULL : read_network(args[2], (num_args - 7) / 3);
+    Place place = {0};
+    if (network == NULL || !read_adapters(args[3], network, &place.adapters) ||
+        !read_integers(args + 4, num_args - 4, num_args - 4, numbers))
         return NULL;
-    for (Py_ssize_t at = 2 + 2; at < num_args - 3; at += 3)
+    for (Py_ssize_t at = 3 + 2; at < num_args - 4; at += 3)
         if (numbers[at] < 0 || numbers[at] % 2 != 0 || numbers[at] > g->head_dim) {
             PyErr_SetString(PyExc_ValueError, "what is turned of a head is not within it");
             return NULL;
@@ -760,16 +797,18 @@ static PyObject *compute_layers(PyObject *module, PyObject *const *args, Py_ssiz
         .geometry = g,
         .plan = plan,
         .network = network,
-        .rotations = numbers + 2,
-        .hidden = (float *)(intptr_t)numbers[0],
-        .scratch = (float *)(intptr_t)numbers[1],
+        .rotations = numbers + 3,
+        .bounds = (const int64_t *)(intptr_t)numbers[0],
+        .hidden = (float *)(intptr_t)numbers[1],
+        .scratch = (float *)(intptr_t)numbers[2],
     };
-    const char *at = (const char *)(network + 1);
+    int is_done = 1;
+    place.layers = (const char *)(network + 1);
     Py_BEGIN_ALLOW_THREADS
-    for (int64_t layer = 0; at != NULL && layer < network->num_layers; layer++)
-        at = compute_layer(&step, at);
+    for (int64_t layer = 0; is_done && layer < network->num_layers; layer++)
+        is_done = compute_layer(&step, &place);
     Py_END_ALLOW_THREADS
-    return at == NULL ? PyErr_NoMemory() : Py_NewRef(Py_None);
+    return is_done ? Py_NewRef(Py_None) : PyErr_NoMemory();
 }
 
 /* ---- The module ---------------------------------------------------------------------------------------------------- */

@@ -418,7 +418,10 @@ static int prepare(Product *product)
     const int64_t num_rows = product->num_rows;
     product->stride = w->num_inputs;
     if (is_float(w)) {
-        if (num_rows <= product->kernels->float_rows && w->num_inputs == w->width)
+        int64_t most = 0;
+        for (int64_t at = 0; at < product->num_groups; at++)
+            most = product->groups[at].num_rows > most ? product->groups[at].num_rows : most;
+        if (most <= product->kernels->float_rows && w->num_inputs == w->width)
             return 1;
         product->stride = w->width + 16; /* rows of a tile are not all in the same place of a cache */
         product->copies = malloc((size_t)(num_rows * product->stride) * sizeof(float));
@@ -678,6 +681,122 @@ static int multiply_rows(const void *matrix, const float *rows, int64_t num_rows
     return multiply_all(&product);
 }
 
+/* What adapters add to some outputs, from number `output` on, of the rows of `num_runs` runs of a step; `struct.pack("3q")`
+ * in lora/layers.py. As many matrices follow that narrow rows, and then those that widen them again. */
+typedef struct {
+    int64_t output, first_run, num_runs;
+} Addition;
+
+/* Adds one. Run i is rows [bounds[i], bounds[i + 1]) of `rows` and `output`. 0 if there is no memory. */
+static int add_runs(const Addition *addition, const int64_t *bounds, const float *rows, float *output,
+                    int64_t output_stride, int64_t num_threads)
+{
+    const Matrix *down = (const Matrix *)(addition + 1), *up = down + addition->num_runs;
+    const int64_t rank = down->num_outputs, num_runs = addition->num_runs;
+    bounds += addition->first_run;
+    const int64_t first = bounds[0], num_rows = bounds[num_runs] - first;
+    Group *groups = malloc(2 * (size_t)num_runs * sizeof *groups);
+    float *narrow = malloc((size_t)(num_rows * rank) * sizeof *narrow + 1);
+    int is_done = groups != NULL && narrow != NULL;
+    for (int64_t run = 0; is_done && run < num_runs; run++) {
+        groups[run] = (Group){down + run, NULL, bounds[run] - first, bounds[run + 1] - bounds[run]};
+        groups[num_runs + run] = (Group){up + run, NULL, bounds[run] - first, bounds[run + 1] - bounds[run]};
+    }
+    if (is_done) {
+        Product product = {
+            .work = {.num_threads = num_threads},
+            .groups = groups,
+            .num_groups = num_runs,
+            .weight = down,
+            .kernels = chosen,
+            .rows = rows + first * down->num_inputs,
+            .num_rows = num_rows,
+            .output = narrow,
+            .output_stride = rank,
+        };
+        is_done = multiply_all(&product);
+        product = (Product){
+            .work = {.num_threads = num_threads},
+            .groups = groups + num_runs,
+            .num_groups = num_runs,
+            .weight = up,
+            .kernels = chosen,
+            .rows = narrow,
+            .num_rows = num_rows,
+            .output = output + first * output_stride + addition->output,
+            .output_stride = output_stride,
+            .is_added = 1,
+        };
+        is_done = is_done && multiply_all(&product);
+    }
+    free(narrow);
+    free(groups);
+    return is_done;
+}
+
+/* All additions of a layer, `size` bytes, which Python has checked; for `add_adapters`, and for `compute_layers` of
+ * _kernels.c, which gets its address from Python. */
+static int add_all_runs(const void *additions, int64_t size, const int64_t *bounds, const float *rows, float *output,
+                        int64_t output_stride, int64_t num_threads)
+{
+    const char *at = additions, *end = at + size;
+    int is_done = 1;
+    while (is_done && at < end) {
+        const Addition *addition = (const Addition *)at;
+        is_done = add_runs(addition, bounds, rows, output, output_stride, num_threads);
+        at = (const char *)((const Matrix *)(addition + 1) + 2 * addition->num_runs);
+    }
+    return is_done;
+}
+
+static int are_additions(const char *at, int64_t size, const int64_t *bounds, int64_t num_bounds, int64_t num_rows,
+                         int64_t num_inputs, int64_t output_stride)
+{
+    for (int64_t run = 0; run + 1 < num_bounds; run++)
+        if (bounds[run] < 0 || bounds[run + 1] < bounds[run] || bounds[run + 1] > num_rows)
+            return 0;
+    while (size >= (int64_t)sizeof(Addition)) {
+        const Addition *addition = (const Addition *)at;
+        const Matrix *down = (const Matrix *)(addition + 1), *up = down + addition->num_runs;
+        if (addition->num_runs < 1 || addition->first_run < 0 || addition->first_run >= num_bounds ||
+            addition->num_runs >= num_bounds - addition->first_run)
+            return 0;
+        const int64_t taken = (int64_t)sizeof *addition + 2 * addition->num_runs * (int64_t)sizeof *down;
+        if (taken > size)
+            return 0;
+        for (int64_t run = 0; run < 2 * addition->num_runs; run++)
+            if (!is_right(down + run) || down[run].lanes != chosen->lanes)
+                return 0;
+        if (!are_alike(down, addition->num_runs) || !are_alike(up, addition->num_runs) ||
+            up->num_inputs != down->num_outputs || down->num_inputs != num_inputs || addition->output < 0 ||
+            addition->output > output_stride - up->num_outputs)
+            return 0;
+        at += taken, size -= taken;
+    }
+    return size == 0;
+}
+
+/* add_adapters(additions, bounds, num_bounds, rows, num_rows, num_inputs, output, output_stride, num_threads) */
+static PyObject *add_adapters(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
+{
+    int64_t n[8];
+    char *additions;
+    Py_ssize_t size;
+    int is_done;
+    (void)module;
+    if (!read_integers(args + 1, num_args - 1, 8, n) || PyBytes_AsStringAndSize(args[0], &additions, &size) < 0)
+        return NULL;
+    const int64_t *bounds = (const int64_t *)(intptr_t)n[0];
+    if (!are_additions(additions, size, bounds, n[1], n[3], n[4], n[6])) {
+        PyErr_SetString(PyExc_ValueError, "expected runs of the rows, and matrices that fit them and the output");
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    is_done = add_all_runs(additions, size, bounds, (const float *)(intptr_t)n[2], (float *)(intptr_t)n[5], n[6], n[7]);
+    Py_END_ALLOW_THREADS
+    return is_done ? Py_NewRef(Py_None) : PyErr_NoMemory();
+}
+
 /* multiply(matrices, counts, rows, num_rows, output, output_stride, bias, is_added, num_threads)
  *
  * `matrices` are one after the other. `counts` [matrices] says how many of the rows, in turn, each of them multiplies; 0
@@ -875,6 +994,7 @@ static PyObject *lanes(PyObject *module, PyObject *nothing)
 
 static PyMethodDef methods[] = {
     FAST(multiply),
+    FAST(add_adapters),
     FAST(expand),
     FAST(fill),
     FAST(pack),
@@ -899,10 +1019,16 @@ PyMODINIT_FUNC PyInit__packed_linear(void)
         chosen++;
     find_threads();
     PyObject *module = PyModule_Create(&definition);
-    PyObject *address = PyLong_FromVoidPtr((void *)(intptr_t)multiply_rows);
-    if (module != NULL && (address == NULL || PyModule_AddObjectRef(module, "MULTIPLY_ROWS", address) < 0))
-        Py_CLEAR(module);
-    Py_XDECREF(address);
+    const struct {
+        const char *name;
+        intptr_t address;
+    } functions[] = {{"MULTIPLY_ROWS", (intptr_t)multiply_rows}, {"ADD_ALL_RUNS", (intptr_t)add_all_runs}};
+    for (int at = 0; module != NULL && at < 2; at++) {
+        PyObject *address = PyLong_FromVoidPtr((void *)functions[at].address);
+        if (address == NULL || PyModule_AddObjectRef(module, functions[at].name, address) < 0)
+            Py_CLEAR(module);
+        Py_XDECREF(address);
+    }
 #ifdef SOURCE_DIGEST
     if (module != NULL && PyModule_AddStringConstant(module, "SOURCE_DIGEST", SOURCE_DIGEST) < 0)
         Py_CLEAR(module);

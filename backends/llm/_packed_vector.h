@@ -734,7 +734,12 @@ INLINE void NAME(float_tiles)(const uint8_t *weights, const uint8_t *end, int64_
             else
                 NAME(float_tile)(at, stop, block_bytes, count, x, stride, scale, sums, 1, 2, form);
         }
-        for (int64_t m = 0; b < num_blocks && m < taken; m++)
+        /* A single block, as adapters have it: sums of four rows do not wait for one another. */
+        const int64_t by_four = b < num_blocks ? taken / 4 * 4 : 0;
+        for (int64_t m = 0; m < by_four; m += 4)
+            NAME(float_tile)(weights + b * block_bytes, end + b * block_bytes, block_bytes, count, x + m * stride, stride,
+                             scales + b * LANES, output + m * SUMS_PER_ROW + b * LANES, 4, 1, form);
+        for (int64_t m = by_four; b < num_blocks && m < taken; m++)
             NAME(float_tile)(weights + b * block_bytes, end + b * block_bytes, block_bytes, count, x + m * stride, stride,
                              scales + b * LANES, output + m * SUMS_PER_ROW + b * LANES, 1, 1, form);
     }

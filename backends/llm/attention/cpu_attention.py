@@ -87,16 +87,26 @@ class CpuAttention:
         return self.rope_and_attend(layer, torch.cat((queries, kv.flatten(1, 2)), dim=1), None, inputs)
 
     def compute_layers(
-        self, layers: bytes, hidden: torch.Tensor, scratch_width: int, rotations: Sequence[Rotation], inputs: CpuInputs
+        self,
+        layers: bytes,
+        adapters: bytes,
+        bounds: int,
+        hidden: torch.Tensor,
+        scratch_width: int,
+        rotations: Sequence[Rotation],
+        inputs: CpuInputs,
     ) -> None:
-        """All layers of a step in one call, in place; see `_kernels.c`. Not for a step with long chunks of prompts."""
+        """All layers of a step in one call, in place; see `_kernels.c`. Not for a step with long chunks of prompts.
+
+        `adapters` is what they add, empty for a step without; `bounds` the address of those of their rows.
+        """
         assert not inputs.prefills, "long chunks attend by SDPA"
         assert hidden.shape[0] == inputs.num_tokens, "a row for each token"
         assert hidden.is_contiguous(), "the kernels read rows without gaps"
         addresses = [number for rotation in rotations for number in rotation.addresses(hidden)]
         scratch = hidden.new_empty(inputs.num_tokens * scratch_width)
         self._kernels.compute_layers(
-            self._geometry, inputs.plan, layers, hidden.data_ptr(), scratch.data_ptr(), *addresses
+            self._geometry, inputs.plan, layers, adapters, bounds, hidden.data_ptr(), scratch.data_ptr(), *addresses
         )
 
     def facts_of(self, layer: int) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -11,7 +12,7 @@ import torch
 from ..kernels import packed_kernels_for
 from ..models.linear import Linear
 from ..models.linear_tensors import LinearTensors, Part
-from ..models.packed_matrix import PackedMatrix, multiply_groups, pack_floats
+from ..models.packed_matrix import PackedMatrix, pack_floats
 from ..step_context import StepContext
 from .adapter import Adapter, LowRank
 from .step import StepAdapters
@@ -31,24 +32,12 @@ class _Placed:
     offset: torch.Tensor | None
 
     @property
-    def kind(self) -> tuple[object, ...] | None:
-        """Neighbours of one kind are multiplied by one call; None: each by itself."""
+    def kind(self) -> tuple[object, ...]:
+        """Packed neighbours of one kind are multiplied by one product."""
         down, up = self.down, self.up
-        if not isinstance(down, PackedMatrix) or not isinstance(up, PackedMatrix):
-            return None
+        assert isinstance(down, PackedMatrix), "only what kernels multiply has kinds"
+        assert isinstance(up, PackedMatrix), "both are packed, or none is"
         return down.form, down.num_outputs, up.form
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Span:
-    """Runs [first, stop) of a step, which lie side by side and are of one kind; and their matrices, as kernels want
-    them."""
-
-    first: int
-    stop: int
-    placed: _Placed
-    down: bytes
-    up: bytes
 
 
 class _AdaptedPart:
@@ -61,14 +50,11 @@ class _AdaptedPart:
         self.num_outputs = num_outputs
         self._bias = bias
         self._slots: dict[int, _Placed] = {}
-        self._key: object = None
-        self._spans: list[_Span] = []
         self.has_gains = False
 
     def place(self, slot: int, module: LowRank | None, kernels: ModuleType | None) -> None:
         """What a slot has from now on; None: nothing."""
         self._slots.pop(slot, None)
-        self._key = None
         if module is not None:
             self._slots[slot] = self._placed(module, kernels)
         self.has_gains = any(placed.gain is not None for placed in self._slots.values())
@@ -84,12 +70,8 @@ class _AdaptedPart:
             return _Placed(_packed(down, kernels), _packed(up, kernels), gain, offset)
         return _Placed(tensors.placed(down), tensors.placed(up), gain, offset)
 
-    def spans(self, step: StepAdapters) -> list[_Span]:
-        if self._key != step.key:
-            self._key, self._spans = step.key, list(self._found(step.slots))
-        return self._spans
-
-    def _found(self, slots: tuple[int, ...]) -> Iterator[_Span]:
+    def additions(self, slots: tuple[int, ...]) -> Iterator[bytes]:
+        """What adapters add, as `add_adapters` of `_packed_linear.c` reads it: one `Addition` for neighbours alike."""
         first = 0
         while first < len(slots):
             placed = self._slots.get(slots[first])
@@ -98,14 +80,15 @@ class _AdaptedPart:
                 first = stop
                 continue
             alike = [placed]
-            while stop < len(slots) and placed.kind is not None:
+            while stop < len(slots):
                 following = self._slots.get(slots[stop])
                 if following is None or following.kind != placed.kind:
                     break
                 alike.append(following)
                 stop += 1
-            downs, ups = [each.down for each in alike], [each.up for each in alike]
-            yield _Span(first, stop, placed, _descriptions(downs), _descriptions(ups))
+            yield struct.pack("3q", self.first, first, stop - first)
+            yield from (_description(each.down) for each in alike)
+            yield from (_description(each.up) for each in alike)
             first = stop
 
     def scale(self, output: torch.Tensor, step: StepAdapters) -> None:
@@ -120,21 +103,16 @@ class _AdaptedPart:
                 columns.add_(placed.offset)
 
     def add(self, output: torch.Tensor, rows: torch.Tensor, step: StepAdapters) -> None:
-        """Add to columns of `output` [rows, columns of the layer], without gaps, for `rows` [rows, inputs]."""
-        for span in self.spans(step):
-            start, stop = step.bounds[span.first], step.bounds[span.stop]
-            down, up = span.placed.down, span.placed.up
-            part = rows[start:stop]
-            if isinstance(down, torch.Tensor) or isinstance(up, torch.Tensor):
-                assert isinstance(down, torch.Tensor), "both are packed, or none is"
-                assert isinstance(up, torch.Tensor), "both are packed, or none is"
-                narrow = torch.nn.functional.linear(part, down)
-                self._columns(output, start, stop).addmm_(narrow, up.t())
+        """Add to columns of `output` [rows, columns of the layer], by torch, for `rows` [rows, inputs]."""
+        for run, slot in enumerate(step.slots):
+            placed = self._slots.get(slot)
+            if placed is None:
                 continue
-            counts = step.counts[span.first : span.stop]
-            narrow = part.new_empty(part.shape[0], down.num_outputs)
-            multiply_groups(down, span.down, counts, part, narrow, 0, is_added=False)
-            multiply_groups(up, span.up, counts, narrow, output[start:stop], self.first, is_added=True)
+            assert isinstance(placed.down, torch.Tensor), "both are packed, or none is"
+            assert isinstance(placed.up, torch.Tensor), "both are packed, or none is"
+            start, stop = step.bounds[run], step.bounds[run + 1]
+            narrow = torch.nn.functional.linear(rows[start:stop], placed.down)
+            self._columns(output, start, stop).addmm_(narrow, placed.up.t())
 
     def _columns(self, output: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         return output[start:stop, self.first : self.first + self.num_outputs]
@@ -143,10 +121,24 @@ class _AdaptedPart:
 class LoraLinear:
     """A layer and what adapters add to it. Rows without an adapter get what the layer gives them."""
 
-    def __init__(self, linear: Linear, parts: Sequence[_AdaptedPart], *, is_packed: bool) -> None:
+    def __init__(self, linear: Linear, parts: Sequence[_AdaptedPart], kernels: ModuleType | None) -> None:
         self.base = linear
         self._parts = tuple(parts)
-        self._is_packed = is_packed
+        self._kernels = kernels
+        self._key: object = None
+        self._additions = b""
+
+    @property
+    def has_gains(self) -> bool:
+        """Whether an adapter in a slot is one of DoRA, which scales what the layer gives."""
+        return any(part.has_gains for part in self._parts)
+
+    def additions(self, step: StepAdapters) -> bytes:
+        """What adapters add in a step, for kernels; it holds the addresses of matrices in the slots."""
+        if self._key != step.key:
+            self._key = step.key
+            self._additions = b"".join(each for part in self._parts for each in part.additions(step.slots))
+        return self._additions
 
     def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         output = self.base(rows, step)
@@ -158,7 +150,7 @@ class LoraLinear:
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         if step is None or step.adapters is None:
             return self.base.add_to(residual, rows, step)
-        if any(part.has_gains for part in self._parts):
+        if self.has_gains:
             return residual.add_(self(rows, step))
         residual = self.base.add_to(residual, rows, step)
         self._add(residual, rows, step.adapters)
@@ -170,14 +162,32 @@ class LoraLinear:
                 part.scale(output, step)
 
     def _add(self, output: torch.Tensor, rows: torch.Tensor, step: StepAdapters) -> None:
-        if not self._is_packed or (rows.dtype is torch.float32 and output.is_contiguous()):
+        if self._kernels is None:
             for part in self._parts:
                 part.add(output, rows, step)
+        elif rows.dtype is torch.float32 and output.is_contiguous():
+            self._add_packed(self._kernels, output, rows, step)
+        else:
+            added = torch.zeros(output.shape, dtype=torch.float32)
+            self._add_packed(self._kernels, added, rows.float(), step)
+            output.add_(added)
+
+    def _add_packed(self, kernels: ModuleType, output: torch.Tensor, rows: torch.Tensor, step: StepAdapters) -> None:
+        additions = self.additions(step)
+        if not additions:
             return
-        added = torch.zeros(output.shape, dtype=torch.float32)
-        for part in self._parts:
-            part.add(added, rows.float(), step)
-        output.add_(added)
+        assert output.shape[0] == rows.shape[0], f"an output of {output.shape[0]} rows for {rows.shape[0]}"
+        rows = rows.contiguous()
+        kernels.add_adapters(
+            additions,
+            step.bounds_address,
+            len(step.bounds),
+            rows.data_ptr(),
+            *rows.shape,
+            output.data_ptr(),
+            output.shape[1],
+            torch.get_num_threads(),
+        )
 
 
 class AdaptedLayers:
@@ -204,7 +214,7 @@ class AdaptedLayers:
             parts.append(_AdaptedPart(single, first, num_outputs, part_bias))
             self._parts[part.name] = parts[-1]
             first += num_outputs
-        return LoraLinear(linear, parts, is_packed=self._kernels is not None)
+        return LoraLinear(linear, parts, self._kernels)
 
     def slot_bytes(self, rank: int) -> int:
         """What an adapter of this rank on all layers takes of the device at most."""
@@ -231,5 +241,6 @@ def _packed(matrix: torch.Tensor, kernels: ModuleType) -> PackedMatrix:
     return pack_floats(matrix.contiguous(), kernels)
 
 
-def _descriptions(matrices: Sequence[PackedMatrix | torch.Tensor]) -> bytes:
-    return b"".join(matrix.description for matrix in matrices if isinstance(matrix, PackedMatrix))
+def _description(matrix: PackedMatrix | torch.Tensor) -> bytes:
+    assert isinstance(matrix, PackedMatrix), "only what kernels multiply is described"
+    return matrix.description

@@ -16,6 +16,7 @@ import torch
 from ..attention.cpu_attention import CpuAttention
 from ..kernels import kernels_for, packed_kernels_for
 from ..lora.layers import LoraLinear
+from ..lora.step import StepAdapters
 from ..step_context import StepContext
 from .linear import Linear
 from .norm import Norm, RmsNorm
@@ -31,7 +32,8 @@ class JoinableLayer:
     """A layer whose parts the kernels know.
 
     `products` are those to queries, keys and values, of attention, to gates and ups, and down. Each is
-    in one part or several, side by side. `rotation` is the number of its rotation, -1 without any.
+    in one part or several, side by side. `adapted` are those of them that adapters may add to, None for others.
+    `rotation` is the number of its rotation, -1 without any.
     """
 
     index: int
@@ -40,6 +42,7 @@ class JoinableLayer:
     mlp_norm: RmsNorm
     head_norm: RmsNorm | None
     products: tuple[tuple[PackedMatrixLinear, ...], ...]
+    adapted: tuple[LoraLinear | None, ...]
 
     def packed(self, attention: CpuAttention) -> bytes:
         """`LayerHead` of `_kernels.c`, and the parts of the products."""
@@ -65,11 +68,13 @@ class JoinableLayer:
 class JoinedLayers:
     """The layers of a network whose dtype is float32, where all are norms, attention and a gated feed-forward."""
 
-    def __init__(self, layers: Sequence[JoinableLayer], multiply: int) -> None:
+    def __init__(self, layers: Sequence[JoinableLayer], multiply: int, add: int) -> None:
         self._layers = tuple(layers)
-        self._multiply = multiply
+        self._functions = multiply, add
         self._attention: CpuAttention | None = None
         self._packed = b""
+        self._adapters_key: object = None
+        self._adapters: bytes | None = b""
         qkv, output, up, down = (_width(parts) for parts in layers[0].products)
         inner = down[0]
         self._numbers = (len(layers), qkv[0], inner, qkv[0] + max(qkv[1] + output[0], 3 * inner))
@@ -78,16 +83,31 @@ class JoinedLayers:
     def compute(self, hidden: torch.Tensor, step: StepContext) -> bool:
         """Pass `hidden` [tokens, hidden_size] through all layers in place; False if layers must do it one by one."""
         attention = step.attention
-        if not isinstance(attention, CpuAttention) or step.inputs.prefills or step.adapters is not None:
+        if not isinstance(attention, CpuAttention) or step.inputs.prefills:
+            return False
+        adapters = b"" if step.adapters is None else self._additions(step.adapters)
+        if adapters is None:
             return False
         if self._attention is not attention:
             self._pack(attention)
-        attention.compute_layers(self._packed, hidden, self._numbers[3], step.rotations, step.inputs)
+        bounds = 0 if step.adapters is None else step.adapters.bounds_address
+        attention.compute_layers(self._packed, adapters, bounds, hidden, self._numbers[3], step.rotations, step.inputs)
         return True
+
+    def _additions(self, step: StepAdapters) -> bytes | None:
+        """What adapters add to each product of each layer; None where one of them does more than add."""
+        if self._adapters_key != step.key:
+            self._adapters_key = step.key
+            linears = [linear for layer in self._layers for linear in layer.adapted]
+            self._adapters = None
+            if not any(linear is not None and linear.has_gains for linear in linears):
+                added = [b"" if linear is None else linear.additions(step) for linear in linears]
+                self._adapters = b"".join(struct.pack("q", len(each)) + each for each in added)
+        return self._adapters
 
     def _pack(self, attention: CpuAttention) -> None:
         matrix_bytes = len(self._layers[0].products[0][0].matrix.description)
-        head = struct.pack("6q", *self._numbers, matrix_bytes, self._multiply)
+        head = struct.pack("7q", *self._numbers, matrix_bytes, *self._functions)
         self._packed = head + b"".join(layer.packed(attention) for layer in self._layers)
         self._attention = attention
 
@@ -100,7 +120,7 @@ def join_layers(layers: Sequence[JoinableLayer | None]) -> JoinedLayers | None:
     joinable = [layer for layer in layers if layer is not None and layer.rotation < _MOST_ROTATIONS]
     shapes = {tuple(map(_width, layer.products)) for layer in joinable}
     is_joined = len(joinable) == len(layers) and len(shapes) == 1
-    return JoinedLayers(joinable, multiplying.MULTIPLY_ROWS) if is_joined else None
+    return JoinedLayers(joinable, multiplying.MULTIPLY_ROWS, multiplying.ADD_ALL_RUNS) if is_joined else None
 
 
 def joinable_layer(
@@ -125,6 +145,7 @@ def joinable_layer(
         mlp_norm=second,
         head_norm=third,
         products=parts,
+        adapted=tuple(linear if isinstance(linear, LoraLinear) else None for linear in products),
     )
 
 
@@ -133,7 +154,7 @@ def _known_norm(norm: Norm) -> RmsNorm | None:
 
 
 def _parts_of(linear: Linear) -> tuple[PackedMatrixLinear, ...]:
-    """Empty for a layer of another kind. What adapters add is left out: steps with adapters go layer by layer."""
+    """Empty for a layer of another kind. What adapters add is left out."""
     if isinstance(linear, LoraLinear):
         linear = linear.base
     if type(linear) is PackedMatrixLinear:

@@ -181,24 +181,6 @@ def _multiply(
         )
 
 
-def multiply_groups(
-    matrix: PackedMatrix,
-    descriptions: bytes,
-    counts: torch.Tensor,
-    rows: torch.Tensor,
-    output: torch.Tensor,
-    first: int,
-    *,
-    is_added: bool,
-) -> None:
-    """Multiply `counts` [matrices] of the float32 rows in turn by each of several matrices like `matrix`.
-
-    `descriptions` are theirs, one behind the other. The results are in columns `first` and those that follow of an
-    output without gaps, or are added to them. A row's result does not depend on others.
-    """
-    _multiply(matrix, descriptions, counts, rows, output, first, None, is_added=is_added)
-
-
 def pack_codes(codes: torch.Tensor, form: Form, kernels: ModuleType) -> torch.Tensor:
     """[outputs, inputs] -> what lies in memory, [blocks, ...], uint8.
 

@@ -11,7 +11,8 @@ from modelserver_backends.llm.attention import cpu_attention
 from modelserver_backends.llm.kernels import KERNELS, PACKED_KERNELS
 from modelserver_backends.llm.models.cpu_layers import JoinedLayers
 from modelserver_backends.llm.step_context import StepContext
-from support.generations import generate, loaded_engine, random_prompts
+from support.generations import generate, loaded_adapters, loaded_engine, random_prompts
+from support.tiny_adapters import write_adapter
 
 Checkpoints = Callable[[str], Path]
 
@@ -59,6 +60,34 @@ def test_steps_without_adapters_are_joined_where_adapters_are_served(
     assert found[0] == found[1]
     can_join = KERNELS is not None and PACKED_KERNELS is not None
     assert [any(joined_steps), all(joined_steps)] == [can_join, can_join]
+
+
+def test_steps_with_adapters_are_joined(
+    checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What adapters of several ranks add is the same, to the bit; DoRA's, which scale, take the layers one by one."""
+    base, compute, joined_steps = checkpoint("llama"), JoinedLayers.compute, []
+    places = {"a": write_adapter(base, tmp_path / "a"), "b": write_adapter(base, tmp_path / "b", seed=1, r=2)}
+    places["part"] = write_adapter(base, tmp_path / "part", seed=2, target_modules=["v_proj", "down_proj"])
+    dora = write_adapter(base, tmp_path / "dora", seed=3, use_dora=True)
+
+    def counted(layers: JoinedLayers, hidden: torch.Tensor, step: StepContext) -> bool:
+        joined_steps.append(compute(layers, hidden, step))
+        return joined_steps[-1]
+
+    def never(layers: JoinedLayers, hidden: torch.Tensor, step: StepContext) -> bool:
+        return False
+
+    found = []
+    for replacement in (counted, never):
+        monkeypatch.setattr(JoinedLayers, "compute", replacement)
+        with loaded_adapters(base, {**places, "dora": dora}, quantization="int8", dtype="float32") as engine:
+            found.append(generate(engine, random_prompts(6), 8, adapter=["a", "b", "part", "a", None, "b"]))
+            if replacement is counted:
+                assert all(joined_steps) is (KERNELS is not None and PACKED_KERNELS is not None)
+            found.append(generate(engine, random_prompts(2), 4, adapter=["dora", "a"]))
+    assert found[:2] == found[2:]
+    assert not joined_steps[-1]
 
 
 def test_a_step_with_a_long_chunk_goes_layer_by_layer(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
