@@ -184,7 +184,7 @@ def _reloads() -> FileReloads:
 def _first_sample(family: Metric) -> tuple[str, list[str]]:
     """The name and the labels of a family's first sample, which may be a line of text already."""
     if isinstance(family, RenderedFamily):
-        line = family.blocks[0].text.partition("\n")[0]
+        line = family.blocks[0].text.decode().partition("\n")[0]
         return family.sample_name, re.findall(r'(\w+)="', line)
     return family.samples[0].name, list(family.samples[0].labels)
 

@@ -202,7 +202,7 @@ class ModelRepository:
 
     def load_counts(self) -> dict[str, LoadCounts]:
         """Loads and failures of every model with at least one load request. From any thread."""
-        return {name: lifecycle.counts for name, lifecycle in sorted(self._lifecycles.copy().items())}
+        return {name: lifecycle.counts for name, lifecycle in self._lifecycles.copy().items()}
 
     # Start and stop.
 

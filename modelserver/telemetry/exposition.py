@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from prometheus_client.core import Metric
@@ -25,67 +25,112 @@ _WHOLE_BOUND = re.compile(r'(\ble="\d+)\.0"')
 
 
 class SampleBlock(NamedTuple):
-    """Samples of one family as lines of both formats, and the name of the first one."""
+    """Samples of one family as lines of both formats, each line with its end, and the name of the first sample."""
 
     sample_name: str
-    text: str
-    openmetrics: str
+    text: bytes
+    openmetrics: bytes
+
+
+class JoinedBlocks:
+    """The blocks of one family and of many models as one: joined when a page in that format is made, then kept."""
+
+    def __init__(self, blocks: Sequence[SampleBlock]) -> None:
+        self.sample_name = blocks[0].sample_name
+        self._blocks = blocks
+
+    @cached_property
+    def text(self) -> bytes:
+        return b"".join([block.text for block in self._blocks])
+
+    @cached_property
+    def openmetrics(self) -> bytes:
+        return b"".join([block.openmetrics for block in self._blocks])
 
 
 class RenderedFamily(Metric):
-    """A family with samples that are lines already: those of models, kept between scrapes.
+    """A family with samples that are lines already, kept between scrapes: at least one block.
 
     Other samples may be added as to any `Metric`.
     """
 
-    def __init__(self, head: Metric, *, sample_name: str, blocks: Sequence[SampleBlock]) -> None:
+    def __init__(self, head: Metric, blocks: Sequence[SampleBlock | JoinedBlocks]) -> None:
         super().__init__(head.name, head.documentation, head.type)
-        self.sample_name = sample_name
+        self.sample_name = blocks[0].sample_name
         self.blocks = blocks
 
 
 def sample_block(metric: Metric) -> SampleBlock:
     """The samples of a family that has some."""
-    lines = "\n".join(map(_line, metric.samples))
-    return SampleBlock(metric.samples[0].name, text=_with_short_bounds(lines), openmetrics=lines)
+    lines = "".join([f"{_line(sample)}\n" for sample in metric.samples])
+    text = _with_short_bounds(lines)
+    openmetrics = lines.encode()
+    return SampleBlock(metric.samples[0].name, openmetrics if text == lines else text.encode(), openmetrics)
 
 
-def text_slices(families: Iterable[Metric]) -> Slices[bytes]:
-    """The families in Prometheus' text format; those without a value are left out."""
-    lines: list[str] = []
+class _Page:
+    """Lines, and blocks of lines that are kept as they are: a page of thousands of models is never copied."""
+
+    def __init__(self) -> None:
+        self._buffers: list[bytes] = []
+        self._lines: list[str] = []
+        self.add_line = self._lines.append
+
+    def add_block(self, block: bytes) -> None:
+        self._end_lines()
+        self._buffers.append(block)
+
+    def buffers(self) -> tuple[bytes, ...]:
+        self._end_lines()
+        return tuple(self._buffers)
+
+    def _end_lines(self) -> None:
+        if self._lines:
+            self._buffers.append(("\n".join(self._lines) + "\n").encode())
+            self._lines.clear()
+
+
+def text_slices(families: Iterable[Metric]) -> Slices[tuple[bytes, ...]]:
+    """The families in Prometheus' text format, as buffers to be written one after the other; those without a value are
+    left out."""
+    page = _Page()
     for family in filter(has_samples, families):
         kind = {"unknown": "untyped", "info": "gauge"}.get(family.type, family.type)
         name = exposed_name(family)
-        lines.append(f"# HELP {name} {_escape_help(family.documentation)}")
-        lines.append(f"# TYPE {name} {kind}")
+        page.add_line(f"# HELP {name} {_escape_help(family.documentation)}")
+        page.add_line(f"# TYPE {name} {kind}")
         if isinstance(family, RenderedFamily):
-            lines += [block.text for block in family.blocks]
+            for block in family.blocks:
+                page.add_block(block.text)
             yield
         for sample in family.samples:
             if not sample.name.endswith("_created"):
-                lines.append(_with_short_bounds(_line(sample)))
+                page.add_line(_with_short_bounds(_line(sample)))
                 yield
-    return ("\n".join(lines) + "\n").encode()
+    return page.buffers()
 
 
-def openmetrics_slices(families: Iterable[Metric]) -> Slices[bytes]:
-    """The families in OpenMetrics' text format; those without a value are left out."""
-    lines: list[str] = []
+def openmetrics_slices(families: Iterable[Metric]) -> Slices[tuple[bytes, ...]]:
+    """The families in OpenMetrics' text format, as buffers to be written one after the other; those without a value are
+    left out."""
+    page = _Page()
     for family in filter(has_samples, families):
         names = {sample.name for sample in family.samples}
         if isinstance(family, RenderedFamily):
             names.add(family.sample_name)
         is_plain_counter = family.type == "counter" and any(not name.endswith(("_total", "_created")) for name in names)
         kind = "unknown" if is_plain_counter else family.type
-        lines.append(f"# HELP {family.name} {_escape_value(family.documentation)}")
-        lines.append(f"# TYPE {family.name} {kind}")
+        page.add_line(f"# HELP {family.name} {_escape_value(family.documentation)}")
+        page.add_line(f"# TYPE {family.name} {kind}")
         if isinstance(family, RenderedFamily):
-            lines += [block.openmetrics for block in family.blocks]
+            for block in family.blocks:
+                page.add_block(block.openmetrics)
             yield
         for sample in family.samples:
-            lines.append(_line(sample))
+            page.add_line(_line(sample))
             yield
-    return ("\n".join(lines) + "\n# EOF\n").encode()
+    page.add_line("# EOF")
+    return page.buffers()
 
 
 def exposed_name(family: Metric) -> str:

@@ -82,16 +82,19 @@ class ProcessRestarts:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the counts
         self._counts: dict[RestartReason, int] = {}
+        self.revision = 0  # grows with every change of the counts
 
     def expect(self) -> None:
         """Record that an instance has a process, so restarts are possible."""
         with self._lock:
             self._counts = self._counts or dict.fromkeys(RestartReason, 0)
+            self.revision += 1
 
     def record(self, reason: RestartReason) -> None:
         """Record the start of the next process."""
         with self._lock:
             self._counts[reason] = self._counts.get(reason, 0) + 1
+            self.revision += 1
 
     def snapshot(self) -> dict[RestartReason, int]:
         """The counts by reason; empty if no instance has a process."""

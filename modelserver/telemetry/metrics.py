@@ -16,7 +16,7 @@ from modelserver.core.long_work import Slices, finish
 from modelserver.telemetry.counts import (
     LoadCounts,
 )
-from modelserver.telemetry.exposition import exposed_name, has_samples
+from modelserver.telemetry.exposition import RenderedFamily, SampleBlock, exposed_name, has_samples, sample_block
 from modelserver.telemetry.load_page import LoadPage
 from modelserver.telemetry.measurement import measured_families, with_queue
 from modelserver.telemetry.model_families import MeasuredModel, MetricsOptions, ModelFamilies
@@ -113,6 +113,8 @@ class ServerMetrics:
         self._known: tuple[MeasuredModel, ...] = ()
         self._measuring: list[MeasuredModel] = []
         self._load_counts = load_counts
+        # The counts of loads at the last scrape, and their lines.
+        self._loads: tuple[Mapping[str, LoadCounts], list[SampleBlock]] = ({}, [])
         self._server_version = server_version
         self._on_loop = on_loop
         self._off_loop = off_loop
@@ -138,9 +140,10 @@ class ServerMetrics:
             cached = [(sample.labels, sample.numbers) for sample in samples if sample.has_cache]
             families += cache_families(self._answers, cached)
         families += of_server
-        families += yield from _load_families(self._load_counts())
+        families += yield from self._load_families()
         families += [family for source in self._off_loop for family in source()]
         yield
+        samples = [sample for sample in samples if id(sample.model) in measured] if measured else []
         families += measured_families(
             # vLLM's dashboards use `model_name` and `engine`, Triton's `model` and `version`.
             (
@@ -148,7 +151,7 @@ class ServerMetrics:
                 with_queue(measurements, 0 if position else sample.numbers.pending),
             )
             for sample in samples
-            for position, measurements in enumerate(measured.get(id(sample.model), ()))
+            for position, measurements in enumerate(measured[id(sample.model)])
             if measurements
         )
         yield
@@ -158,6 +161,22 @@ class ServerMetrics:
         if self._model_metrics is not None:
             _add_families_of_models(families, self._model_metrics.families())
         return families
+
+    def _load_families(self) -> Slices[list[Metric]]:
+        counts = self._load_counts()
+        loads = Metric("modelserver_model_loads", "Successful loads and reloads of the model since start", "counter")
+        failures = Metric(
+            "modelserver_model_load_failures", "Failed loads and reloads of the model since start", "counter"
+        )
+        known, blocks = self._loads
+        if counts != known:
+            for name, counter in sorted(counts.items()):
+                loads.add_sample(f"{loads.name}_total", {"model": name}, counter.successes)
+                failures.add_sample(f"{failures.name}_total", {"model": name}, counter.failures)
+                yield
+            blocks = [sample_block(family) for family in (loads, failures)] if counts else []
+            self._loads = counts, blocks
+        return [RenderedFamily(head, [block]) for head, block in zip((loads, failures), blocks, strict=False)]
 
 
 def _add_families_of_models(families: list[Metric], of_models: Iterable[Metric]) -> None:
@@ -170,13 +189,3 @@ def _add_families_of_models(families: list[Metric], of_models: Iterable[Metric])
             families.append(family)
         elif present.type == family.type:
             present.samples.extend(family.samples)
-
-
-def _load_families(counts: Mapping[str, LoadCounts]) -> Slices[list[Metric]]:
-    loads = Metric("modelserver_model_loads", "Successful loads and reloads of the model since start", "counter")
-    failures = Metric("modelserver_model_load_failures", "Failed loads and reloads of the model since start", "counter")
-    for name, counter in sorted(counts.items()):
-        loads.add_sample(f"{loads.name}_total", {"model": name}, counter.successes)
-        failures.add_sample(f"{failures.name}_total", {"model": name}, counter.failures)
-        yield
-    return [loads, failures]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -11,15 +11,15 @@ from prometheus_client.core import Metric
 
 from modelserver.config.schema import ModelConfig
 from modelserver.core.long_work import Slices
-from modelserver.telemetry.exposition import RenderedFamily, SampleBlock, sample_block
+from modelserver.telemetry.exposition import JoinedBlocks, RenderedFamily, SampleBlock, sample_block
 from modelserver.telemetry.histogram import FIRST_RESPONSE_MS, HistogramSnapshot
 from modelserver.telemetry.load_page import BusyModel
 from modelserver.telemetry.measurement import restart_family
 from modelserver.telemetry.statistics import ModelStatistics
 from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
 
-# Versions whose numbers have not changed since the last scrape: microseconds each.
-_KEPT_PER_SLICE = 64
+# Versions whose lines are kept joined: a group is looked through, or joined again, within a slice.
+_GROUP = 64
 
 
 class MeasuredModel(BusyModel, Protocol):
@@ -248,32 +248,62 @@ class _Rendered:
     blocks: Mapping[str, SampleBlock]
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The lines of some versions, joined by family: valid as long as those of each version are."""
+
+    rendered: tuple[_Rendered, ...]
+    blocks: Mapping[str, JoinedBlocks]
+
+    @classmethod
+    def join(cls, rendered: Sequence[_Rendered], names: Sequence[str]) -> _Group:
+        """The lines of these versions in the families of those names."""
+        blocks = {name: [each.blocks[name] for each in rendered if name in each.blocks] for name in names}
+        return cls(tuple(rendered), {name: JoinedBlocks(found) for name, found in blocks.items() if found})
+
+
 class ModelFamilies:
     """The families of models, in a fixed order. The lines of a version are kept until its numbers change."""
 
     def __init__(self, options: MetricsOptions) -> None:
         self._options = options
+        self._names = tuple(head.name for head in _model_families((), options))
         self._rendered: WeakKeyDictionary[ModelStatistics, _Rendered] = WeakKeyDictionary()
+        # The models at the last scrape, and their groups. Scrapes in several threads each replace what is out of date.
+        self._known: tuple[Sequence[MeasuredModel], list[_Group | None]] = ((), [])
 
-    def slices(self, models: Iterable[MeasuredModel]) -> Slices[tuple[list[ModelSample], list[Metric]]]:
-        """The numbers of each version, and the families with them; a family without a sample is left out."""
-        found: list[_Rendered] = []
-        for position, model in enumerate(models):
-            statistics = model.statistics
-            rendered = self._rendered.get(statistics)
-            if rendered is None or rendered.mark != statistics.mark():
-                rendered = self._rendered[statistics] = self._render(model)
-                yield
-            elif position % _KEPT_PER_SLICE == 0:
-                yield
-            found.append(rendered)
+    def slices(self, models: Sequence[MeasuredModel]) -> Slices[tuple[list[ModelSample], list[Metric]]]:
+        """The numbers of each version, and the families with them; a family without a sample is left out.
+
+        `models` is the same object as at the scrape before if they are the same models.
+        """
+        if models is not self._known[0]:
+            self._known = models, [None] * -(-len(models) // _GROUP)
+        groups = self._known[1]
+        found: list[_Group] = []
+        for position, group in enumerate(groups):
+            of_group = models[position * _GROUP : (position + 1) * _GROUP]
+            yield
+            if group is None or any(
+                each.mark != model.statistics.mark() for each, model in zip(group.rendered, of_group, strict=True)
+            ):
+                rendered = []
+                for model in of_group:
+                    statistics = model.statistics
+                    kept = self._rendered.get(statistics)
+                    if kept is None or kept.mark != statistics.mark():
+                        kept = self._rendered[statistics] = self._render(model)
+                        yield
+                    rendered.append(kept)
+                group = groups[position] = _Group.join(rendered, self._names)
+            found.append(group)
         families: list[Metric] = []
         for head in _model_families((), self._options):
-            blocks = [each.blocks[head.name] for each in found if head.name in each.blocks]
+            blocks = [group.blocks[head.name] for group in found if head.name in group.blocks]
             if blocks:
-                families.append(RenderedFamily(head, sample_name=blocks[0].sample_name, blocks=blocks))
-            yield
-        return [each.sample for each in found], families
+                families.append(RenderedFamily(head, blocks))
+        yield
+        return [each.sample for group in found for each in group.rendered], families
 
     def _render(self, model: MeasuredModel) -> _Rendered:
         """The mark is read first, so that the next scrape sees changes during this one."""

@@ -322,7 +322,7 @@ class _MetricsPusher:
     def _data(self, families: Iterable[Metric]) -> Any:
         """The families, read from their page: those of models are kept as lines of it."""
         now_ns = time.time_ns()
-        page = finish(text_slices(families)).decode()
+        page = b"".join(finish(text_slices(families))).decode()
         families = text_string_to_metric_families(page)
         made = [self._metric(family, now_ns) for family in families if family.samples]
         points = self._points

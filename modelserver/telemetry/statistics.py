@@ -379,12 +379,13 @@ class ModelStatistics:
 
     def mark(self) -> tuple[object, ...]:
         """A mark that stays equal as long as the version's metrics do; cheaper than a snapshot."""
-        with self._lock:
-            self._fold()
-            revision = self._revision
+        # Without the lock, if nothing is to fold: a change counts its revision first, and `snapshot` waits for its end.
+        if self._noted_lone or self._noted or self._noted_ended or self._noted_responses:
+            with self._lock:
+                self._fold()
+        revision = self._revision
         window = 0 if self._summaries is None else self._summaries.window
-        restarts = self.process_restarts.snapshot()
-        return revision, self.pending(), self.inflight(), self.warmup_s, window, *restarts.values()
+        return revision, self.pending(), self.inflight(), self.warmup_s, window, self.process_restarts.revision
 
     def snapshot(self) -> StatisticsSnapshot:
         """All numbers as they were at one moment, copied. Cheap enough for every scrape."""

@@ -12,9 +12,9 @@ from modelserver.telemetry.exposition import openmetrics_slices, text_slices
 
 def render_text(families: Iterable[Metric]) -> bytes:
     """In Prometheus' text format."""
-    return finish(text_slices(families))
+    return b"".join(finish(text_slices(families)))
 
 
 def render_openmetrics(families: Iterable[Metric]) -> bytes:
     """In OpenMetrics' text format."""
-    return finish(openmetrics_slices(families))
+    return b"".join(finish(openmetrics_slices(families)))

@@ -237,6 +237,31 @@ def test_a_scrape_shows_what_changed_since_the_one_before(change: Callable[[Mode
         assert page(kept) == page(metrics(*models))
 
 
+def test_a_page_of_many_models_is_that_of_a_first_scrape() -> None:
+    models = tuple(LoadedModel(f"model_{number:03}") for number in range(130))
+    counts = {model.name: LoadCounts(successes=1) for model in models}
+    kept = ServerMetrics(lambda: models, lambda: dict(counts), server_version="1.2.3")
+
+    def pages(scraped: ServerMetrics) -> list[str]:
+        texts = [render(scraped.collect()).decode() for render in (render_text, render_openmetrics)]
+        return [line for text in texts for line in text.splitlines() if line.startswith("# ") or 'model="' in line]
+
+    def fresh() -> ServerMetrics:
+        return ServerMetrics(lambda: models, lambda: counts, server_version="1.2.3")
+
+    first = pages(kept)
+    assert len(first) > 130 * 2 * 30
+    assert first == pages(kept) == pages(fresh())
+    models[129].statistics.record_lone(1, 1, 1, 1, 1, 1)
+    counts["model_003"] = LoadCounts(successes=1, failures=1)
+    changed = pages(kept)
+    assert len(set(changed) - set(first)) > 10
+    assert changed == pages(fresh())
+    models = (*models[:70], LoadedModel("new"), *models[72:])
+    counts["new"] = LoadCounts(successes=1)
+    assert pages(kept) == pages(fresh())
+
+
 def test_optional_families_can_be_left_out_and_the_counts_stay() -> None:
     options = MetricsOptions(has_duration_counters=False, has_duration_histograms=False)
     names = {name for name, _ in parse_text(metrics(worked_model(), options=options))}
@@ -307,5 +332,5 @@ def test_the_scraper_chooses_the_format() -> None:
     plain, openmetrics = answer("/metrics"), answer("/metrics", accept="application/openmetrics-text;version=1.0.0,*/*")
     assert dict(plain.headers)["Content-Type"].startswith("text/plain; version=0.0.4")
     assert dict(openmetrics.headers)["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
-    assert bytes(openmetrics.body[0]).endswith(b"# EOF\n")
+    assert b"".join(openmetrics.body).endswith(b"# EOF\n")
     assert not accepts_openmetrics("text/plain, */*")

@@ -572,7 +572,7 @@ class Server:
         """The page of metrics. Raises UnsupportedError for another form than Prometheus', or if they are off."""
         if metric_format is not MetricFormat.PROMETHEUS or not self.options.metrics:
             raise UnsupportedError("metrics are off" if not self.options.metrics else f"no form {metric_format}")
-        return self.ask(lambda it: finish(text_slices(it.metrics().collect())).decode())
+        return self.ask(lambda it: b"".join(finish(text_slices(it.metrics().collect()))).decode())
 
     def register_model_repository(
         self,

@@ -64,11 +64,13 @@ class Metrics:
         next(slices)
         exchange.on_disconnect = long_work().start(
             _page(slices, openmetrics_slices if is_open else text_slices),
-            partial(answer_errors, exchange, lambda page: exchange.respond(HttpResponse(200, headers, (page,)))),
+            partial(answer_errors, exchange, lambda page: exchange.respond(HttpResponse(200, headers, page))),
         )
 
 
-def _page(collect: Slices[Sequence[Metric]], render: Callable[[Iterable[Metric]], Slices[bytes]]) -> Slices[bytes]:
+def _page(
+    collect: Slices[Sequence[Metric]], render: Callable[[Iterable[Metric]], Slices[tuple[bytes, ...]]]
+) -> Slices[tuple[bytes, ...]]:
     return (yield from render((yield from collect)))
 
 
