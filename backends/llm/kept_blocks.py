@@ -171,12 +171,16 @@ class PrefixFiles(KeptBlocks):
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Another instance may write the same: each its own file, and the last one stays.
             with tempfile.NamedTemporaryFile(dir=self._directory, prefix=".", delete=False) as file:
-                file.write(_MAGIC + len(document).to_bytes(8, "little") + document)
-                for block in block_ids:
-                    file.write(self._content(block))
-                file.flush()
-                os.fsync(file.fileno())
-            Path(file.name).replace(path)
+                try:
+                    file.write(_MAGIC + len(document).to_bytes(8, "little") + document)
+                    for block in block_ids:
+                        file.write(self._content(block))
+                    file.flush()
+                    os.fsync(file.fileno())
+                    Path(file.name).replace(path)
+                except BaseException:
+                    Path(file.name).unlink()
+                    raise
         except OSError as error:
             raise InvalidArgumentError(f"kept_prefix_directory: {path} cannot be written: {error}") from error
         return path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
 from modelserver_backends.llm.blocks import BlockPool
 from modelserver_backends.llm.engine import Engine
-from modelserver_backends.llm.kept_blocks import HostBlocks
+from modelserver_backends.llm.kept_blocks import HostBlocks, PrefixFiles
 from modelserver_backends.llm.llm import LLM
 from modelserver_backends.llm.sampling_params import SamplingParams
 from support.generations import generate, loaded_engine, random_prompts
@@ -135,6 +137,18 @@ def test_a_damaged_file_is_made_again(checkpoint: Checkpoints, tmp_path: Path, d
         path.write_bytes(damaged)
         assert _kept(engine, tmp_path) == [path]
     assert path.read_bytes() == whole
+
+
+def test_a_full_disk_keeps_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    layout = KvLayout.uniform(num_layers=2, num_kv_heads=1, head_dim=4, dtype=torch.float32)
+    blocks = KvBlocks(layout, num_blocks=4, block_size=2, device=torch.device("cpu"))
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InvalidArgumentError, match=r"kept_prefix_directory: .* No space left"):
+        PrefixFiles(blocks, tmp_path, DIGEST).write("a", [b"1"], [1])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_becomes_shorter_fails_its_request_only(checkpoint: Checkpoints, tmp_path: Path) -> None:
