@@ -386,13 +386,16 @@ class _LogHandler(logging.Handler):
         level = record.levelno
         names = ((logging.ERROR, "ERROR"), (logging.WARNING, "WARN"), (logging.INFO, "INFO"), (0, "DEBUG"))
         severity = next(name for lowest, name in names if level >= lowest)
-        self._logger.emit(
-            timestamp=int(record.created * 1e9),
-            severity_number=self._severities[severity],
-            severity_text=record.levelname,
-            body=record.getMessage(),
-            attributes={"logger": record.name},
-        )
+        try:
+            self._logger.emit(
+                timestamp=int(record.created * 1e9),
+                severity_number=self._severities[severity],
+                severity_text=record.levelname,
+                body=record.getMessage(),
+                attributes={"logger": record.name},
+            )
+        except Exception:  # as every handler: whoever logs goes on
+            self.handleError(record)
 
     def close(self) -> None:
         self._provider.shutdown()
