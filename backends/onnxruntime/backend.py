@@ -184,7 +184,8 @@ class OnnxBackend(Backend):
             return GraphRun(held.session, names, ("cuda", placement.device_id), has_ids=True)
         pinned = config.optimization.input_pinned_memory if config.optimization is not None else None
         is_pinned = pinned is None or pinned.enable
-        return BoundRun(held.session, names, Staging(allocate_pinned) if is_pinned else None)
+        staging = Staging(allocate_pinned) if is_pinned else None
+        return BoundRun(held.session, names, staging, ("cuda", placement.device_id))
 
     def _open_session(self, placement: Placement) -> _Session:
         """A session on the placement. Raises UnavailableError when it has not got what the config asks for."""

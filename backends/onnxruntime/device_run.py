@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from modelserver.backend import Array
+from modelserver.backend import Array, DeviceArray
 
 from .pinned import Staging
+from .signature import datatype_of
 
 # Each captured graph keeps device memory, so at most this many shapes have one.
 MAX_GRAPHS = 16
@@ -25,26 +26,51 @@ _NO_GRAPH = "-1"
 class BoundRun:
     """Binds what lies in host memory; ONNX Runtime copies to the device and back. One instance's, one at a time."""
 
-    def __init__(self, session: Any, output_names: Sequence[str], staging: Staging | None) -> None:
+    def __init__(
+        self, session: Any, output_names: Sequence[str], staging: Staging | None, device: tuple[str, int] | None = None
+    ) -> None:
+        """`device` is the one whose memory inputs and outputs may lie in, besides the host's."""
         self._session = session
         self._output_names = output_names
         self._staging = staging
+        self._device = device
+        self.gpu = device[1] if device is not None else None
         self._binding = session.io_binding()
 
-    def run(self, feeds: Mapping[str, Array], options: Any) -> list[Array]:
-        """The outputs, in arrays of their own."""
-        binding = self._binding
+    def run(
+        self, feeds: Mapping[str, Array | DeviceArray], options: Any, targets: Mapping[str, DeviceArray] | None = None
+    ) -> list[Array | DeviceArray]:
+        """The outputs, in arrays of their own, or where their targets say if these are large enough.
+
+        A run waits for the device at its end, so the outputs are there when they are copied to their targets.
+        """
+        binding, device, targets = self._binding, self._device, targets or {}
         try:
             for name, array in feeds.items():
+                if isinstance(array, DeviceArray):
+                    assert device is not None, "the server gives them only to an instance with a GPU"
+                    binding.bind_input(name, *device, array.dtype, array.shape, array.address)
+                    continue
                 staged = array if self._staging is None else self._staging.stage(name, array)
                 binding.bind_cpu_input(name, np.ascontiguousarray(staged))
             for name in self._output_names:
-                binding.bind_output(name)
+                binding.bind_output(name, *(device if device is not None and name in targets else ()))
             self._session.run_with_iobinding(binding, options)
-            return [value.numpy() for value in binding.get_outputs()]
+            values = zip(self._output_names, binding.get_outputs(), strict=True)
+            return [_taken(value, targets.get(name)) for name, value in values]
         finally:
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
+
+
+def _taken(value: Any, target: DeviceArray | None) -> Array | DeviceArray:
+    datatype = None if target is None else datatype_of(value.data_type())
+    if target is None or datatype is None or value.tensor_size_in_bytes() > target.nbytes:
+        array: Array = value.numpy()
+        return array
+    placed = target.beginning(datatype.numpy, tuple(value.shape()))
+    placed.fill(value.data_ptr())
+    return placed
 
 
 class _FixedRun:
@@ -87,6 +113,7 @@ class GraphRun:
         self._device = device
         self._has_ids = has_ids  # only the CUDA provider knows the ids of graphs
         self._plain = BoundRun(session, output_names, None)
+        self.gpu = None  # its inputs and outputs have addresses of their own
         self._fixed: dict[tuple[Any, ...], tuple[int, _FixedRun]] = {}
 
     def run(self, feeds: Mapping[str, Array], options: Any) -> list[Array]:
@@ -98,7 +125,7 @@ class GraphRun:
             self._name_graph(options, str(number))
             return fixed.run(feeds, options)
         self._name_graph(options, _NO_GRAPH)
-        results = self._plain.run(feeds, options)
+        results: list[Any] = self._plain.run(feeds, options)
         if len(self._fixed) < MAX_GRAPHS:
             named = dict(zip(self._output_names, results, strict=True))
             self._fixed[key] = (len(self._fixed) + 1, _FixedRun(self._session, feeds, named, self._device))

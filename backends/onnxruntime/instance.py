@@ -14,6 +14,7 @@ from modelserver.backend import (
     Array,
     CancelledError,
     Datatype,
+    DeviceArray,
     InternalError,
     InvalidArgumentError,
     ModelConfig,
@@ -68,6 +69,7 @@ class OnnxInstance(TensorInstance):
         self._has_bfloat16 = bool(self._bfloat16_inputs) or any(spec.data_type is Datatype.BF16 for spec in outputs)
         is_plain = not (self._string_inputs or self._string_outputs or self._map_outputs or self._has_bfloat16)
         self._bound = bound if is_plain else None
+        self.gpu = self._bound.gpu if self._bound is not None else None
 
     def interrupt(self, is_wanted: bool) -> None:
         self._is_interrupted = is_wanted
@@ -76,7 +78,13 @@ class OnnxInstance(TensorInstance):
             self._shrinking.terminate = is_wanted
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        feeds = dict(inputs)
+        found: Mapping[str, Any] = self.run_on_device(inputs, {})
+        return found
+
+    def run_on_device(
+        self, inputs: Mapping[str, Array | DeviceArray], targets: Mapping[str, DeviceArray]
+    ) -> Mapping[str, Array | DeviceArray]:
+        feeds: dict[str, Any] = dict(inputs)
         for name in self._scalar_inputs:
             if name in feeds:
                 feeds[name] = feeds[name].reshape(())
@@ -84,29 +92,31 @@ class OnnxInstance(TensorInstance):
             if name in feeds:
                 feeds[name] = _decoded(feeds[name])
         try:
-            arrays = self._execute(feeds)
+            arrays = self._execute(feeds, targets)
         except (native.InvalidArgument, ValueError) as error:
             raise InvalidArgumentError(f"ONNX Runtime refuses the inputs: {error}") from error
         except (native.Fail, native.RuntimeException, native.EPFail, native.NotImplemented) as error:
             if self._is_interrupted:
                 raise CancelledError("the requests of the batch were cancelled while it was executed") from error
             raise InternalError(f"ONNX Runtime failed: {error}") from error
-        outputs = dict(zip(self._output_names, arrays, strict=True))
+        outputs: dict[str, Any] = dict(zip(self._output_names, arrays, strict=True))
         for name, datatype in self._map_outputs.items():
             assert datatype is not None, "a checked output has a datatype"
             outputs[name] = rows_of_maps(name, outputs[name], datatype)
         for name in self._string_outputs:
             outputs[name] = _encoded(outputs[name])
         for name, dims in self._scalar_outputs:
-            outputs[name] = np.reshape(outputs[name], dims)
+            outputs[name] = outputs[name].reshape(dims)
         return outputs
 
-    def _execute(self, feeds: Mapping[str, Array]) -> Sequence[Array]:
+    def _execute(self, feeds: Mapping[str, Array], targets: Mapping[str, DeviceArray]) -> Sequence[Array | DeviceArray]:
         options = self._run_options
         if self._shrinking is not None:
             self._num_runs += 1
             if self._num_runs % self._interval == 0:
                 options = self._shrinking
+        if isinstance(self._bound, BoundRun):
+            return self._bound.run(feeds, options, targets)
         if self._bound is not None:
             return self._bound.run(feeds, options)
         if self._has_bfloat16:

@@ -47,7 +47,7 @@ def session_signature(session: Any, inputs: Collection[str] = (), outputs: tuple
     wanted = [
         argument
         for argument in session.get_outputs()
-        if (argument.name in outputs if outputs else _datatype(argument.type) is not None)
+        if (argument.name in outputs if outputs else datatype_of(argument.type) is not None)
     ]
     left = [f"'{argument.name}' ({argument.type})" for argument in session.get_outputs() if argument not in wanted]
     if wanted and left and not outputs:
@@ -60,7 +60,7 @@ def session_signature(session: Any, inputs: Collection[str] = (), outputs: tuple
 
 
 def _tensor(argument: Any) -> FileTensor:
-    datatype = _datatype(argument.type)
+    datatype = datatype_of(argument.type)
     if datatype is None:
         raise UnsupportedError(f"'{argument.name}' is a {argument.type}, which no KServe tensor can carry; {_WAY_OUT}")
     if is_rows_of_maps(argument.type):
@@ -69,7 +69,7 @@ def _tensor(argument: Any) -> FileTensor:
     return FileTensor(argument.name, datatype, tuple(size if isinstance(size, int) else -1 for size in argument.shape))
 
 
-def _datatype(type_name: str) -> Datatype | None:
+def datatype_of(type_name: str) -> Datatype | None:
     """The datatype of an ONNX type such as `tensor(float)`, or of the values in a sequence of maps."""
     rows = _ROWS_OF_MAPS.fullmatch(type_name)
     if rows is not None:

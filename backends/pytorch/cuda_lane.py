@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+
+from modelserver.backend import DeviceArray
 
 # Each captured graph keeps device memory, so at most this many shapes have one.
 MAX_GRAPHS = 16
@@ -25,6 +28,7 @@ class CudaLane:
 
     def __init__(self, device: str, *, is_pinned: bool) -> None:
         self._device = torch.device(device)
+        self.gpu: int = self._device.index or 0
         self._is_pinned = is_pinned
         self._stream: Any = torch.cuda.Stream(self._device)
 
@@ -39,6 +43,15 @@ class CudaLane:
         if self._is_pinned:
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=self._is_pinned)
+
+    def borrow(self, array: DeviceArray, dtype: Any) -> Any:
+        """A tensor over the array's own memory. CUDA's array interface lacks some datatypes, so torch gets bytes."""
+        flat = array.beginning(np.dtype(np.uint8), (array.nbytes,))
+        return torch.as_tensor(flat, device=self._device).view(dtype).view(array.shape)
+
+    def place(self, tensor: Any, target: DeviceArray) -> None:
+        """Copy a tensor of the GPU into the array's memory, without waiting: `download` does."""
+        self.borrow(target, tensor.dtype).copy_(tensor, non_blocking=True)
 
     def download(self, tensors: Sequence[Any]) -> list[Any]:
         """The tensors on the CPU, complete: waits for everything on the lane."""

@@ -14,6 +14,7 @@ from modelserver.backend import (
     Array,
     BackendContext,
     Datatype,
+    DeviceArray,
     FileSignature,
     InternalError,
     InvalidArgumentError,
@@ -85,9 +86,10 @@ class TorchInstance(TensorInstance):
         self._options = options
         # On a GPU only.
         self._lane = CudaLane(device, is_pinned=options.is_pinned) if device.startswith("cuda") else None
+        self.gpu = self._lane.gpu if self._lane is not None else None
         if self._lane is not None and options.has_cuda_graphs and not (binding.as_dict or binding.keywords):
             self._call = self._lane.graphed(program.call)
-        self._bfloat16 = {spec.name for spec in model_inputs(config) if spec.data_type is Datatype.BF16}
+        self._input_types = {spec.name: spec.data_type for spec in model_inputs(config)}
         outputs = model_outputs(config)
         places = _places([spec.name for spec in outputs], program.result_names)
         self._outputs = [
@@ -99,6 +101,12 @@ class TorchInstance(TensorInstance):
         self._num_threads = options.num_threads
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        found: Mapping[str, Any] = self.run_on_device(inputs, {})
+        return found
+
+    def run_on_device(
+        self, inputs: Mapping[str, Array | DeviceArray], targets: Mapping[str, DeviceArray]
+    ) -> Mapping[str, Array | DeviceArray]:
         use_threads(self._num_threads)
         with self._modes():
             tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
@@ -109,7 +117,7 @@ class TorchInstance(TensorInstance):
                 raise InvalidArgumentError(f"the exported program refuses the inputs: {error}") from error
             except RuntimeError as error:
                 raise InternalError(f"PyTorch failed: {_reason(error)}") from error
-            arrays = self._arrays(result)
+            arrays = self._arrays(result, targets)
         if self._options.cleans_cache and self._lane is not None:
             torch.cuda.empty_cache()
         return arrays
@@ -127,15 +135,30 @@ class TorchInstance(TensorInstance):
             stack.enter_context(self._lane.open())
         return stack
 
-    def _tensor(self, name: str, array: Array) -> Any:
-        if array.dtype == object:
-            return to_texts(name, array)
-        if name in self._scalars:
+    def _tensor(self, name: str, array: Array | DeviceArray) -> Any:
+        datatype = self._input_types.get(name)
+        if name in self._scalars and datatype is not Datatype.BYTES:
             array = array.reshape(())
-        tensor = to_torch(array, name in self._bfloat16)
+        if isinstance(array, DeviceArray):
+            assert self._lane is not None, "the server gives them only to an instance with a GPU"
+            assert datatype is not None, "a checked input has a datatype"
+            tensor = self._lane.borrow(array, TORCH_DTYPES[datatype])
+        elif array.dtype == object:
+            return to_texts(name, array)
+        else:
+            tensor = to_torch(array, datatype is Datatype.BF16)
         if self._options.is_channels_last and tensor.dim() == _CHANNELS_LAST_RANK:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
-        return tensor if self._lane is None else self._lane.upload(tensor)
+        if self._lane is None or isinstance(array, DeviceArray):
+            return tensor
+        return self._lane.upload(tensor)
+
+    def _placed(self, name: str, tensor: Any, target: DeviceArray) -> DeviceArray:
+        """The output in the memory that its client has registered, once the lane is done."""
+        assert self._lane is not None, "the caller has looked"
+        array = target.beginning(DATATYPES[tensor.dtype].numpy, tuple(tensor.shape))
+        self._lane.place(tensor.detach(), array)
+        return array.reshape(1) if name in self._scalars else array
 
     def _execute(self, tensors: dict[str, Any]) -> Any:
         binding = self._binding
@@ -145,16 +168,21 @@ class TorchInstance(TensorInstance):
         positional = [tensors.get(name) for name in binding.positional]
         return self._call(*positional, **{name: tensors[name] for name in binding.keywords if name in tensors})
 
-    def _arrays(self, result: Any) -> dict[str, Array]:
+    def _arrays(self, result: Any, targets: Mapping[str, DeviceArray]) -> dict[str, Array | DeviceArray]:
         if isinstance(result, torch.Tensor) or _is_texts(result):
             result = (result,)
         picked = {name: _picked(result, name, place, is_text=dtype is None) for name, place, dtype in self._outputs}
-        arrays = {name: from_texts(picked.pop(name)) for name, _, dtype in self._outputs if dtype is None}
-        tensors = list(picked.values())
+        arrays: dict[str, Array | DeviceArray] = {
+            name: from_texts(picked.pop(name)) for name, _, dtype in self._outputs if dtype is None
+        }
         if self._lane is not None:
-            tensors = self._lane.download(tensors)
-        of_tensors = [(name, dtype) for name, _, dtype in self._outputs if dtype is not None]
-        for (name, dtype), tensor in zip(of_tensors, tensors, strict=True):
+            for name, dtype in [(name, dtype) for name, _, dtype in self._outputs if name in targets]:
+                if picked[name].is_cuda and picked[name].dtype is dtype and picked[name].nbytes <= targets[name].nbytes:
+                    arrays[name] = self._placed(name, picked.pop(name), targets[name])
+            # Without tensors it waits too, for what was placed.
+            picked = dict(zip(picked, self._lane.download(list(picked.values())), strict=True))
+        for name, dtype in [(name, dtype) for name, _, dtype in self._outputs if name in picked]:
+            tensor = picked[name]
             if tensor.dtype is not dtype:
                 expected, found = DATATYPES[dtype].config_name, DATATYPES.get(tensor.dtype)
                 raise InternalError(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from modelserver.backend import Array, UnavailableError
+from modelserver.backend import Array, DeviceArray, UnavailableError
 
 
 class Device:
@@ -69,6 +69,10 @@ class Device:
     def empty(self, num_bytes: int) -> Any:
         """Device memory, of the current stream. TensorRT takes no null pointers, so there is always a byte."""
         return self.torch.empty(max(1, num_bytes), dtype=self.torch.uint8, device=self.name)
+
+    def borrow(self, array: DeviceArray) -> Any:
+        """The bytes of an array that lies on the device, without a copy."""
+        return self.torch.as_tensor(array.beginning(np.dtype(np.uint8), (array.nbytes,)), device=self.name)
 
     def pinned(self, num_bytes: int, *, is_pinned: bool = True) -> Any:
         """Host memory that a stream can copy from and to by itself; pageable on request."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from modelserver.backend import Array, Datatype, InternalError, InvalidArgumentError
+from modelserver.backend import Array, Datatype, DeviceArray, InternalError, InvalidArgumentError
 
 from .device import Device
 from .engine import LoadedEngine, require_context
@@ -34,11 +34,15 @@ class Streams:
 
 @dataclass(slots=True)
 class Output:
-    """An output of one execution on the device; its shape is known at the latest when the stream is done."""
+    """An output of one execution on the device; its shape is known at the latest when the stream is done.
+
+    `target` is the memory if it is a client's, and the output stays there.
+    """
 
     tensor: IoTensor
     shape: Shape
     memory: Any
+    target: DeviceArray | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -67,8 +71,12 @@ class Execution:
             raise self._failure(f"optimization profile {profile} cannot be set")
         streams.compute.synchronize()
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of a batch, in fresh memory. `inputs` have the engine's ranks; shape tensors are arrays too.
+    def run(
+        self, inputs: Mapping[str, Array | DeviceArray], targets: Mapping[str, DeviceArray]
+    ) -> dict[str, Array | DeviceArray]:
+        """The outputs of a batch, in their targets if these are large enough, or in fresh memory.
+
+        `inputs` have the engine's ranks; shape tensors are arrays too.
 
         Raises InvalidArgumentError for shapes that the engine refuses, InternalError when it fails.
         """
@@ -77,7 +85,7 @@ class Execution:
         with torch.cuda.stream(self._streams.compute):
             # Host and device buffers: they must live until the stream is done.
             held = [self._bind_input(tensor, inputs[tensor.name]) for tensor in self._loaded.info.inputs]
-            outputs = self._bind_outputs()
+            outputs = self._bind_outputs(targets)
             if not self._context.execute_async_v3(self._streams.compute.cuda_stream):
                 raise self._failure("the execution failed")
             arrays = self._fetch(outputs)
@@ -88,7 +96,7 @@ class Execution:
         """Fix shapes and input addresses for good, for a CUDA graph; gives the outputs, fixed as well."""
         for tensor in self._loaded.info.inputs:
             self._set_input(tensor.name, shapes[tensor.name], buffers[tensor.name].data_ptr())
-        outputs = self._bind_outputs()
+        outputs = self._bind_outputs({})
         if any(isinstance(output, _Growing) for output in outputs):
             raise InternalError("outputs whose shape depends on the data cannot be in a CUDA graph")
         return [output for output in outputs if isinstance(output, Output)]
@@ -98,13 +106,17 @@ class Execution:
         if not self._context.execute_async_v3(self._streams.compute.cuda_stream):
             raise self._failure("the execution failed")
 
-    def copy_in(self, array: Array, target: Any) -> Any:
+    def copy_in(self, array: Array | DeviceArray, target: Any) -> Any:
         """Queue the copy of an array to the device; what is given back must live until the stream is done."""
+        if isinstance(array, DeviceArray):
+            staged = self._device.borrow(array)
+            target[: staged.numel()].copy_(staged, non_blocking=True)
+            return staged
         staged = self._device.host_copy(array, is_pinned=self._streams.is_input_pinned)
         target[: staged.numel()].copy_(staged, non_blocking=True)
         return staged
 
-    def fetch(self, outputs: list[Output]) -> dict[str, Array]:
+    def fetch(self, outputs: list[Output]) -> dict[str, Array | DeviceArray]:
         """Queue the copies of outputs, and wait for all that is queued."""
         return self._fetch(list(outputs))
 
@@ -113,7 +125,10 @@ class Execution:
         self._context = None
         self._growing.clear()
 
-    def _bind_input(self, tensor: IoTensor, array: Array) -> list[Any]:
+    def _bind_input(self, tensor: IoTensor, array: Array | DeviceArray) -> list[Any]:
+        if isinstance(array, DeviceArray):
+            self._set_input(tensor.name, array.shape, array.address)
+            return [array]
         if tensor.is_shape_tensor:
             # Read on the host, when shapes are inferred and when the work is queued.
             staged = self._device.host_copy(array)
@@ -131,7 +146,7 @@ class Execution:
         if not self._context.set_tensor_address(name, address):
             raise self._failure(f"input '{name}' cannot be bound")
 
-    def _bind_outputs(self) -> list[Output | _Growing]:
+    def _bind_outputs(self, targets: Mapping[str, DeviceArray]) -> list[Output | _Growing]:
         try:
             missing = self._context.infer_shapes()
         except RuntimeError as error:
@@ -139,17 +154,20 @@ class Execution:
             raise InvalidArgumentError(f"TensorRT cannot infer the outputs' shapes: {error} ({reason})") from error
         if missing:
             raise InternalError(f"TensorRT still lacks a shape or value of {', '.join(missing)}")
-        return [self._bind_output(tensor) for tensor in self._loaded.info.outputs]
+        return [self._bind_output(tensor, targets.get(tensor.name)) for tensor in self._loaded.info.outputs]
 
-    def _bind_output(self, tensor: IoTensor) -> Output | _Growing:
+    def _bind_output(self, tensor: IoTensor, target: DeviceArray | None) -> Output | _Growing:
         shape = tuple(int(size) for size in self._context.get_tensor_shape(tensor.name))
         if tensor.is_shape_tensor:
             output = Output(tensor, shape, self._device.pinned(prod(shape) * itemsize(tensor.datatype)))
         elif -1 in shape:
             return self._grow(tensor)
+        elif target is not None and prod(shape) * itemsize(tensor.datatype) <= target.nbytes:
+            output = Output(tensor, shape, None, target.beginning(tensor.datatype.numpy, shape))
         else:
             output = Output(tensor, shape, self._device.empty(prod(shape) * itemsize(tensor.datatype)))
-        if not self._context.set_tensor_address(tensor.name, output.memory.data_ptr()):
+        address = output.memory.data_ptr() if output.target is None else output.target.address
+        if not self._context.set_tensor_address(tensor.name, address):
             raise self._failure(f"output '{tensor.name}' cannot be bound")
         return output
 
@@ -165,7 +183,7 @@ class Execution:
         growing.allocator.reset()
         return growing
 
-    def _fetch(self, outputs: list[Output | _Growing]) -> dict[str, Array]:
+    def _fetch(self, outputs: list[Output | _Growing]) -> dict[str, Array | DeviceArray]:
         streams = self._streams
         if any(isinstance(output, _Growing) for output in outputs):
             streams.compute.synchronize()  # only now is it known how large they are
@@ -175,6 +193,8 @@ class Execution:
         staged: dict[str, Any] = {}
         with self._device.torch.cuda.stream(streams.copy_out):
             for output in known:
+                if output.target is not None:
+                    continue
                 if output.tensor.is_shape_tensor:
                     staged[output.tensor.name] = output.memory
                     continue
@@ -183,7 +203,10 @@ class Execution:
                 staged[output.tensor.name] = host
             streams.done.record(streams.copy_out)
         streams.done.synchronize()
-        return {output.tensor.name: _array(output, staged[output.tensor.name]) for output in known}
+        return {
+            output.tensor.name: _array(output, staged[output.tensor.name]) if output.target is None else output.target
+            for output in known
+        }
 
     def _failure(self, what: str) -> InternalError:
         return InternalError(f"{what}: {self._logger.errors_since(self._mark)}")

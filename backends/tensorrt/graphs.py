@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from modelserver.backend import Array, InternalError, InvalidArgumentError
+from modelserver.backend import Array, DeviceArray, InternalError, InvalidArgumentError
 
 from .engine import LoadedEngine, require_context
 from .execution import Execution, Output, Streams, itemsize
@@ -31,7 +31,9 @@ class CapturedGraph:
         self._buffers = buffers
         self._outputs = outputs
 
-    def replay(self, inputs: Mapping[str, Array], streams: Streams, torch: Any) -> dict[str, Array]:
+    def replay(
+        self, inputs: Mapping[str, Array | DeviceArray], streams: Streams, torch: Any
+    ) -> dict[str, Array | DeviceArray]:
         """The outputs of a batch; of one that is smaller, those of all rows of the graph."""
         with torch.cuda.stream(streams.compute):
             staged = [self._execution.copy_in(array, self._buffers[name]) for name, array in inputs.items()]
@@ -66,7 +68,9 @@ class Graphs:
             except (InternalError, InvalidArgumentError, RuntimeError) as error:
                 log.warning("instance '%s': no CUDA graph for the shapes %s: %s", name, dict(shape.shapes), error)
 
-    def find(self, inputs: Mapping[str, Array], *, batches: bool) -> tuple[GraphShape, CapturedGraph] | None:
+    def find(
+        self, inputs: Mapping[str, Array | DeviceArray], *, batches: bool
+    ) -> tuple[GraphShape, CapturedGraph] | None:
         """The graph for a batch, if there is one; counts either way."""
         if not self._shapes:
             return None

@@ -9,6 +9,7 @@ import numpy as np
 
 from modelserver.backend import (
     Array,
+    DeviceArray,
     InvalidArgumentError,
     Measurement,
     ModelConfig,
@@ -65,6 +66,7 @@ class TensorRTInstance(TensorInstance):
         self, loaded: LoadedEngine, config: ModelConfig, settings: InstanceSettings, cache: RuntimeCache, *, name: str
     ) -> None:
         self._loaded = loaded
+        self.gpu = loaded.device.device_id
         self._batches = config.max_batch_size > 0
         self._settings = settings
         # Where requests of different shapes share a batch, the first dimensions are not its rows.
@@ -107,18 +109,25 @@ class TensorRTInstance(TensorInstance):
                 self._graphs.capture(loaded, settings.graphs, settings.profiles, self._streams, name)
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        found: Mapping[str, Any] = self.run_on_device(inputs, {})
+        return found
+
+    def run_on_device(
+        self, inputs: Mapping[str, Array | DeviceArray], targets: Mapping[str, DeviceArray]
+    ) -> Mapping[str, Array | DeviceArray]:
         info = self._loaded.info
         tensors = info.inputs
         rows = self._rows(inputs)
         feeds = {tensor.name: self._feed(tensor, inputs, rows) for tensor in tensors}
         if rows < self._smallest_batch:
             feeds = {name: self._filled(name, array, self._smallest_batch) for name, array in feeds.items()}
+            targets = {}  # they have no room for the rows that are filled in
         with self._loaded.device.activate():
             found = self._graphs.find(feeds, batches=self._has_rows)
             if found is not None:
                 outputs = found[1].replay(feeds, self._streams, self._loaded.device.torch)
             else:
-                outputs = self._execution(feeds).run(feeds)
+                outputs = self._execution(feeds).run(feeds, targets)
         return {tensor.name: self._shown(tensor, outputs[tensor.name], rows) for tensor in info.outputs}
 
     def measure(self) -> Sequence[Measurement]:
@@ -148,7 +157,7 @@ class TensorRTInstance(TensorInstance):
             self._executions.clear()
         self._scratch.release()
 
-    def _rows(self, inputs: Mapping[str, Array]) -> int:
+    def _rows(self, inputs: Mapping[str, Array | DeviceArray]) -> int:
         if not self._batches:
             return 0
         return next(
@@ -160,21 +169,22 @@ class TensorRTInstance(TensorInstance):
             1,
         )
 
-    def _feed(self, tensor: IoTensor, inputs: Mapping[str, Array], rows: int) -> Array:
+    def _feed(self, tensor: IoTensor, inputs: Mapping[str, Array | DeviceArray], rows: int) -> Array | DeviceArray:
         """The array for an engine's input: of the engine's rank, and shape tensors with the batch in front."""
         array = inputs.get(tensor.name)
         if array is None:
             raise InvalidArgumentError(f"input '{tensor.name}' is missing: a TensorRT engine has no optional inputs")
         if tensor.is_shape_tensor:
-            values = array.reshape(-1)
+            values = np.asarray(array).reshape(-1)
             if self._batches:
                 values = np.concatenate([np.array([rows], dtype=values.dtype), values])
             return values.reshape(()) if not tensor.dims else values
         # A scalar has no dimension in the engine, and one element in the config.
         return array.reshape(()) if not tensor.dims and array.size == 1 else array
 
-    def _filled(self, name: str, array: Array, rows: int) -> Array:
+    def _filled(self, name: str, given: Array | DeviceArray, rows: int) -> Array:
         """`array` with rows of zeros up to `rows`; of a shape tensor, with that many rows as its first value."""
+        array = np.asarray(given)
         if any(tensor.name == name and tensor.is_shape_tensor for tensor in self._loaded.info.inputs):
             changed = array.copy()
             changed[0] = rows
@@ -183,22 +193,24 @@ class TensorRTInstance(TensorInstance):
         filled[: len(array)] = array
         return filled
 
-    def _execution(self, feeds: Mapping[str, Array]) -> Execution:
+    def _execution(self, feeds: Mapping[str, Array | DeviceArray]) -> Execution:
         shapes: dict[str, Shape] = {}
         values: dict[str, Shape] = {}
         for tensor in self._loaded.info.inputs:
             if tensor.is_shape_tensor:
-                values[tensor.name] = as_values(feeds[tensor.name])
+                values[tensor.name] = as_values(np.asarray(feeds[tensor.name]))
             else:
                 shapes[tensor.name] = feeds[tensor.name].shape
         return self._executions[choose_profile(self._loaded.info, self._settings.profiles, shapes, values)]
 
-    def _shown(self, tensor: IoTensor, array: Array, rows: int) -> Array:
+    def _shown(self, tensor: IoTensor, array: Array | DeviceArray, rows: int) -> Array | DeviceArray:
         """An output as the config describes it: without the rows that were filled up."""
         if not self._batches:
             return array.reshape(1) if not array.ndim else array
         if not self._has_rows:
             return array
         if tensor.is_shape_tensor:  # the same for every row, without the batch that stands in front
-            return np.tile(array.reshape(-1)[1:], (rows, 1))
+            return np.tile(np.asarray(array).reshape(-1)[1:], (rows, 1))
+        if isinstance(array, DeviceArray):
+            return array.beginning(array.dtype, (rows, *array.shape[1:]))
         return array[:rows] if len(array) > rows else array

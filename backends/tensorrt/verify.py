@@ -96,7 +96,8 @@ def _run_engine(plan: Path, samples: list[dict[str, Array]]) -> list[dict[str, A
             loaded, 0, Streams(stream, stream, device.new_event()), new_context(loaded, "STATIC", False, None)
         )
         try:
-            return [execution.run(sample) for sample in samples]
+            found = [execution.run(sample, {}) for sample in samples]
+            return [{name: np.asarray(array) for name, array in outputs.items()} for outputs in found]
         finally:
             execution.close()
             loaded.close()

@@ -65,6 +65,7 @@ from modelserver.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from modelserver.platform.cuda import DeviceArray
 from modelserver.platform.device_memory import DeviceMemory, Reservation, device_memory
 from modelserver.platform.diagnosis import Finding, FindingLevel
 from modelserver.platform.gpus import free_gpu_bytes, visible_gpus
@@ -83,6 +84,7 @@ __all__ = [
     "CancelledError",
     "ConfigError",
     "Datatype",
+    "DeviceArray",
     "DeviceKind",
     "DeviceMemory",
     "ErrorCode",

@@ -14,6 +14,7 @@ import numpy as np
 from modelserver.core.request import InferRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import ServerError
+from modelserver.platform.cuda import DeviceArray
 from modelserver.telemetry.measurement import Measurement
 
 Array = np.ndarray[Any, Any]
@@ -101,6 +102,20 @@ class TensorInstance(Instance, abc.ABC):
         Nobody waits for its outputs any more. Called from any thread, and not for long: the server says False
         before it lets the instance run for anybody else.
         """
+
+    # The GPU whose memory `run_on_device` takes; None: the server calls `run`. Read once, when the instance stands.
+    gpu: int | None = None
+
+    def run_on_device(
+        self, inputs: Mapping[str, Array | DeviceArray], targets: Mapping[str, DeviceArray]
+    ) -> Mapping[str, Array | DeviceArray]:
+        """As `run`, called in its place where `gpu` is set: inputs may lie in registered memory of that GPU.
+
+        `targets` has memory for some outputs, as bytes. An output that fits is best written there, and returned as
+        `target.beginning(dtype, shape)`; an array is right too. All work on inputs and targets must have ended when
+        this returns. Batches of several requests come as arrays, without targets.
+        """
+        raise NotImplementedError("an instance with `gpu` overrides run_on_device")
 
     @abc.abstractmethod
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:

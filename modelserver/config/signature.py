@@ -81,6 +81,11 @@ class ModelSignature:
             for name, spec in self.inputs.items()
         }
 
+    @property
+    def is_lenient(self) -> bool:
+        """Whether inputs may be renamed, converted or joined."""
+        return self._lenient is not None
+
     def check(self, request: InFlightRequest) -> None:
         """Raise InvalidArgumentError for a request that the model does not accept; set `request.rows`.
 

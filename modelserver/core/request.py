@@ -196,6 +196,8 @@ class InFlightRequest(InferRequest, eq=False):
     # The caller, if callers share models and have quotas, and the caller's weight among those waiting.
     caller: str = ""
     share: float = 1.0
+    # Outputs that the instance writes to their places on its GPU (`platform.cuda.DeviceArray`, of bytes), by name.
+    targets: Mapping[str, Any] | None = None
     # The instances that wait for the answer, outermost first: for requests of models, and their steps in ensembles.
     call_origins: tuple[CallOrigin, ...] = ()
 

@@ -26,7 +26,7 @@ class Tensor(msgspec.Struct, eq=False):
 
     `data` has the tensor's shape and `datatype.numpy` as its dtype. It may be a read-only view of received bytes: copy
     it before writing. BYTES elements are `bytes` objects in an object array; BF16 elements are raw bit patterns in a
-    uint16 array.
+    uint16 array. Of a request to a model whose instances compute on one GPU it may be a `platform.cuda.DeviceArray`.
     """
 
     name: str

@@ -24,6 +24,7 @@ from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, ServerError
 from modelserver.execution.batch_tensors import BatchTensors
 from modelserver.execution.sequence_inputs import SequenceInputs
+from modelserver.platform.cuda import DeviceArray
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +267,7 @@ class Assembler:
         array = outputs.get(spec.name)
         if array is None:
             raise self._output_error(spec, f"is missing, run() returned {sorted(outputs)}")
-        if not isinstance(array, np.ndarray):
+        if not isinstance(array, np.ndarray | DeviceArray):
             raise self._output_error(spec, f"is a {type(array).__name__}, expected a NumPy array")
         if array.dtype != spec.datatype.numpy:
             array = self._converted(spec, array)

@@ -25,21 +25,23 @@ class Interruption:
     While a batch is executed, cancels of its requests are reported here, and from here to their former callback.
     """
 
-    def __init__(self, instance: TensorInstance) -> None:
+    def __init__(self, instance: TensorInstance, call: Callable[[Any], Any]) -> None:
+        """`call` runs the instance."""
         self._instance = instance
+        self._call = call
         self._lock = threading.Lock()  # guards the attributes below
         # Requests of the batch in progress that are not cancelled; None: no batch is in progress.
         self._waiting: set[InFlightRequest] | None = None
         self._is_interrupted = False
         self._inner: Callable[[InFlightRequest], None] | None = None
 
-    def run(self, requests: Sequence[InFlightRequest], inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """`instance.run`. Raises CancelledError when every request is cancelled before it is done."""
+    def run(self, requests: Sequence[InFlightRequest], inputs: Any) -> Any:
+        """`call`. Raises CancelledError when every request is cancelled before it is done."""
         own = [request for request in requests if not request.is_padding]
         inner = own[0].on_cancel if own else None
         try:
             self._begin(own, inner)
-            return self._instance.run(inputs)
+            return self._call(inputs)
         finally:
             self._end(own, inner)
 
@@ -81,6 +83,13 @@ class Interruption:
 
 
 logger = logging.getLogger(__name__)
+
+
+def _gather_on_device(
+    assembler: Assembler, requests: Sequence[InFlightRequest]
+) -> tuple[Mapping[str, Array], Mapping[str, Any]]:
+    """What `TensorInstance.run_on_device` takes. The rows of several requests are split on the host."""
+    return assembler.gather(requests), (requests[0].targets if len(requests) == 1 else None) or {}
 
 
 class Outcome(msgspec.Struct):
@@ -125,6 +134,9 @@ class Executor:
             self._prepare = assembler.shape_inputs
         if isinstance(instance, TensorInstance):
             self._prepare, self._call, self._finish = assembler.gather, instance.run, assembler.scatter
+            if instance.gpu is not None:
+                self._prepare = partial(_gather_on_device, assembler)
+                self._call = lambda prepared: instance.run_on_device(*prepared)
             self._interruptible = instance if instance.can_be_interrupted else None
         elif isinstance(instance, BatchInstance):
             self._call, self._call_together = instance.execute, instance.execute_batches
@@ -138,7 +150,7 @@ class Executor:
     def set_interruptible(self, is_wanted: bool) -> None:
         """Whether a batch is interrupted when all of its clients have left, if the instance supports that."""
         instance = self._interruptible
-        self._interruption = Interruption(instance) if is_wanted and instance is not None else None
+        self._interruption = Interruption(instance, self._call) if is_wanted and instance is not None else None
 
     def interrupt(self) -> None:
         """Interrupt the run in progress, if the instance supports that. From any thread."""

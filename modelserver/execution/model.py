@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from modelserver.backend import Backend, BackendContext, Instance, ServerCalls
+from modelserver.backend import Backend, BackendContext, Instance, ServerCalls, TensorInstance
 from modelserver.cache.store import AnswerStore
 from modelserver.config.schema import ModelConfig, ModelTransactionPolicy
 from modelserver.config.signature import ModelSignature
@@ -189,6 +189,19 @@ class Model:
         if self.fault or not all(model.is_ready() for model in self.composing):
             return False
         return all(member.is_ready for member in self._engine.members)
+
+    @property
+    def gpu(self) -> int | None:
+        """The GPU whose memory all instances take as it is; None too where the server itself looks at tensors."""
+        config = self.config
+        is_plain = not (
+            config.sequence_batching or config.batch_input or config.batch_output or self.signature.is_lenient
+        )
+        if not is_plain or self._cache is not None or any(spec.allow_ragged_batch for spec in config.input):
+            return None
+        instances = [member.loaded.instance for member in self._engine.members]
+        found = {instance.gpu if isinstance(instance, TensorInstance) else None for instance in instances}
+        return found.pop() if len(found) == 1 else None
 
     @property
     def measures(self) -> bool:

@@ -201,9 +201,10 @@ class DataPlane:
             if model.is_decoupled:
                 request.is_decoupled = True
             transfer = request.transfer
-            if transfer is not None and (items := long_inputs(transfer, self.shared_memory)):
+            gpu = None if transfer is None else self._shared_gpu(model)
+            if transfer is not None and (items := long_inputs(model, transfer, self.shared_memory, gpu)):
                 return self._read_regions(model, request, transfer, items)
-            regions = () if transfer is None else resolve(request, transfer, self.shared_memory)
+            regions = () if transfer is None else resolve(request, transfer, self.shared_memory, gpu)
             form = request.form
             if form is None:
                 model.signature.check(request)
@@ -219,6 +220,10 @@ class DataPlane:
         if transfer is None and not self._is_observed:
             return model.submit(request)
         return self._submit_observed(model, request, regions, is_split=is_split)
+
+    def _shared_gpu(self, model: Model) -> int | None:
+        """The GPU whose registered memory the model uses in place. Tensors that may be traced come by the host."""
+        return model.gpu if self.shared_memory.num_cuda_regions and not self.tracer.is_on else None
 
     def _read_regions(
         self, model: Model, request: InFlightRequest, transfer: Transfer, items: Sequence[RegionInput]

@@ -32,7 +32,7 @@ from modelserver.errors import (
     ServerError,
     UnsupportedError,
 )
-from modelserver.platform.cuda import HANDLE_BYTES, Cuda
+from modelserver.platform.cuda import HANDLE_BYTES, Cuda, DeviceArray
 from modelserver.telemetry.audit import audited
 
 _logger = logging.getLogger(__name__)
@@ -45,6 +45,8 @@ DIRECTORY = Path("/dev/shm")  # noqa: S108 - where the C library's shm_open look
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _MAX_NAME_BYTES = 255
 _MAX_UINT64 = 2**64 - 1
+# Bytes: of an address at which a GPU's library takes a tensor.
+_DEVICE_BOUNDARY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class Region:
 
 
 class CudaRegion:
-    """A region of a GPU, as `Region`. Its memory is read and written by copies, which take long."""
+    """A region of a GPU, as `Region`. Its memory is read and written by copies, which take long, or used in place."""
 
     __slots__ = ("_cuda", "_handle", "address", "is_leaving", "num_users", "status")
     is_on_device = True
@@ -216,6 +218,16 @@ class CudaRegion:
         """The bytes are there when it returns. Raises InvalidArgumentError as `check` does."""
         self.check(offset, len(data))
         self._cuda.write(self.address + offset, data, self.status.device_id)
+
+    def is_usable(self, offset: int) -> bool:
+        """Whether tensors may begin there for every library that computes on GPUs (TensorRT asks for the most)."""
+        return (self.address + offset) % _DEVICE_BOUNDARY == 0
+
+    def array(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
+        """The memory itself. Raises InvalidArgumentError as `check` does."""
+        found = DeviceArray(self._cuda, self.status.device_id, self.address + offset, dtype, shape)
+        self.check(offset, found.nbytes)
+        return found
 
     def close(self) -> None:
         """Unmap the memory, which may take long."""

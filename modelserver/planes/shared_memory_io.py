@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import numpy as np
 from msgspec.structs import replace
@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from modelserver.core.datatype import Datatype
 from modelserver.core.large_buffers import scratch
 from modelserver.core.long_work import Result, Slices, finish, long_work
-from modelserver.core.request import InFlightRequest, RegionInput, Transfer
+from modelserver.core.request import InFlightRequest, RegionInput, RegionSlice, Transfer
 from modelserver.core.response import InferResponse, RelayStream
 from modelserver.core.tensor import Buffer, Tensor, bytes_element_slices, tensor_from_bytes, tensor_to_bytes
 from modelserver.errors import InternalError, InvalidArgumentError, ServerError
-from modelserver.planes.shared_memory import AnyRegion, SharedMemory, too_small
+from modelserver.planes.shared_memory import AnyRegion, CudaRegion, SharedMemory, too_small
+from modelserver.platform.cuda import DeviceArray
 
 if TYPE_CHECKING:
     from modelserver.execution.model import Model
@@ -98,8 +99,10 @@ _COPIED_BYTES: Final = 256 * 1024
 _BOUNDARY: Final = 8
 
 
-def resolve(request: InFlightRequest, transfer: Transfer, memory: SharedMemory) -> Sequence[AnyRegion]:
+def resolve(request: InFlightRequest, transfer: Transfer, memory: SharedMemory, gpu: int | None) -> Sequence[AnyRegion]:
     """Add the request's inputs from regions; returns all regions that it uses.
+
+    Those of `gpu`, on which the model computes, are used in place.
 
     Raises NotFoundError for an unknown region, InvalidArgumentError for a slice that is outside its region or not of
     its tensor's size.
@@ -109,22 +112,46 @@ def resolve(request: InFlightRequest, transfer: Transfer, memory: SharedMemory) 
         region = memory.find(item.place.region)
         request.inputs[item.name] = _input(request.model_name, item, region)
         regions.append(region)
-    for place in transfer.placed.values():
+    targets: dict[str, DeviceArray] = {}
+    for name, place in transfer.placed.items():
         region = memory.find(place.region)
         region.check(place.offset, place.num_bytes)
         regions.append(region)
+        if gpu is not None and _is_used_there(region, place, gpu) and name not in transfer.class_counts:
+            targets[name] = region.array(place.offset, np.dtype(np.uint8), (place.num_bytes,))
+    request.targets = targets or None
     return regions
 
 
-def long_inputs(transfer: Transfer, memory: SharedMemory) -> tuple[RegionInput, ...]:
-    """The inputs in regions that would block the event loop: BYTES to split, numbers to copy to a boundary, and all
-    that lie on a GPU."""
+def _is_used_there(region: AnyRegion, place: RegionSlice, gpu: int) -> TypeGuard[CudaRegion]:
+    """Whether a model on `gpu` can use the bytes where they lie."""
+    if not isinstance(region, CudaRegion) or region.status.device_id != gpu:
+        return False
+    return place.num_bytes > 0 and region.is_usable(place.offset)
+
+
+def long_inputs(model: Model, transfer: Transfer, memory: SharedMemory, gpu: int | None) -> tuple[RegionInput, ...]:
+    """The inputs in regions that would block the event loop: BYTES to split, numbers to copy to a boundary, and those
+    on a GPU that a model on `gpu` cannot use where they lie."""
     return tuple(
         item
         for item in transfer.inputs
-        if (item.place.num_bytes > _MAX_BYTES_ON_LOOP and _is_copied(item))
-        or (memory.num_cuda_regions and memory.is_on_device(item.place.region))
+        if (memory.num_cuda_regions and memory.is_on_device(item.place.region) and _is_moved(model, item, memory, gpu))
+        or (item.place.num_bytes > _MAX_BYTES_ON_LOOP and _is_copied(item))
     )
+
+
+def _is_moved(model: Model, item: RegionInput, memory: SharedMemory, gpu: int | None) -> bool:
+    """Whether an input on a GPU goes by the host."""
+    if gpu is None or not _is_numbers(model, item):
+        return True
+    return not _is_used_there(memory.find(item.place.region), item.place, gpu)
+
+
+def _is_numbers(model: Model, item: RegionInput) -> bool:
+    """Whether only the model's library looks at the elements: those of BYTES and of shape tensors are read here."""
+    spec = model.signature.inputs.get(item.name)
+    return item.datatype.itemsize is not None and spec is not None and not spec.is_shape
 
 
 def _is_copied(item: RegionInput) -> bool:
@@ -164,18 +191,25 @@ def _copy(target: memoryview, data: Buffer) -> Slices[None]:
 
 
 def _read(model_name: str, item: RegionInput, region: AnyRegion) -> memoryview:
-    place = item.place
-    itemsize = item.datatype.itemsize
-    data = region.read(place.offset, place.num_bytes)
+    data = region.read(item.place.offset, item.place.num_bytes)
+    _check_size(model_name, item)
+    return data
+
+
+def _check_size(model_name: str, item: RegionInput) -> None:
+    place, itemsize = item.place, item.datatype.itemsize
     if itemsize is not None and place.num_bytes != prod(item.shape) * itemsize:
         raise InvalidArgumentError(
             f"input byte size mismatch for input '{item.name}' for model '{model_name}'. "
             f"Expected {prod(item.shape) * itemsize}, got {place.num_bytes}"
         )
-    return data
 
 
 def _input(model_name: str, item: RegionInput, region: AnyRegion) -> Tensor:
+    if isinstance(region, CudaRegion):  # used where it lies, or it would have been read before
+        _check_size(model_name, item)
+        data: Any = region.array(item.place.offset, item.datatype.numpy, item.shape)
+        return Tensor(item.name, item.datatype, data)
     tensor = tensor_from_bytes(item.name, item.datatype, item.shape, _read(model_name, item, region))
     if not tensor.data.flags.aligned:
         tensor.data = tensor.data.copy()
@@ -235,6 +269,8 @@ class TransferStream(RelayStream):
     def _is_long(self, response: InferResponse) -> bool:
         transfer = self._transfer
         for tensor in response.outputs or ():
+            if _is_in_place(tensor):
+                continue
             place = transfer.placed.get(tensor.name)
             if place is not None and self._region(place.region).is_on_device:
                 return True
@@ -282,6 +318,8 @@ class TransferStream(RelayStream):
     def _delivered(self, tensor: Tensor) -> Slices[Tensor]:
         """The output as the message has it: itself, its placeholder, or its classes."""
         transfer, model = self._transfer, self._model
+        if _is_in_place(tensor):
+            return placeholder(tensor)
         place = transfer.placed.get(tensor.name)
         if place is not None:
             data = memoryview(tensor_to_bytes(tensor)).cast("B")
@@ -310,6 +348,12 @@ class TransferStream(RelayStream):
 
     def _region(self, name: str) -> AnyRegion:
         return next(region for region in self._regions if region.status.name == name)
+
+
+def _is_in_place(tensor: Tensor) -> bool:
+    """Whether the model has written the output to its region."""
+    data: Any = tensor.data
+    return isinstance(data, DeviceArray)
 
 
 def _num_bytes(tensor: Tensor) -> int:

@@ -12,6 +12,7 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,12 @@ class Cuda:
             place = ctypes.c_void_p(source.ctypes.data)
             self._copy("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), place, num_bytes, device_id)
 
+    def move(self, target: int, source: int, num_bytes: int, device_id: int) -> None:
+        """Copy within the device's memory; returns when the bytes are there."""
+        if num_bytes:
+            places = ctypes.c_uint64(target), ctypes.c_uint64(source)
+            self._copy("cuMemcpyDtoDAsync_v2", *places, num_bytes, device_id)
+
     def _copy(self, name: str, target: Any, source: Any, num_bytes: int, device_id: int) -> None:
         with self._lock, self._context(device_id):
             stream = self._streams[device_id]
@@ -141,3 +148,62 @@ class Cuda:
             reason = (text.value or b"unknown error").decode(errors="replace")
             kind = InvalidArgumentError if name.startswith("cuIpcOpen") else InternalError
             raise kind(f"CUDA's {name} failed: {reason} ({code})")
+
+
+class DeviceArray:
+    """Numbers in the memory of a GPU that a client has registered, in C order; valid until its request is answered.
+
+    A library that computes there takes it by `address`, or as an object with CUDA's array interface (version 3). The
+    client has no work queued on the memory. NumPy's functions get a copy on the host. Shapes are in elements.
+    """
+
+    __slots__ = ("_cuda", "address", "dtype", "gpu", "shape")
+
+    def __init__(self, cuda: Cuda, gpu: int, address: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        """The elements begin at `address`. The memory stays mapped for as long as a request uses its region."""
+        self._cuda = cuda
+        self.gpu = gpu
+        self.address = address
+        self.dtype = dtype
+        self.shape = shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        place = (self.address, False)
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": place, "strides": None, "version": 3}
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """A copy on the host. Raises ValueError where none is allowed."""
+        if copy is False:
+            raise ValueError("the array lies in the memory of a GPU: NumPy needs a copy of it")
+        copied = np.frombuffer(self._cuda.read(self.address, self.nbytes, self.gpu), self.dtype).reshape(self.shape)
+        return copied if dtype is None else copied.astype(dtype, copy=False)
+
+    def reshape(self, *sizes: Any) -> DeviceArray:
+        """The same elements; as NumPy's `reshape`, with one size or shape, or several sizes."""
+        shape = np.broadcast_to(np.zeros((), self.dtype), self.shape).reshape(*sizes).shape
+        return self.beginning(self.dtype, shape)
+
+    def beginning(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> DeviceArray:
+        """The memory, or the beginning of it, as other elements."""
+        return DeviceArray(self._cuda, self.gpu, self.address, dtype, shape)
+
+    def fill(self, address: int) -> None:
+        """Copy the elements from that address of the same GPU. They must be there; returns when the copy is."""
+        self._cuda.move(self.address, address, self.nbytes, self.gpu)

@@ -14,6 +14,7 @@ import pytest
 from support.clients import ClientError, ProtocolClient
 from support.fake_cuda import FakeCuda, runtime_modules
 from support.gate import BACKEND_DIRECTORY
+from support.gpu_model import MACHINE, write_gpu_model
 from support.latches import latch_of, write_latched
 from support.model_files import write_identity
 from support.serving import RunningServer, running_server
@@ -21,7 +22,7 @@ from support.waiting import until_true
 from tritonclient.utils import serialize_byte_tensor
 
 from modelserver.errors import ErrorCode
-from modelserver.platform.cuda import Cuda
+from modelserver.platform.cuda import Cuda, DeviceArray
 
 pytestmark = pytest.mark.one_layout
 
@@ -30,7 +31,7 @@ DATA = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 @pytest.fixture(scope="module")
 def cuda() -> FakeCuda:
-    return FakeCuda()
+    return MACHINE.cuda
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,10 @@ def served(layout: str, cuda: FakeCuda, tmp_path_factory: pytest.TempPathFactory
     root = tmp_path_factory.mktemp("served")
     write_identity(root, "echo")
     write_identity(root, "text", data_type="TYPE_STRING")
+    write_gpu_model(root, "twice")
+    write_gpu_model(
+        root, "batched", more="dynamic_batching { max_queue_delay_microseconds: 10000000 preferred_batch_size: 2 }"
+    )
     write_latched(root, "slow", held="batch", max_batch_size=8)
     with running_server(root, allow_client_shm=True, backend_directory=(BACKEND_DIRECTORY,)) as running:
         running.server.dataplane.shared_memory._new_cuda = lambda: Cuda(cuda)
@@ -179,3 +184,87 @@ def test_what_cannot_be_registered_is_refused(client: ProtocolClient, shm: Any) 
             client._call(client.raw.infer, "echo", [tensor])
         assert caught.value.code is ErrorCode.INVALID_ARGUMENT
     shm.destroy_shared_memory_region(handle)
+
+
+def test_a_model_on_the_gpu_uses_the_memory_itself(client: ProtocolClient, shm: Any, cuda: FakeCuda) -> None:
+    """Nothing is copied where the memory suits the model; otherwise it goes by the host, with the same answer."""
+    handle = shm.create_shared_memory_region("region", 1024, 0)
+    client.raw.register_cuda_shared_memory("region", shm.get_raw_handle(handle), 0, 1024)
+    copied = {"cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"}
+    for start, offset, targets, copies in (
+        (0, 256, ["OUTPUT0"], set()),
+        (4, 256, ["OUTPUT0"], {"cuMemcpyDtoHAsync"}),
+        (0, 260, [], {"cuMemcpyHtoDAsync"}),
+    ):
+        shm.set_shared_memory_region(handle, [np.zeros(256, np.float32)])
+        shm.set_shared_memory_region(handle, [np.pad(DATA.ravel(), (start // 4, 0))])
+        tensor, output = _placed(client, "FP32", [2, 4], DATA.nbytes, offset)
+        tensor.set_shared_memory("region", DATA.nbytes, start)
+        del cuda.calls[:], MACHINE.batches[:]
+        client.raw.infer("twice", [tensor], outputs=[output])
+        assert copied & set(cuda.calls) == copies
+        assert MACHINE.batches == [(np.ndarray if start else DeviceArray, targets)]
+        found = shm.get_contents_as_numpy(handle, np.float32, [256])[offset // 4 :][: DATA.size]
+        np.testing.assert_array_equal(found.reshape(2, 4), DATA * 2)
+    # An output that no region was asked for comes in the message.
+    tensor.set_shared_memory("region", DATA.nbytes)
+    shm.set_shared_memory_region(handle, [DATA])
+    np.testing.assert_array_equal(client.raw.infer("twice", [tensor]).as_numpy("OUTPUT0"), DATA * 2)
+    small = client.library.InferRequestedOutput("OUTPUT0")
+    small.set_shared_memory("region", 16, 512)
+    with pytest.raises(ClientError, match=r"'OUTPUT0' \(16 bytes\) should be at least 32 bytes"):
+        client._call(client.raw.infer, "twice", [tensor], outputs=[small])
+    tensor.set_shared_memory("region", 16)
+    with pytest.raises(ClientError, match="Expected 32, got 16"):
+        client._call(client.raw.infer, "twice", [tensor])
+    shm.destroy_shared_memory_region(handle)
+
+
+def test_requests_that_share_a_batch_are_joined_on_the_host(
+    client: ProtocolClient, shm: Any, served: RunningServer
+) -> None:
+    handle = shm.create_shared_memory_region("region", 1024, 0)
+    client.raw.register_cuda_shared_memory("region", shm.get_raw_handle(handle), 0, 1024)
+    shm.set_shared_memory_region(handle, [np.concatenate([np.full(64, 1.0, np.float32), np.full(64, 2.0, np.float32)])])
+    del MACHINE.batches[:]
+
+    def ask(number: int) -> None:
+        tensor = client.library.InferInput("INPUT0", [1, 4], "FP32")
+        tensor.set_shared_memory("region", 16, number * 256)
+        output = client.library.InferRequestedOutput("OUTPUT0")
+        output.set_shared_memory("region", 16, 512 + number * 256)
+        with type(client)(served) as other:
+            other.raw.infer("batched", [tensor], outputs=[output])
+
+    asking = [threading.Thread(target=ask, args=(number,)) for number in range(2)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert MACHINE.batches == [(np.ndarray, [])]
+    found = shm.get_contents_as_numpy(handle, np.float32, [256])
+    assert (found[128], found[192]) == (2.0, 4.0)
+    shm.destroy_shared_memory_region(handle)
+
+
+def test_memory_stays_while_a_model_on_the_gpu_uses_it(
+    client: ProtocolClient, shm: Any, cuda: FakeCuda, served: RunningServer
+) -> None:
+    handle = shm.create_shared_memory_region("region", 1024, 0)
+    own = list(cuda.allocations.values())[-1]
+    shm.set_shared_memory_region(handle, [DATA])
+    client.raw.register_cuda_shared_memory("region", shm.get_raw_handle(handle), 0, 1024)
+    tensor, output = _placed(client, "FP32", [2, 4], DATA.nbytes, 256)
+    MACHINE.may_end.clear()
+    MACHINE.is_reached.clear()
+    with type(client)(served) as other:
+        asking = threading.Thread(target=lambda: other.raw.infer("twice", [tensor], outputs=[output]))
+        asking.start()
+        assert MACHINE.is_reached.wait(60)
+        client.raw.unregister_cuda_shared_memory("region")
+        shm.destroy_shared_memory_region(handle)
+        assert own.num_maps == 1
+        MACHINE.may_end.set()  # it would fail at memory that is freed
+        asking.join()
+    until_true(lambda: own.num_maps == 0, "the region is unmapped")
+    assert np.frombuffer(own.memory, np.float32)[64:72].tolist() == (DATA * 2).ravel().tolist()

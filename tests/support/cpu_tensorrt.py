@@ -20,6 +20,8 @@ from modelserver_backends.tensorrt.engine import LoadedEngine
 from modelserver_backends.tensorrt.engine_info import EngineInfo
 from support.fake_torch_cuda import Event, FakeGpu, Graph, Stream
 
+from modelserver.backend import DeviceArray
+
 Array = np.ndarray[Any, Any]
 Compute = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
@@ -56,6 +58,9 @@ class CpuDevice(Device):
 
     def empty(self, num_bytes: int) -> Any:
         return self.gpu.on_device(torch.zeros(max(1, num_bytes), dtype=torch.uint8))
+
+    def borrow(self, array: DeviceArray) -> Any:
+        return self.gpu.borrowed(array.beginning(np.dtype(np.uint8), (array.nbytes,)))
 
     def pinned(self, num_bytes: int, *, is_pinned: bool = True) -> Any:
         made = torch.zeros(max(1, num_bytes), dtype=torch.uint8)

@@ -62,6 +62,12 @@ class FakeCuda:
         else:
             view[:] = data
 
+    def bytes_at(self, address: int, num_bytes: int) -> memoryview:
+        """Memory of the device, as its kernels see it."""
+        view = self._view(address, num_bytes)
+        assert view is not None, "a kernel uses memory that is not the device's"
+        return view
+
     def _view(self, address: int, num_bytes: int) -> memoryview | None:
         found = self._at(address)
         if found is None:
@@ -145,6 +151,10 @@ class FakeCuda:
     def cuMemcpyHtoDAsync_v2(self, target: Any, source: Any, num_bytes: Any, stream: Any) -> int:
         self._queue(stream, target.value, source.value, num_bytes.value)
         return self._note("cuMemcpyHtoDAsync")
+
+    def cuMemcpyDtoDAsync_v2(self, target: Any, source: Any, num_bytes: Any, stream: Any) -> int:
+        self._queue(stream, target.value, source.value, num_bytes.value)
+        return self._note("cuMemcpyDtoDAsync")
 
     def _queue(self, stream: Any, *copied: int) -> None:
         """Nothing is copied before the stream is waited for."""

@@ -7,13 +7,19 @@ often the host waited.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from support.fake_cuda import FakeCuda
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
+
+from modelserver.backend import DeviceArray
+from modelserver.platform.cuda import Cuda
 
 
 class Stream:
@@ -117,6 +123,15 @@ class FakeGpu(TorchFunctionMode):
         self._on_device[_address(tensor)] = tensor
         return tensor
 
+    def borrowed(self, array: DeviceArray) -> torch.Tensor:
+        """The bytes of an array of `array_over`."""
+        interface = array.__cuda_array_interface__
+        assert interface["typestr"] == "|u1", "torch does not know every type of NumPy's"
+        (num_bytes,), (address, is_read_only) = interface["shape"], interface["data"]
+        assert not is_read_only
+        memory = (ctypes.c_uint8 * num_bytes).from_address(address)
+        return self.on_device(torch.from_numpy(np.ctypeslib.as_array(memory)))
+
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, as memory of the host that the device may read by itself."""
         self._pinned[_address(tensor)] = tensor
@@ -132,6 +147,8 @@ class FakeGpu(TorchFunctionMode):
                 is_pinned = kwargs.pop("pin_memory")
                 made = func(*args, **kwargs)
                 return self.pinned(made) if is_pinned else made
+            if func is torch.as_tensor and isinstance(args[0], DeviceArray):
+                return self.borrowed(args[0])
             if name == "to" and isinstance(args[1], torch.device) and args[1].type == "cuda":
                 return self._moved(args[0], is_waited=not kwargs.get("non_blocking", False))
             if func == torch.Tensor.is_cuda.__get__:
@@ -159,3 +176,8 @@ class FakeGpu(TorchFunctionMode):
 
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def array_over(values: np.ndarray[Any, Any]) -> DeviceArray:
+    """Registered memory of a device, which is the array's own: keep that."""
+    return DeviceArray(Cuda(FakeCuda()), 0, values.ctypes.data, values.dtype, values.shape)

@@ -12,9 +12,10 @@ from modelserver_backends.onnxruntime.device_run import MAX_GRAPHS, BoundRun, Gr
 from modelserver_backends.onnxruntime.instance import OnnxInstance
 from modelserver_backends.onnxruntime.pinned import Staging, allocate_pinned
 from support.contexts import context_of
+from support.fake_torch_cuda import array_over
 from support.onnx_models import identity_model
 
-from modelserver.backend import Array
+from modelserver.backend import Array, DeviceArray
 from modelserver.backend.discovery import find_backend
 
 
@@ -78,3 +79,20 @@ def test_an_instance_runs_bound_what_can_be_bound(session: onnxruntime.Inference
     bound = BoundRun(session, ["y"], None)
     instance = OnnxInstance(session, replace(config), run_options=options, bound=bound)
     assert np.array_equal(instance.run(rows(2))["y"], rows(2)["x"])
+
+
+def test_registered_memory_is_read_and_written_where_it_lies(session: onnxruntime.InferenceSession) -> None:
+    bound = BoundRun(session, ["y"], Staging(lambda size: np.empty(size, np.uint8)), ("cpu", 0))
+    given, place = rows(3)["x"], np.zeros(32, np.uint8)
+    options = onnxruntime.RunOptions()
+    (out,) = bound.run({"x": array_over(given)}, options, {"y": array_over(place)})
+    assert isinstance(out, DeviceArray)
+    assert (out.address, out.shape, out.dtype) == (place.ctypes.data, (3, 2), np.dtype(np.float32))
+    assert np.array_equal(place.view(np.float32)[:6].reshape(3, 2), given)
+    place[:] = 7
+    larger = rows(5)["x"]
+    assert np.array_equal(bound.run({"x": array_over(larger)}, options, {"y": array_over(place)})[0], larger)
+    assert (place == 7).all()
+    # The bindings of one run do not stay for the next.
+    assert np.array_equal(bound.run(rows(2), options)[0], rows(2)["x"])
+    assert (place == 7).all()

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from modelserver_backends.pytorch.binding import InputBinding
 from modelserver_backends.pytorch.cuda_lane import MAX_GRAPHS, CudaLane
-from support.fake_torch_cuda import FakeGpu
+from modelserver_backends.pytorch.instance import TorchInstance
+from modelserver_backends.pytorch.options import TorchOptions
+from modelserver_backends.pytorch.program import Program
+from support.contexts import context_of, tensors
+from support.fake_torch_cuda import FakeGpu, array_over
+
+from modelserver.backend import Datatype, DeviceArray, ModelConfig
+from modelserver.config.schema import ModelInput, ModelOutput
 
 
 @pytest.fixture
@@ -73,3 +83,40 @@ def test_graphs_are_bounded(gpu: FakeGpu) -> None:
                 (copy,) = lane.download([call(lane.upload(torch.ones(size)))])
             assert copy.tolist() == [2.0] * size
     assert len(gpu.graphs) == MAX_GRAPHS
+
+
+@pytest.mark.parametrize("has_graphs", [False, True])
+@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.BF16])
+def test_registered_memory_is_read_and_written_where_it_lies(
+    gpu: FakeGpu, tmp_path: Path, datatype: Datatype, has_graphs: bool
+) -> None:
+    config = ModelConfig(
+        input=tensors(ModelInput, x=(datatype, (-1,))), output=tensors(ModelOutput, y=(datatype, (-1,)))
+    )
+    arguments: object = None  # what a program takes is known by its binding
+    made = TorchInstance(
+        Program(doubled, arguments),  # type: ignore[arg-type]
+        InputBinding(("x",)),
+        context_of(tmp_path, config=config),
+        TorchOptions(has_cuda_graphs=has_graphs),
+        device="cuda:0",
+    )
+    assert made.gpu == 0
+    one = 0x3F80 if datatype is Datatype.BF16 else 1.0
+    two = 0x4000 if datatype is Datatype.BF16 else 2.0
+    given, place = np.full(4, one, datatype.numpy), np.zeros(256, np.uint8)
+    for run in range(3):
+        place[:] = 0
+        before = gpu.num_waits
+        out = made.run_on_device({"x": array_over(given)}, {"y": array_over(place)})["y"]
+        # A capture waits too, once, before the stream is recorded.
+        assert gpu.num_waits - before == (2 if has_graphs and run == 1 else 1)
+        assert isinstance(out, DeviceArray)
+        assert (out.address, out.shape, out.dtype) == (place.ctypes.data, (4,), datatype.numpy)
+        assert place.view(datatype.numpy)[:4].tolist() == [two] * 4
+    # What is too large for its place is an array, and nothing is written.
+    place[:] = 7
+    larger = np.full(200, one, datatype.numpy)
+    found = made.run_on_device({"x": array_over(larger)}, {"y": array_over(place)})["y"]
+    assert np.asarray(found).tolist() == [two] * 200
+    assert (place == 7).all()

@@ -18,8 +18,11 @@ from modelserver_backends.tensorrt.instance_settings import instance_settings
 from modelserver_backends.tensorrt.runtime_cache import RuntimeCache
 from support.cpu_tensorrt import load
 from support.engines import batching_engine, context_with, engine, tensor
+from support.fake_cuda import FakeCuda
+from support.fake_torch_cuda import array_over
 
-from modelserver.backend import ConfigError, InternalError, InvalidArgumentError
+from modelserver.backend import ConfigError, DeviceArray, InternalError, InvalidArgumentError
+from modelserver.platform.cuda import Cuda
 
 Arrays = Mapping[str, Any]
 
@@ -195,3 +198,37 @@ def test_settings_are_read_from_the_config() -> None:
     assert instance_settings(context_with(), (0,), ()) == InstanceSettings()
     with pytest.raises(ConfigError, match="expected one of STATIC, ON_PROFILE_CHANGE, got 'DYNAMIC'"):
         instance_settings(context_with(text.replace("ON_PROFILE_CHANGE", "DYNAMIC")), (0,), ())
+
+
+@pytest.mark.parametrize(
+    "more", ["", "output_copy_stream: true", "graphs: true graph_spec [ { batch_size: 3 } ]"], ids=str.split
+)
+def test_registered_memory_is_read_and_written_where_it_lies(more: str) -> None:
+    made, _ = instance(batching_engine(8), doubled, f"max_batch_size: 8 optimization {{ cuda {{ {more} }} }}")
+    given, place = rows(3), np.zeros(256, np.uint8)
+    out = made.run_on_device({"in": array_over(given)}, {"out": array_over(place)})["out"]
+    if "graph_spec" in more:  # its memory is its own
+        assert np.array_equal(out, given * 2)
+    else:
+        assert isinstance(out, DeviceArray)
+        assert (out.address, out.shape, out.dtype) == (place.ctypes.data, (3, 16), np.dtype(np.float32))
+        assert np.array_equal(place.view(np.float32)[: 3 * 16].reshape(3, 16), given * 2)
+    # What is too large for its place is an array, and nothing is written.
+    place[:] = 7
+    larger = rows(8)
+    assert np.array_equal(made.run_on_device({"in": array_over(larger)}, {"out": array_over(place)})["out"], larger * 2)
+    assert (place == 7).all()
+    made.close()
+
+
+def test_batches_that_are_filled_up_are_copied() -> None:
+    """Their place has no room for the rows that are filled in."""
+    info = engine(tensor("in", -1, 4), tensor("out", -1, 4), profiles=[{"in": ((4, 4), (4, 4), (8, 4))}])
+    made, _ = instance(info, doubled, "max_batch_size: 8")
+    given, place = rows(2, 4), np.zeros(64, np.uint8)
+    cuda = FakeCuda()
+    memory = cuda.allocate(given.nbytes)
+    memory.memory[:] = given.tobytes()
+    array = DeviceArray(Cuda(cuda), 0, memory.address, given.dtype, given.shape)
+    assert np.array_equal(made.run_on_device({"in": array}, {"out": array_over(place)})["out"], given * 2)
+    assert not place.any()
