@@ -111,7 +111,7 @@ def test_paths_and_methods(http: httpx.Client) -> None:
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/models/mock/infer", "did you mean /v2/models/mock/infer?"),
         ("/v2/models/mock/infr", "did you mean /v2/models/mock/infer?"),
-        ("/v1/nothing", "paths here begin with /v1/audio, /v1/batches, /v1/chat, /v1/completions, /v1/embeddings,"),
+        ("/v1/nothing", "paths here begin with /v1/audio, /v1/batches, /v1/chat, /v1/completions, /v1/conversations,"),
         ("/v2/nothing", "paths here begin with /v2/"),
         ("/elsewhere", "paths here begin with /api, /apply-template,"),
         ("/health/ready", "did you mean /v2/health/ready?"),

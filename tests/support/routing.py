@@ -48,7 +48,9 @@ def running_router(
     """Route to the addresses until the block ends; `own` are further fields of `RoutingOptions`."""
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "exit_timeout_secs": 5}
     options = RouterOptions(
-        RoutingOptions(to=tuple(f"http://{each}" for each in to), discover=discover, **(own or {})),
+        RoutingOptions(
+            to=tuple(each if "://" in each else f"http://{each}" for each in to), discover=discover, **(own or {})
+        ),
         ServerOptions(**{**ports, **server}),
     )
     loop = uvloop.new_event_loop()
