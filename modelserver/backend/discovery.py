@@ -126,6 +126,7 @@ BUNDLED = {
     "lightgbm": Bundled(("model.txt", "model.bst"), "lightgbm", "classical", f"{_TABULAR}.lightgbm"),
     "catboost": Bundled(("model.cbm", "model.cb", "model.json"), "catboost", "catboost", f"{_TABULAR}.catboost"),
     "fil": Bundled((), "xgboost", "classical", f"{_TABULAR}.fil"),
+    "diffusers": Bundled(("model_index.json",), "diffusers", "diffusers"),
     "transformers": Bundled(("config.json",), "transformers", "transformers"),
     # Last, because models of others have a config.json too.
     "llm": Bundled(("model.json", "config.json", "*.gguf", MODELFILE), "torch", "llm"),

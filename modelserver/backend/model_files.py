@@ -13,7 +13,7 @@ from modelserver.errors import InvalidArgumentError
 
 # The file that describes a language model holds a few options; other libraries' whole models have its name as well.
 _DESCRIPTION, _CHECKPOINT = "model.json", "config.json"
-_MLFLOW = "MLmodel"
+_MLFLOW, _PIPELINE = "MLmodel", "model_index.json"
 _MAX_DESCRIPTION_BYTES = 1 << 20
 _HEAD_BYTES = 4096
 # How the files of a kind begin whose names do not tell the kind.
@@ -69,7 +69,7 @@ def backend_for_model_file(path: Path) -> str:
         Path(name).suffix: backend
         for backend, bundled in BUNDLED.items()
         for name in bundled.filenames
-        if name not in (_DESCRIPTION, _CHECKPOINT, MODELFILE, _MLFLOW)
+        if name not in (_DESCRIPTION, _CHECKPOINT, MODELFILE, _MLFLOW, _PIPELINE)
     }
     backend = _by_content(path) if kind in _SHARED_NAMES else kinds.get(kind)
     if backend in BUNDLED:
@@ -81,8 +81,9 @@ def backend_for_model_file(path: Path) -> str:
 
 
 def checkpoint_of(path: Path) -> Path | None:
-    """The directory of a language model's checkpoint or of MLflow, if the file is its weights or its description."""
-    if path.name == _MLFLOW:
+    """The directory of a language model's checkpoint, of MLflow or of diffusers, if the file is its weights or its
+    description."""
+    if path.name in (_MLFLOW, _PIPELINE):
         return path.absolute().parent
     return path.parent if path.suffix.lower() == ".safetensors" and (path.parent / _CHECKPOINT).is_file() else None
 
@@ -117,6 +118,8 @@ def _has_model_file(directory: Path, filename: str, backend: str) -> bool:
         return False
     if path.name == _DESCRIPTION and backend == "llm":
         return (directory / _CHECKPOINT).exists() or _describes_language_model(path)
+    if path.name == _PIPELINE:
+        return True
     if path.name == _CHECKPOINT:
         return backend == "llm" or _is_of_task(path)
     return path.suffix not in _SHARED_NAMES or _by_content(path) == backend

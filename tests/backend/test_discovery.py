@@ -108,7 +108,7 @@ def test_an_entry_point_names_a_module_or_a_class(tmp_path: Path, monkeypatch: p
 def test_an_unknown_name_gets_a_suggestion(name: str, meant: str) -> None:
     with pytest.raises(
         NotFoundError,
-        match=rf"unknown backend '{name}'; did you mean '{meant}'\? Available: catboost, fil, function, identity,",
+        match=rf"unknown backend '{name}'; did you mean '{meant}'\? Available: catboost, diffusers, fil, function,",
     ):
         find_backend(name)
 
@@ -234,6 +234,7 @@ def test_only_backends_with_files_are_recognised_by_them() -> None:
             "xgboost",
             "lightgbm",
             "transformers",
+            "diffusers",
             "openvino",
         )
     }
