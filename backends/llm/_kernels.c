@@ -593,9 +593,9 @@ static PyObject *gate(PyObject *module, PyObject *const *args, Py_ssize_t num_ar
  */
 
 /* _packed_linear.c: `multiply_rows`. */
-typedef int (*Multiply)(const void *, const float *, int64_t, float *, int64_t, const float *, int64_t, int64_t);
+typedef int (*Multiply)(const void *, const float *, int64_t, float *, int64_t, const float *, int64_t, int64_t, Team *);
 /* The same: `add_all_runs`. */
-typedef int (*Add)(const void *, int64_t, const int64_t *, const float *, float *, int64_t, int64_t);
+typedef int (*Add)(const void *, int64_t, const int64_t *, const float *, float *, int64_t, int64_t, Team *);
 
 /* `struct.pack("7q")` in cpu_layers.py. */
 typedef struct {
@@ -614,18 +614,21 @@ typedef struct {
     int64_t first, bias;
 } Part;
 
+/* What is to be read next of layers, and of adapters, if the step has any. */
+typedef struct {
+    const char *layers, *adapters;
+} Place;
+
 typedef struct {
     const Geometry *geometry;
     const Plan *plan;
     const Network *network;
     const int64_t *rotations, *bounds;
     float *hidden, *scratch;
+    Place place;
+    Team *team;
+    int is_done;
 } Step;
-
-/* What is to be read next of layers, and of adapters, if the step has any. */
-typedef struct {
-    const char *layers, *adapters;
-} Place;
 
 /* All parts of one product, and what adapters add to it; the place moves behind them. */
 static int multiply_parts(const Step *step, Place *next, int64_t num_parts, const float *rows, float *output,
@@ -637,13 +640,13 @@ static int multiply_parts(const Step *step, Place *next, int64_t num_parts, cons
         const Part *part = (const Part *)next->layers;
         is_done = ((Multiply)(intptr_t)network->multiply)(part + 1, rows, step->plan->num_tokens, output + part->first,
                                                           width, (const float *)(intptr_t)part->bias, is_added,
-                                                          step->plan->num_threads);
+                                                          step->plan->num_threads, step->team);
         next->layers += sizeof *part + (size_t)network->matrix_bytes;
     }
     if (is_done && next->adapters != NULL) {
         const int64_t *size = (const int64_t *)next->adapters;
         is_done = ((Add)(intptr_t)network->add)(size + 1, *size, step->bounds, rows, output, width,
-                                                step->plan->num_threads);
+                                                step->plan->num_threads, step->team);
         next->adapters += (int64_t)sizeof *size + *size;
     }
     return is_done;
@@ -652,7 +655,7 @@ static int multiply_parts(const Step *step, Place *next, int64_t num_parts, cons
 static void normalise_hidden(const Step *step, int64_t weight, double eps)
 {
     Rows rows = {
-        .work = {.compute = normalise_rows, .num_threads = step->plan->num_threads},
+        .work = {.compute = normalise_rows, .num_threads = step->plan->num_threads, .team = step->team},
         .values = (const char *)step->hidden,
         .weight = (const char *)(intptr_t)weight,
         .output = (char *)step->scratch,
@@ -669,7 +672,7 @@ static void normalise_hidden(const Step *step, int64_t weight, double eps)
 static void gate_hidden(const Step *step, const float *both, float *output)
 {
     Rows rows = {
-        .work = {.compute = gate_rows, .num_threads = step->plan->num_threads},
+        .work = {.compute = gate_rows, .num_threads = step->plan->num_threads, .team = step->team},
         .values = (const char *)both,
         .output = (char *)output,
         .num_rows = step->plan->num_tokens,
@@ -690,7 +693,7 @@ static int compute_layer(const Step *step, Place *next)
     float *rows = step->scratch, *wide = rows + num_tokens * hidden, *narrow = wide + num_tokens * heads_width;
     next->layers = (const char *)(head + 1);
     Layer layer = {
-        .work = {.num_threads = step->plan->num_threads},
+        .work = {.num_threads = step->plan->num_threads, .team = step->team},
         .geometry = g,
         .plan = step->plan,
         .layer = (char *)(intptr_t)head->kept,
@@ -716,6 +719,15 @@ static int compute_layer(const Step *step, Place *next)
     narrow = wide + num_tokens * 2 * inner;
     gate_hidden(step, wide, narrow);
     return multiply_parts(step, next, head->num_parts[3], narrow, step->hidden, hidden, 1);
+}
+
+static void lead_step(void *argument, Team *team)
+{
+    Step *step = argument;
+    step->team = team;
+    step->is_done = 1;
+    for (int64_t layer = 0; step->is_done && layer < step->network->num_layers; layer++)
+        step->is_done = compute_layer(step, &step->place);
 }
 
 /* The end of the layers as their numbers say it, or NULL if that lies outside of them. */
@@ -778,8 +790,8 @@ static PyObject *compute_layers(PyObject *module, PyObject *const *args, Py_ssiz
     const Geometry *g = read_geometry(args[0]);
     const Plan *plan = g == NULL ? NULL : read_plan(args[1], g);
     const Network *network = plan == NULL ? NULL : read_network(args[2], (num_args - 7) / 3);
-    Place place = {0};
-    if (network == NULL || !read_adapters(args[3], network, &place.adapters) ||
+    const char *adapters = NULL;
+    if (network == NULL || !read_adapters(args[3], network, &adapters) ||
         !read_integers(args + 4, num_args - 4, num_args - 4, numbers))
         return NULL;
     for (Py_ssize_t at = 3 + 2; at < num_args - 4; at += 3)
@@ -793,7 +805,7 @@ static PyObject *compute_layers(PyObject *module, PyObject *const *args, Py_ssiz
         PyErr_SetString(PyExc_ValueError, "the layers are in half precision, or their scratch is too small");
         return NULL;
     }
-    const Step step = {
+    Step step = {
         .geometry = g,
         .plan = plan,
         .network = network,
@@ -801,14 +813,12 @@ static PyObject *compute_layers(PyObject *module, PyObject *const *args, Py_ssiz
         .bounds = (const int64_t *)(intptr_t)numbers[0],
         .hidden = (float *)(intptr_t)numbers[1],
         .scratch = (float *)(intptr_t)numbers[2],
+        .place = {(const char *)(network + 1), adapters},
     };
-    int is_done = 1;
-    place.layers = (const char *)(network + 1);
     Py_BEGIN_ALLOW_THREADS
-    for (int64_t layer = 0; is_done && layer < network->num_layers; layer++)
-        is_done = compute_layer(&step, &place);
+    lead_team(lead_step, &step, plan->num_threads);
     Py_END_ALLOW_THREADS
-    return is_done ? Py_NewRef(Py_None) : PyErr_NoMemory();
+    return step.is_done ? Py_NewRef(Py_None) : PyErr_NoMemory();
 }
 
 /* ---- The module ---------------------------------------------------------------------------------------------------- */

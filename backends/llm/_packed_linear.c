@@ -660,14 +660,14 @@ static int64_t make_groups(Group *groups, const Matrix *matrices, int64_t num_ma
 /* One matrix by rows [num_rows][inputs], for `compute_layers` of _kernels.c, which gets its address from Python. 0 if there
  * is no memory, or the matrix was packed for other instructions. */
 static int multiply_rows(const void *matrix, const float *rows, int64_t num_rows, float *output, int64_t output_stride,
-                         const float *bias, int64_t is_added, int64_t num_threads)
+                         const float *bias, int64_t is_added, int64_t num_threads, Team *team)
 {
     const Matrix *w = matrix;
     if (w->lanes != chosen->lanes)
         return 0;
     const Group group = {w, bias, 0, num_rows};
     Product product = {
-        .work = {.num_threads = num_threads},
+        .work = {.num_threads = num_threads, .team = team},
         .groups = &group,
         .num_groups = 1,
         .weight = w,
@@ -689,7 +689,7 @@ typedef struct {
 
 /* Adds one. Run i is rows [bounds[i], bounds[i + 1]) of `rows` and `output`. 0 if there is no memory. */
 static int add_runs(const Addition *addition, const int64_t *bounds, const float *rows, float *output,
-                    int64_t output_stride, int64_t num_threads)
+                    int64_t output_stride, int64_t num_threads, Team *team)
 {
     const Matrix *down = (const Matrix *)(addition + 1), *up = down + addition->num_runs;
     const int64_t rank = down->num_outputs, num_runs = addition->num_runs;
@@ -704,7 +704,7 @@ static int add_runs(const Addition *addition, const int64_t *bounds, const float
     }
     if (is_done) {
         Product product = {
-            .work = {.num_threads = num_threads},
+            .work = {.num_threads = num_threads, .team = team},
             .groups = groups,
             .num_groups = num_runs,
             .weight = down,
@@ -716,7 +716,7 @@ static int add_runs(const Addition *addition, const int64_t *bounds, const float
         };
         is_done = multiply_all(&product);
         product = (Product){
-            .work = {.num_threads = num_threads},
+            .work = {.num_threads = num_threads, .team = team},
             .groups = groups + num_runs,
             .num_groups = num_runs,
             .weight = up,
@@ -737,13 +737,13 @@ static int add_runs(const Addition *addition, const int64_t *bounds, const float
 /* All additions of a layer, `size` bytes, which Python has checked; for `add_adapters`, and for `compute_layers` of
  * _kernels.c, which gets its address from Python. */
 static int add_all_runs(const void *additions, int64_t size, const int64_t *bounds, const float *rows, float *output,
-                        int64_t output_stride, int64_t num_threads)
+                        int64_t output_stride, int64_t num_threads, Team *team)
 {
     const char *at = additions, *end = at + size;
     int is_done = 1;
     while (is_done && at < end) {
         const Addition *addition = (const Addition *)at;
-        is_done = add_runs(addition, bounds, rows, output, output_stride, num_threads);
+        is_done = add_runs(addition, bounds, rows, output, output_stride, num_threads, team);
         at = (const char *)((const Matrix *)(addition + 1) + 2 * addition->num_runs);
     }
     return is_done;
@@ -792,7 +792,7 @@ static PyObject *add_adapters(PyObject *module, PyObject *const *args, Py_ssize_
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    is_done = add_all_runs(additions, size, bounds, (const float *)(intptr_t)n[2], (float *)(intptr_t)n[5], n[6], n[7]);
+    is_done = add_all_runs(additions, size, bounds, (const float *)(intptr_t)n[2], (float *)(intptr_t)n[5], n[6], n[7], NULL);
     Py_END_ALLOW_THREADS
     return is_done ? Py_NewRef(Py_None) : PyErr_NoMemory();
 }

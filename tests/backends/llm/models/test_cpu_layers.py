@@ -13,6 +13,7 @@ from modelserver_backends.llm.models.cpu_layers import JoinedLayers
 from modelserver_backends.llm.step_context import StepContext
 from support.generations import generate, loaded_adapters, loaded_engine, random_prompts
 from support.tiny_adapters import write_adapter
+from support.tiny_checkpoints import write_checkpoint
 
 Checkpoints = Callable[[str], Path]
 
@@ -88,6 +89,17 @@ def test_steps_with_adapters_are_joined(
             found.append(generate(engine, random_prompts(2), 4, adapter=["dora", "a"]))
     assert found[:2] == found[2:]
     assert not joined_steps[-1]
+
+
+def test_threads_share_all_layers_to_the_bit(tmp_path: Path) -> None:
+    """Products of this width are shared; more threads than processors take turns to be behind."""
+    wide = {"hidden_size": 256, "intermediate_size": 512}
+    place = write_checkpoint(tmp_path / "wide", "qwen3", values=wide)
+    found = []
+    for num_threads in (1, 2, 5, 20):
+        with loaded_engine(place, quantization="int8", num_threads=num_threads) as engine:
+            found.append(generate(engine, random_prompts(4), 8))
+    assert found == [found[0]] * 4
 
 
 def test_a_step_with_a_long_chunk_goes_layer_by_layer(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
