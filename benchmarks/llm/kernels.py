@@ -7,10 +7,15 @@ turn that none of them is in a cache, as in a network.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import shutil
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
@@ -147,6 +152,47 @@ def stream_gb_per_s() -> float:
     return values.nbytes / measure([lambda _: values.sum()], values, 7) / 1e9
 
 
+# Sixteen sums that do not wait for each other: more than the instructions under way. For each set of instructions, what
+# to compile for, the type of a vector, what adds products of 8 bits to it, and the products in it.
+_PEAK = """
+#include <immintrin.h>
+void multiply(long rounds)
+{
+    VECTOR sums[16] = {0}, ones = {0};
+    for (long round = 0; round < rounds; round++)
+#pragma GCC unroll 16
+        for (int at = 0; at < 16; at++) {
+            ADD
+            __asm__ volatile("" : "+v"(sums[at]), "+v"(ones));
+        }
+}
+"""
+_DOT = "sums[at] = {}_dpbusd{}_epi32(sums[at], ones, ones);"
+_IN_16_BITS = "sums[at] = {0}_add_epi16(sums[at], {0}_maddubs_epi16(ones, sums[at]));"
+_PEAKS = {
+    "avx512vnni": ("-mavx512f -mavx512vnni", "__m512i", _DOT.format("_mm512", ""), 64),
+    "avx512": ("-mavx512f -mavx512bw", "__m512i", _IN_16_BITS.format("_mm512"), 64),
+    "avxvnni": ("-mavx2 -mavxvnni", "__m256i", _DOT.format("_mm256", "_avx"), 32),
+    "avx2": ("-mavx2", "__m256i", _IN_16_BITS.format("_mm256"), 32),
+}
+
+
+def peak_gmac_per_s(instructions: str) -> float | None:
+    """Products of 8 bits that one thread adds up in its registers; None where there is no compiler, or on ARM."""
+    if instructions not in _PEAKS or (compiler := shutil.which("cc")) is None:
+        return None
+    options, vector, add, products = _PEAKS[instructions]
+    with tempfile.TemporaryDirectory() as directory:
+        source, library = Path(directory, "peak.c"), Path(directory, "peak.so")
+        source.write_text(_PEAK.replace("VECTOR", vector).replace("ADD", add))
+        command = [compiler, "-O3", *options.split(), "-shared", "-fPIC", "-o", str(library), str(source)]
+        subprocess.run(command, check=True)
+        multiply = ctypes.CDLL(str(library)).multiply
+    rounds = 1_000_000
+    seconds = measure([lambda _: multiply(ctypes.c_long(rounds))], torch.empty(0), 7)
+    return rounds * 16 * products / seconds / 1e9
+
+
 def measure_experts(form: str) -> None:
     """A mixture of 64 experts of Qwen3-30B-A3B's shape, 8 for a row: expert by expert, and in one product."""
     num_experts, hidden, width = 64, 2048, 768
@@ -195,9 +241,10 @@ def main() -> None:
             for form in ("W4K", "W8 g32", "W16 bf16"):
                 measure_experts(form)
         return
-    print(
-        f"{arguments.instructions or PACKED_KERNELS.instructions()[0]}; reads {stream_gb_per_s():.1f} GB/s of memory\n"
-    )
+    instructions = arguments.instructions or PACKED_KERNELS.instructions()[0]
+    print(f"{instructions}; reads {stream_gb_per_s():.1f} GB/s of memory")
+    peak = peak_gmac_per_s(instructions)
+    print("" if peak is None else f"Adds {peak:.0f} G products of 8 bits a second in its registers\n")
     for outputs, inputs in SHAPES if arguments.shape is None else [SHAPES[arguments.shape]]:
         print(f"{outputs} x {inputs}: ms (GMAC/s) for rows of each number, and what one row reads of the weight")
         print("| form | MB | " + " | ".join(map(str, ROWS)) + " | GB/s |\n" + "|---" * (len(ROWS) + 3) + "|")

