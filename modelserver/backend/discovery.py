@@ -117,6 +117,7 @@ BUNDLED = {
     "openvino": Bundled(
         ("model.xml", "model.tflite", "saved_model.pb", "model.savedmodel", "model.pdmodel"), "openvino", "openvino"
     ),
+    "tensorflow": Bundled((), "tensorflow", "tensorflow"),
     # Before the backends whose files its directories hold.
     "mlflow": Bundled(("MLmodel",), "sklearn", "classical", f"{_TABULAR}.mlflow"),
     "sklearn": Bundled(

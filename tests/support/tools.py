@@ -40,6 +40,7 @@ _PYTHON_LIBRARIES = frozenset(
         "kubernetes_validate",
         "playwright",
         "schemathesis",
+        "tensorflow",
         "tensorrt_rtx",
         "torchao",
         "triton",
