@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +16,7 @@ from modelserver.repository.catalog import Catalog
 from modelserver.repository.layout import CONFIG_FILENAME, looks_like_model, subdirectories
 from modelserver.repository.lifecycle import ModelLifecycle
 from modelserver.repository.load_request import LoadRequest
-from modelserver.repository.loader import ModelLoader
-from modelserver.repository.namespaces import Namespaces
+from modelserver.repository.mounts import Mounts
 from modelserver.repository.roots import BackendFinder, RepositoryRoot, resolve_root
 from modelserver.repository.table import ModelTable
 
@@ -40,13 +39,13 @@ class Archives:
     def __init__(
         self,
         catalog: Catalog,
-        loader: ModelLoader,
+        mounts: Mounts,
         table: ModelTable,
         scan_pool: Executor,
         lifecycle_of: Callable[[str], ModelLifecycle],
     ) -> None:
         self._catalog = catalog
-        self._loader = loader
+        self._mounts = mounts
         self._table = table
         self._scan_pool = scan_pool
         self._lifecycle_of = lifecycle_of
@@ -68,8 +67,8 @@ class Archives:
         archive = self._archives[name] = _Archive(directory)
         try:
             archive.root = await self._open(name, directory)
-            await self._set_roots((*self._catalog.roots, archive.root))
-            for key in self._keys(archive.root):
+            await self._mounts.add([archive.root])
+            for key in self._mounts.keys([archive.root]):
                 if key in self._catalog.scan.duplicates or key in self._table.lifecycles:
                     raise AlreadyExistsError(f"'{directory}' contains a model '{key}', which already exists")
             await asyncio.shield(self._lifecycle_of(archive.root.key_of(name)).load(LoadRequest()))
@@ -98,29 +97,12 @@ class Archives:
         )
         return replace(root, is_namespace=self._table.namespaces.is_on)
 
-    def _keys(self, root: RepositoryRoot) -> list[str]:
-        return [key for key, names in self._catalog.scan.repositories.items() if root.name in names]
-
     async def _drop(self, name: str, archive: _Archive) -> None:
         try:
             if archive.root is not None:
-                keys = [key for key in self._keys(archive.root) if key not in self._catalog.scan.duplicates]
-                await self._forget(keys)
-                await self._set_roots([root for root in self._catalog.roots if root is not archive.root])
+                await self._mounts.remove([archive.root])
         finally:
             del self._archives[name]
-
-    async def _forget(self, keys: Sequence[str]) -> None:
-        lifecycles = {key: self._table.lifecycles[key] for key in keys if key in self._table.lifecycles}
-        await asyncio.gather(*(asyncio.shield(lifecycle.unload()) for lifecycle in lifecycles.values()))
-        for key, lifecycle in lifecycles.items():
-            await lifecycle.wait_idle()
-            self._table.lifecycles.pop(key, None)
-
-    async def _set_roots(self, roots: Sequence[RepositoryRoot]) -> None:
-        self._catalog.roots = self._loader.roots = tuple(roots)
-        self._table.namespaces = Namespaces([root.name for root in roots], is_on=self._table.namespaces.is_on)
-        await asyncio.get_running_loop().run_in_executor(self._scan_pool, self._catalog.refresh)
 
 
 def archive_root(directory: Path, name: str, *, find_backend: BackendFinder) -> RepositoryRoot:
@@ -139,7 +121,7 @@ def archive_root(directory: Path, name: str, *, find_backend: BackendFinder) -> 
         )
     if len(found) == 1:
         return RepositoryRoot(directory / found[0], name, name=name)
-    return RepositoryRoot(directory, name=name, alias=(_ensemble(directory, found), name))
+    return RepositoryRoot(directory, name=name, aliases={_ensemble(directory, found): name})
 
 
 def _ensemble(directory: Path, models: list[str]) -> str:

@@ -8,10 +8,11 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from modelserver.backend.model_files import backend_for_model_files
+from modelserver.repository.cloud_root import CloudRoot
 from modelserver.repository.fingerprint import ModelFingerprint
 from modelserver.repository.layout import IgnoredPath, fingerprint_model
 from modelserver.repository.roots import RepositoryRoot, RepositoryScan, scan_roots
-from modelserver.repository.store_root import StoreChanges
+from modelserver.repository.store_root import StoreChanges, StoreRoot
 from modelserver.store.cloud_store import CloudUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -30,13 +31,19 @@ class Catalog:
 
     def __init__(self, roots: Sequence[RepositoryRoot], config_name: str) -> None:
         self.roots = tuple(roots)
-        self._stores = [root.store for root in self.roots if root.store is not None]
-        self._clouds = [root.cloud for root in self.roots if root.cloud is not None]
         self.scan = RepositoryScan()
         self.listing: Future[None] | None = None
         self._config_name = config_name
         self._mtimes: tuple[int, ...] = ()
         self._mentioned: frozenset[IgnoredPath] = frozenset()
+
+    @property
+    def _stores(self) -> list[StoreRoot]:
+        return [root.store for root in self.roots if root.store is not None]
+
+    @property
+    def _clouds(self) -> list[CloudRoot]:
+        return [root.cloud for root in self.roots if root.cloud is not None]
 
     def survey(self) -> Survey:
         """Scan everything, files included. Raises OSError when a root cannot be read."""

@@ -19,9 +19,9 @@ class AmbiguousModelError(InvalidArgumentError):
     """Several repositories have a model of that name, and the request does not choose one."""
 
 
-def repository_names(paths: Sequence[Path]) -> tuple[str, ...]:
-    """A name for each root: the last part of its path, with a number where an earlier one has the same."""
-    names: list[str] = []
+def repository_names(paths: Sequence[Path], taken: Sequence[str] = ()) -> tuple[str, ...]:
+    """A name for each root: the last part of its path, with a number where an earlier one, or `taken`, has the same."""
+    names = list(taken)
     for path in paths:
         base = (path.name or path.absolute().name or "models").replace(SEPARATOR, "_")
         name, number = base, 1
@@ -29,7 +29,7 @@ def repository_names(paths: Sequence[Path]) -> tuple[str, ...]:
             number += 1
             name = f"{base}-{number}"
         names.append(name)
-    return tuple(names)
+    return tuple(names[len(taken) :])
 
 
 def key_of(repository: str, name: str) -> str:

@@ -106,9 +106,14 @@ class RepositoryOptions:
     demand: DemandOptions = field(default_factory=DemandOptions)
 
 
+def place_of(repository: str) -> Path | CloudUri:
+    """Where a `--model-repository` is. Raises InvalidArgumentError for an address of no known form."""
+    return parse_cloud_uri(repository) if is_cloud_uri(repository) else Path(repository)
+
+
 def repository_options(options: ServerOptions) -> RepositoryOptions:
     """The repository's part of the options."""
-    roots = (parse_cloud_uri(path) if is_cloud_uri(path) else Path(path) for path in options.model_repository)
+    roots = map(place_of, options.model_repository)
     # A repository that is given twice counts once, as in Triton.
     places = {root if isinstance(root, Path) else root.text: root for root in roots}
     return RepositoryOptions(

@@ -16,10 +16,12 @@ from pathlib import Path
 from modelserver.backend import ModelConfig, ServerCalls
 from modelserver.errors import (
     SHUTTING_DOWN,
+    AlreadyExistsError,
     InvalidArgumentError,
     LoadOnDemandError,
     ServerError,
     UnavailableError,
+    UnsupportedError,
 )
 from modelserver.execution.model import Model
 from modelserver.execution.shared_resources import SharedResources
@@ -30,13 +32,14 @@ from modelserver.repository.ensembles import Ensembles
 from modelserver.repository.lifecycles import AS_KEPT, Lifecycles
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadModel, ModelLoader
+from modelserver.repository.mounts import Mounts
 from modelserver.repository.namespaces import Namespaces, check_model_name
 from modelserver.repository.on_demand import OnDemandModels, RepositoryAccess
 from modelserver.repository.operations import RepositoryPools, all_of
-from modelserver.repository.options import ControlMode, RepositoryOptions
+from modelserver.repository.options import ControlMode, RepositoryOptions, place_of
 from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
-from modelserver.repository.roots import open_roots
+from modelserver.repository.roots import name_roots, open_further_roots, open_roots
 from modelserver.repository.startup import StartupError, load_all, names_at_start, obstacles
 from modelserver.repository.state import IndexEntry, named_failure
 from modelserver.repository.table import ModelTable
@@ -68,6 +71,7 @@ class _Parts:
 
     loader: ModelLoader
     models: Lifecycles
+    mounts: Mounts
     archives: Archives
     traffic: TrafficControl
     overrides: OverrideStore | None
@@ -115,6 +119,7 @@ class ModelRepository:
             ),
         )
         self.traffic = TrafficTable()
+        self._registering = asyncio.Lock()
         self._following = asyncio.Lock()  # who asks for models sees all that the store has
         # The model store whose models are served too, if any.
         self.store = Store(options.store) if options.store is not None else None
@@ -265,11 +270,12 @@ class ModelRepository:
             overrides=overrides,
             unload_grace_s=options.unload_grace_s,
         )
-        archives = Archives(self._catalog, loader, self._table, self._pools.scan, models.of)
+        mounts = Mounts(self._catalog, loader, self._table, self._pools.scan)
+        archives = Archives(self._catalog, mounts, self._table, self._pools.scan, models.of)
         traffic = TrafficControl(
             self.traffic, self._table, self._catalog, loader, self._pools, options.override_directory
         )
-        return _Parts(loader, models, archives, traffic, overrides)
+        return _Parts(loader, models, mounts, archives, traffic, overrides)
 
     async def stop(self, timeout_s: float) -> None:
         """Unload everything: wait up to `timeout_s` for requests in flight, then close them anyway.
@@ -402,6 +408,41 @@ class ModelRepository:
         await self._refresh()
         await parts.traffic.set(name, traffic, persists=persists)
 
+    async def register(self, repository: str, aliases: Mapping[str, str] | None = None) -> None:
+        """Find the models of a further repository, as `--model-repository` takes it; they are loaded on request.
+
+        `aliases` are names of models by their directories. Raises UnsupportedError unless the control mode is explicit,
+        AlreadyExistsError for a repository that is there, and as `open_further_roots`.
+        """
+        self._check_changes_roots("add")
+        place = place_of(repository)
+        mounts = self._parts.mounts
+        async with self._registering:
+            if any(root.given == place for root in mounts.roots):
+                raise AlreadyExistsError(f"model repository '{repository}' has already been registered")
+            opened = await self._pools.in_scan(open_further_roots, place, self._options, dict(aliases or {}))
+            taken = self._table.namespaces.repositories
+            roots = name_roots(opened, are_namespaces=self._options.has_namespaces, taken=taken)
+            await mounts.add(roots)
+        scan = self._catalog.scan.models
+        await self.on_demand.survey([scan[key] for key in mounts.keys(roots) if key in scan])
+
+    async def unregister(self, repository: str) -> None:
+        """Take away a repository, of the start or of `register`, and unload its models.
+
+        Returns when their requests are answered. Raises UnsupportedError unless the control mode is explicit,
+        InvalidArgumentError for a repository that is not there.
+        """
+        self._check_changes_roots("remove")
+        place = place_of(repository)
+        mounts = self._parts.mounts
+        roots = [root for root in mounts.roots if root.given == place]
+        if not roots:
+            raise InvalidArgumentError(
+                f"failed to unregister '{repository}', repository not found: give the path by which it was registered"
+            )
+        await mounts.remove(roots)
+
     async def add_archive(self, name: str, directory: Path) -> None:
         """Load a model, or an ensemble with its models, from a directory outside the repositories, under this name.
 
@@ -459,6 +500,14 @@ class ModelRepository:
         if self._phase is not _Phase.SERVING:
             raise UnavailableError(self._phase.value)
         self._options.control_mode.check_explicit(verb)
+
+    def _check_changes_roots(self, verb: str) -> None:
+        if self._phase is not _Phase.SERVING:
+            raise UnavailableError(self._phase.value)
+        if self._options.control_mode is not ControlMode.EXPLICIT:
+            raise UnsupportedError(
+                f"to {verb} a model repository while the server runs, start it with --model-control-mode=explicit"
+            )
 
     def _check_storable(self, name: str) -> None:
         if self._parts.overrides is None:

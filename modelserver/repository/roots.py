@@ -54,8 +54,8 @@ class RepositoryRoot:
     With `file` set the model is that file of the directory, and nothing else in it.
 
     `name` is what clients call it; `is_namespace`: its models are told from others' by it. One with `cloud` lies in
-    an object store, and its `path` is only what it is called. One with `store` shows a model store. `alias` is a
-    directory and the name of the model in it.
+    an object store, and its `path` is only what it is called. One with `store` shows a model store. `aliases` are
+    names of models by their directories. `given` is the path or address by which the root was given.
     """
 
     path: Path
@@ -65,7 +65,8 @@ class RepositoryRoot:
     is_namespace: bool = False
     cloud: CloudRoot | None = None
     store: StoreRoot | None = None
-    alias: tuple[str, str] | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    given: Path | CloudUri | None = None
 
     @property
     def place(self) -> str:
@@ -87,11 +88,11 @@ class RepositoryRoot:
 
     def model_in(self, directory: str) -> str:
         """The name of the model in this directory of the root."""
-        return self.alias[1] if self.alias is not None and directory == self.alias[0] else directory
+        return self.aliases.get(directory, directory)
 
     def directory_of(self, name: str) -> str:
         """The directory in which the model of this name is, if there is one."""
-        return self.alias[0] if self.alias is not None and name == self.alias[1] else name
+        return next((directory for directory, alias in self.aliases.items() if alias == name), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +145,14 @@ def _check_is_used(model_name: str, roots: Sequence[RepositoryRoot]) -> None:
         )
 
 
-def name_roots(roots: Sequence[RepositoryRoot], *, are_namespaces: bool) -> tuple[RepositoryRoot, ...]:
-    """The roots with the names that clients call them; with `are_namespaces` several may hold models of one name."""
-    names = repository_names([root.path for root in roots])
+def name_roots(
+    roots: Sequence[RepositoryRoot], *, are_namespaces: bool, taken: Sequence[str] = ()
+) -> tuple[RepositoryRoot, ...]:
+    """The roots with the names that clients call them; with `are_namespaces` several may hold models of one name.
+
+    `taken` are names that others have.
+    """
+    names = repository_names([root.path for root in roots], taken)
     return tuple(replace(root, name=name, is_namespace=are_namespaces) for root, name in zip(roots, names, strict=True))
 
 
@@ -352,17 +358,55 @@ def _missing(path: Path) -> NotFoundError:
 
 def open_roots(options: RepositoryOptions) -> tuple[RepositoryRoot, ...]:
     """The roots in the order of the options. Blocking; raises ServerError for one that cannot be used."""
-    roots: list[RepositoryRoot] = []
-    for path in options.roots:
-        if isinstance(path, Path):
-            roots += _roots_at(path, options.model_name, backend_for_model_files)
-        else:
-            roots.append(_open_cloud_root(path, options))
+    roots = [root for path in options.roots for root in _open(path, options)]
     _check_is_used(options.model_name, roots)
     if options.store is not None:
         view = StoreRoot(Store(options.store))
         roots.append(RepositoryRoot(view.path, store=view))
     return name_roots(roots, are_namespaces=options.has_namespaces)
+
+
+def open_further_roots(
+    place: Path | CloudUri, options: RepositoryOptions, aliases: Mapping[str, str]
+) -> tuple[RepositoryRoot, ...]:
+    """The roots at a place, for a running server; without names. `aliases` are names of models by their directories.
+
+    Blocking. Raises InvalidArgumentError if there is nothing, for an alias that cannot be a name, and for one whose
+    directory is not there; else as `open_roots`.
+    """
+    if isinstance(place, Path) and not place.exists():
+        raise InvalidArgumentError(f"failed to register '{place}', repository not found")
+    roots = _open(place, replace(options, model_name=""))
+    for root in roots:
+        if root.cloud is not None:
+            root.cloud.refresh()
+    if not aliases:
+        return tuple(roots)
+    (root, *others) = roots
+    if others or root.model_name is not None or root.cloud is not None:
+        raise InvalidArgumentError(f"'{root.place}': other names are for the directories of a local repository")
+    for directory, name in aliases.items():
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"directory '{directory}': a model's name is a text, got {name!r:.100}")
+        check_model_name(name)
+    names = subdirectories(root.path)
+    if missing := [directory for directory in aliases if directory not in names]:
+        raise InvalidArgumentError(f"'{root.place}' has no directory '{missing[0]:.200}' for a model of another name")
+    called = [aliases.get(directory, directory) for directory in names]
+    if twice := [name for name in aliases.values() if called.count(name) > 1]:
+        raise AlreadyExistsError(
+            f"failed to register '{twice[0]}', there is a conflicting mapping for '{twice[0]}': two directories of "
+            f"'{root.place}' would have this name"
+        )
+    return (replace(root, aliases=aliases),)
+
+
+def _open(path: Path | CloudUri, options: RepositoryOptions) -> list[RepositoryRoot]:
+    if isinstance(path, Path):
+        roots = _roots_at(path, options.model_name, backend_for_model_files)
+    else:
+        roots = [_open_cloud_root(path, options)]
+    return [replace(root, given=path) for root in roots]
 
 
 def _open_cloud_root(uri: CloudUri, options: RepositoryOptions) -> RepositoryRoot:

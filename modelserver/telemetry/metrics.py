@@ -159,7 +159,7 @@ class ServerMetrics:
         info.add_sample(info.name, {"version": self._server_version}, 1)
         families += [info, *self._process.collect()]
         if self._model_metrics is not None:
-            _add_families_of_models(families, self._model_metrics.families())
+            add_families_of_models(families, self._model_metrics.families())
         return families
 
     def _load_families(self) -> Slices[list[Metric]]:
@@ -179,7 +179,7 @@ class ServerMetrics:
         return [RenderedFamily(head, [block]) for head, block in zip((loads, failures), blocks, strict=False)]
 
 
-def _add_families_of_models(families: list[Metric], of_models: Iterable[Metric]) -> None:
+def add_families_of_models(families: list[Metric], of_models: Iterable[Metric]) -> None:
     """Add the metrics that models made: to the server's family of the same name, because scrapers reject a page
     with a name twice. If that family has another kind, the model's family is left out."""
     own = {exposed_name(family): family for family in families if has_samples(family)}

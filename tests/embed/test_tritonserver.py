@@ -118,6 +118,106 @@ def test_models_are_loaded_described_and_unloaded(server: tritonserver.Server) -
         server.models()["nowhere"]
 
 
+@pytest.fixture
+def more(tmp_path: Path) -> str:
+    root = tmp_path / "more"
+    for name in ("numbers", "repeat"):
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(MODELS[name])
+    return str(root)
+
+
+def test_repositories_come_and_go(server: tritonserver.Server, more: str) -> None:
+    known = server.models().keys()
+    server.register_model_repository(more, {"numbers": "mine", "repeat": "slow"})
+    assert server.models().keys() == known | {("mine", -1), ("slow", -1)}
+    assert server.load("mine").metadata()["name"] == "mine"
+    (response,) = server.model("mine").infer(inputs={"INPUT0": np.ones((1, 1), np.float32)})
+    assert response.error is None
+    inputs = {"IN": np.ones(2, np.int32), "DELAY": np.full(2, 50, np.uint32), "WAIT": np.zeros(1, np.uint32)}
+    waiting = server.load("slow").infer(inputs=inputs)
+    server.unregister_model_repository(more)
+    assert [each.error for each in waiting if each.outputs] == [None, None]
+    assert server.models().keys() == known
+    with pytest.raises(tritonserver.NotFoundError, match="'mine'"):
+        server.model("mine").infer(inputs={})
+    with pytest.raises(tritonserver.TritonError, match="'mine': model not found"):
+        server.load("mine")
+    assert 'nv_inference_count{model="slow"' not in server.metrics()
+
+
+def test_a_second_model_of_a_name_is_not_loaded_and_the_first_stays(server: tritonserver.Server, more: str) -> None:
+    server.register_model_repository(f"{more}/")
+    try:
+        with pytest.raises(tritonserver.AlreadyExistsError, match="two or more repositories"):
+            server.load("numbers")
+    finally:
+        server.unregister_model_repository(more)
+    assert server.model("numbers").ready()
+    server.load("numbers")
+
+
+def test_repositories_that_cannot_come_or_go(server: tritonserver.Server, repository: Path, more: str) -> None:
+    known = server.models().keys()
+    for path, names, error, message in (
+        (str(repository), None, tritonserver.AlreadyExistsError, "already been registered"),
+        (f"{more}/nowhere", None, tritonserver.InvalidArgumentError, "repository not found"),
+        (more, {"nothing": "a"}, tritonserver.InvalidArgumentError, "no directory 'nothing'"),
+        (more, {"numbers": "../a"}, tritonserver.InvalidArgumentError, "path traversal"),
+        (more, {"numbers": 1}, tritonserver.InvalidArgumentError, "a model's name is a text"),
+        (more, {"numbers": "repeat"}, tritonserver.AlreadyExistsError, "conflicting mapping for 'repeat'"),
+        (f"{more}/numbers", {"1": "a"}, tritonserver.InvalidArgumentError, "directories of a local repository"),
+    ):
+        with pytest.raises(error, match=message):
+            server.register_model_repository(path, names)
+    with pytest.raises(tritonserver.InvalidArgumentError, match="failed to unregister"):
+        server.unregister_model_repository(more)
+    assert server.models().keys() == known
+
+
+def test_metrics_of_the_program(server: tritonserver.Server) -> None:
+    kind = tritonserver.MetricKind
+    orders = tritonserver.MetricFamily(kind.COUNTER, "orders", "Orders so far")
+    paid, open_ones = tritonserver.Metric(orders, {"state": "paid"}), tritonserver.Metric(orders, {"state": "open"})
+    paid.increment(2)
+    paid.increment(0.5)
+    again = tritonserver.Metric(tritonserver.MetricFamily(kind.COUNTER, "orders", "Orders so far"), {"state": "paid"})
+    level = tritonserver.Metric(tritonserver.MetricFamily(kind.GAUGE, "level", "Of the tank"))
+    level.set_value(4)
+    level.increment(-1)
+    assert (paid.value, again.value, open_ones.value, level.value, level.kind) == (2.5, 2.5, 0, 3, kind.GAUGE)
+    page = server.metrics()
+    for line in (
+        "# HELP orders Orders so far",
+        "# TYPE orders counter",
+        'orders{state="paid"} 2.5',
+        "# TYPE level gauge",
+        "level 3",
+    ):
+        assert line in [row.removesuffix(".0") for row in page.splitlines()]
+    del paid, again, orders, level
+    assert 'state="paid"' not in server.metrics()
+    assert 'orders{state="open"}' in server.metrics()
+
+
+def test_metrics_that_cannot_be(server: tritonserver.Server) -> None:
+    kind = tritonserver.MetricKind
+    family = tritonserver.MetricFamily(kind.COUNTER, "visits", "")
+    metric = tritonserver.Metric(family)
+    for call, error, message in (
+        (lambda: metric.increment(-1), tritonserver.InvalidArgumentError, "non-negative"),
+        (lambda: metric.set_value(1), tritonserver.UnsupportedError, "set_value"),
+        (lambda: tritonserver.MetricFamily(kind.COUNTER, "a b", ""), tritonserver.InvalidArgumentError, "'a b'"),
+        (lambda: tritonserver.MetricFamily(kind.GAUGE, "visits", ""), tritonserver.AlreadyExistsError, "a counter"),
+        (lambda: tritonserver.MetricFamily("gauge", "a", ""), TypeError, "MetricKind"),
+        (lambda: tritonserver.Metric(family, {"a-b": "c"}), tritonserver.InvalidArgumentError, "'a-b'"),
+        (lambda: tritonserver.Metric(family, {"a": 1}), tritonserver.InvalidArgumentError, "texts"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+    assert "\nvisits 0" in server.metrics()
+
+
 async def test_on_an_event_loop(server: tritonserver.Server) -> None:
     async def ask(number: int) -> float:
         inputs = {"INPUT0": np.full((1, 1), number, np.float32)}
@@ -156,7 +256,12 @@ import numpy, tritonserver
 server = tritonserver.Server(model_repository={str(repository)!r}, exit_on_error=False).start()
 (response,) = server.model("numbers").infer(inputs={{"INPUT0": numpy.ones((1, 2), "f4")}})
 print(numpy.from_dlpack(response.outputs["OUTPUT0"]).tolist())
+for change in (server.register_model_repository, server.unregister_model_repository):
+    try:
+        change({str(repository)!r})
+    except tritonserver.UnsupportedError as error:
+        print(str(error).partition(" while")[0])
 server.stop()
 """)
     run_file(program, ["tritonserver"], [])
-    assert capsys.readouterr().out == "[[1.0, 1.0]]\n"
+    assert capsys.readouterr().out == "[[1.0, 1.0]]\nto add a model repository\nto remove a model repository\n"

@@ -156,6 +156,27 @@ async def test_polling_follows_each(roots: tuple[Path, Path]) -> None:
         assert [repository.get(f"{root}::both", None).version for root in ("one", "two")] == [2, 3]
 
 
+async def test_repositories_come_and_go(repository: ModelRepository, roots: tuple[Path, Path]) -> None:
+    for root in ("one", "two"):
+        await repository.load("both", repository=root)
+    await repository.unregister(str(roots[0]))
+    assert {row[0] for row in shown(repository)} == {"two"}
+    await infer(repository, "both")
+    assert repository.get("both", None) is repository.get("two::both", None)
+    with pytest.raises(NotFoundError, match="no model repository 'one'"):
+        await repository.load("both", repository="one")
+    other = roots[0].parent / "other" / "two"
+    write_model(other, "both", versions=(7,))
+    await repository.register(str(other))
+    await repository.load("both", repository="two-2")
+    assert repository.get("two-2::both", None).version == 7
+    with pytest.raises(AmbiguousModelError):
+        repository.get("both", None)
+    await repository.register(str(roots[0]))
+    await repository.load("one::both")
+    assert repository.get("one::both", None).version != 7
+
+
 async def test_names_that_look_like_keys_are_left_out(roots: tuple[Path, Path], caplog: Any) -> None:
     write_model(roots[0], "two::both")
     async with open_repository(*roots, has_namespaces=True, load_models=("*",)) as repository:

@@ -23,7 +23,7 @@ from modelserver.core.long_work import finish
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.embed import server as embedded
-from modelserver.embed.foreign import program
+from modelserver.embed.foreign import program, tritonserver_metrics
 from modelserver.embed.foreign.tritonserver_errors import (
     AlreadyExistsError,
     InternalError,
@@ -35,6 +35,7 @@ from modelserver.embed.foreign.tritonserver_errors import (
     UnsupportedError,
     translated,
 )
+from modelserver.embed.foreign.tritonserver_metrics import Metric, MetricFamily, MetricKind
 from modelserver.embed.foreign.tritonserver_tensor import (
     DataType,
     DeviceOrMemoryType,
@@ -51,6 +52,7 @@ from modelserver.frontends.http.documents import (
     statistics_document,
 )
 from modelserver.telemetry.exposition import text_slices
+from modelserver.telemetry.metrics import add_families_of_models
 
 if TYPE_CHECKING:
     from modelserver.app.server import Server as RunningServer
@@ -67,7 +69,10 @@ __all__ = [
     "LogFormat",
     "MemoryBuffer",
     "MemoryType",
+    "Metric",
+    "MetricFamily",
     "MetricFormat",
+    "MetricKind",
     "Model",
     "ModelBatchFlag",
     "ModelControlMode",
@@ -569,22 +574,32 @@ class Server:
             time.sleep(polling_interval)
 
     def metrics(self, metric_format: MetricFormat = MetricFormat.PROMETHEUS) -> str:
-        """The page of metrics. Raises UnsupportedError for another form than Prometheus', or if they are off."""
+        """The page of metrics, the program's own included.
+
+        Raises UnsupportedError for another form than Prometheus', or if metrics are off.
+        """
         if metric_format is not MetricFormat.PROMETHEUS or not self.options.metrics:
             raise UnsupportedError("metrics are off" if not self.options.metrics else f"no form {metric_format}")
-        return self.ask(lambda it: b"".join(finish(text_slices(it.metrics().collect()))).decode())
+        families = self.ask(lambda it: it.metrics().collect())
+        add_families_of_models(families, tritonserver_metrics.families())
+        return b"".join(finish(text_slices(families))).decode()
 
-    def register_model_repository(
-        self,
-        repository_path: str,
-        name_mapping: Mapping[str, str] | None = None,  # noqa: ARG002  # as Triton has it
-    ) -> None:
-        """Raises UnsupportedError: repositories are those of the options."""
-        raise UnsupportedError(f"{repository_path}: repositories are given at the start, by model_repository")
+    def register_model_repository(self, repository_path: str, name_mapping: Mapping[str, str] | None = None) -> None:
+        """Add a repository, with ModelControlMode.EXPLICIT; its models are there to be loaded.
+
+        `name_mapping` has other names for models, by their directories. Raises UnsupportedError for other modes,
+        AlreadyExistsError for a repository that is there and for a name that two directories would have, and
+        InvalidArgumentError for a path or a directory that is not there.
+        """
+        self.perform(lambda it: it.repository.register(repository_path, name_mapping))
 
     def unregister_model_repository(self, repository_path: str) -> None:
-        """Raises UnsupportedError, as `register_model_repository` does."""
-        self.register_model_repository(repository_path)
+        """Take away a repository, also one of the options, and unload its models; returns when they have answered.
+
+        With ModelControlMode.EXPLICIT. Raises UnsupportedError for other modes, InvalidArgumentError for a path that
+        is not registered.
+        """
+        self.perform(lambda it: it.repository.unregister(repository_path))
 
     def poll_model_repository(self) -> None:
         """Has no effect: with ModelControlMode.POLL the server looks for changes by itself."""
