@@ -214,6 +214,7 @@ def test_a_stream_shows_drafts(client: openai.OpenAI) -> None:
         ("images/generations", {"model": "speaker", "prompt": "one"}, "model"),
         ("images/generations", {"model": "painter"}, "prompt"),
         ("images/generations", {"model": "painter", "prompt": "one", "size": "big"}, "size"),
+        ("images/generations", {"model": "painter", "prompt": "one", "size": "4097x1"}, "size"),
         ("images/generations", {"model": "files", "prompt": "one", "size": "8x8"}, "size"),
         ("images/generations", {"model": "painter", "prompt": "one", "steps": 5}, "steps"),
         ("images/generations", {"model": "painter", "prompt": "one", "response_format": "url"}, "response_format"),

@@ -19,7 +19,9 @@ import grpc
 import pytest
 from support.llm_models import write_llm
 from support.loop_turns import measured_turns
+from support.mock_llm import write_mock_llm
 from support.model_files import write_identity
+from support.python_models import write_model
 from support.serving import ADDRESS, RunningServer, running_server
 from support.tiny_checkpoints import write_checkpoint
 
@@ -33,6 +35,22 @@ MOST_S = 0.05
 REGION = "/v2/systemsharedmemory/region/turns"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
+# A picture of 8 MB, which is a file already.
+PAINTER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FILE = np.array([b"\\x89PNG\\r\\n\\x1a\\n" + bytes(8 << 20)], object)
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("image", FILE)]) for _ in requests]
+"""
+PAINTER_CONFIG = """
+input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "image" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+
 Send = Callable[[RunningServer], object]
 
 
@@ -42,6 +60,8 @@ def server(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     write_identity(root, "echo")
     write_identity(root, "text", data_type="TYPE_STRING")
     write_llm(root, "chat", write_checkpoint(root.parent / "checkpoint", seed=0))
+    write_mock_llm(root, "mock")
+    write_model(root, PAINTER, PAINTER_CONFIG).rename(root / "painter")
     with running_server(root, allow_client_shm=True) as running:
         yield running
 
@@ -139,6 +159,10 @@ def _ask(path: str, **fields: object) -> Send:
     return _post(path, json.dumps({"model": "chat", **fields}).encode())
 
 
+def _draw(**fields: object) -> Send:
+    return _ask("/v1/images/generations", model="painter", prompt="a", **fields)
+
+
 def _many_at_once(send: Send, count: int) -> Send:
     """The status that all of them have."""
 
@@ -217,6 +241,8 @@ CASES: dict[str, tuple[Send, set[object]]] = {
         ),
         OK,
     ),
+    "pictures": (_draw(n=10), OK),
+    "a picture over a stream": (_draw(stream=True), OK),
     "index": (_post("/v2/repository/index", b'{"a":' + _joined(b"[]", MB // 8) + b"}"), OK),
     "logging": (_post("/v2/logging", b'{"a":' + _joined(b"[]", MB // 4) + b"}"), REFUSED),
     "gzip of empty members": (

@@ -84,11 +84,11 @@ class PreparedFrame:
 
 def respond_document(exchange: HttpExchange, document: object, headers: Sequence[tuple[str, str]] = ()) -> None:
     """Answer completely: one JSON document, compressed if the client prefers that."""
-    respond_text(exchange, orjson.dumps(document), headers)
+    respond_text(exchange, (orjson.dumps(document),), headers)
 
 
-def respond_text(exchange: HttpExchange, text: Buffer, headers: Sequence[tuple[str, str]] = ()) -> None:
-    """As `respond_document`, of a document that is JSON text already. `headers` are further ones."""
+def respond_text(exchange: HttpExchange, parts: tuple[Buffer, ...], headers: Sequence[tuple[str, str]] = ()) -> None:
+    """As `respond_document`, of a document that is JSON text already, in parts. `headers` are further ones."""
     accepted = exchange.head.headers.get("accept-encoding")
-    response = HttpResponse(200, (*JSON_HEADERS, *headers) if headers else JSON_HEADERS, (text,))
+    response = HttpResponse(200, (*JSON_HEADERS, *headers) if headers else JSON_HEADERS, parts)
     respond_compressed(exchange, response, choose_encoding(accepted) if accepted else None)

@@ -106,9 +106,9 @@ class Call:
         headers = [("Content-Type", "text/plain; charset=utf-8"), *self.headers]
         self._exchange.respond(HttpResponse(200, headers, (text.encode(),)))
 
-    def answer_text(self, text: Buffer) -> None:
-        """Answer with a document that is JSON text already."""
-        respond_text(self._exchange, text)
+    def answer_text(self, *parts: Buffer) -> None:
+        """Answer with a document that is JSON text already, in parts."""
+        respond_text(self._exchange, parts, self.headers)
 
     def send(self, frames: bytes) -> bool:
         """Send frames of a stream; the first begin the answer. False asks for `wait_for_room` before the next ones.

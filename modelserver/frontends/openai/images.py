@@ -39,13 +39,17 @@ Document = dict[str, Any]
 _FORMATS = ("png", "jpeg", "webp")
 _QUALITIES = ("auto", "low", "medium", "high", "standard", "hd", "xhigh", "max")
 _BACKGROUNDS = ("auto", "transparent", "opaque")
-_SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
+_SIZE = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,3})", re.ASCII)
 _NUM = Range(1, 10)
 _NUM_PARTIAL = Range(0, 3)
 _PERCENT = Range(0, 100)
 _ANY_INTEGER = Range(0, MAX_INT64)
 _SCALE = Range(0, 1000)
 _MAX_LEN = 32_000
+# Of a picture, in pixels.
+_MAX_SIDE = 4096
+# Of an event that is written.
+_PIECE_BYTES = 1 << 20
 # Members that are the model's own inputs, where it has them.
 _INTEGERS = ("seed", "steps")
 _TEXTS = ("negative_prompt", "style")
@@ -80,15 +84,16 @@ class Images:
         with Requests(self._dataplane, requests, pictures) as sent:
             await sent.run()
         if is_streamed:
-            await call.finish(await pictures.last_event())
+            await pictures.send_last()
+            await call.finish()
         else:
-            call.answer(await pictures.document(number))
+            call.answer_text(*await pictures.document(number))
 
 
 class _Pictures(Listener):
     """Keeps the newest picture of each request; those before it are drafts, of which `num_drafts` are sent."""
 
-    def __init__(self, call: Call, encode: Callable[[Tensor], str], told: Document, num_drafts: int) -> None:
+    def __init__(self, call: Call, encode: Callable[[Tensor], bytes], told: Document, num_drafts: int) -> None:
         self._call = call
         self._encode = encode
         self._told = told
@@ -112,28 +117,39 @@ class _Pictures(Listener):
         """Send drafts."""
         drafts, self._drafts = self._drafts, []
         for draft in drafts:
-            event = await self._event("image_generation.partial_image", draft, partial_image_index=self._num_sent)
+            await self._send("image_generation.partial_image", draft, partial_image_index=self._num_sent)
             self._num_sent += 1
-            self._call.send(event)
-        await self._call.wait_for_room()
 
-    async def last_event(self) -> bytes:
-        """The event with the picture. Raises InternalError where there is none."""
-        return await self._event("image_generation.completed", self._picture(0), usage=self._usage())
+    async def send_last(self) -> None:
+        """Send the event with the picture. Raises InternalError where there is none."""
+        await self._send("image_generation.completed", self._picture(0), usage=self._usage())
 
-    async def document(self, number: int) -> Document:
-        """The whole answer, with that number of pictures. Raises InternalError where one is missing."""
+    async def document(self, number: int) -> list[bytes]:
+        """The JSON text of the whole answer, with that number of pictures, in parts: it may have many megabytes.
+
+        Raises InternalError where a picture is missing.
+        """
         pictures = [self._picture(prompt) for prompt in range(number)]
-        data = [{"b64_json": await self._written(picture)} for picture in pictures]
         told = {name: value for name, value in self._told.items() if value != "auto"}
-        return {"created": self._call.created_s, "data": data, **told, "usage": self._usage()}
+        rest = orjson.dumps({"created": self._call.created_s, **told, "usage": self._usage()})
+        parts: list[bytes] = []
+        for picture in pictures:
+            opening = b',{"b64_json":"' if parts else b'{"data":[{"b64_json":"'
+            parts += [opening, await long_work().compute(partial(self._encode, picture)), b'"}']
+        return [*parts, b"],", rest[1:]]
 
-    async def _event(self, kind: str, picture: Tensor, **members: Any) -> bytes:
-        event = {"type": kind, "b64_json": await self._written(picture), "created_at": self._call.created_s}
-        return self._call.framing.frame(orjson.dumps({**event, **self._told, **members}), kind)
+    async def _send(self, kind: str, picture: Tensor, **members: Any) -> None:
+        """Send an event with a picture. It is made beside the event loop, and written piece by piece."""
 
-    async def _written(self, picture: Tensor) -> str:
-        return await long_work().compute(partial(self._encode, picture))
+        def made() -> list[bytes]:
+            text = self._encode(picture).decode()
+            event = {"type": kind, "b64_json": text, "created_at": self._call.created_s, **self._told, **members}
+            frame = self._call.framing.frame(orjson.dumps(event), kind)
+            return [frame[start : start + _PIECE_BYTES] for start in range(0, len(frame), _PIECE_BYTES)]
+
+        for piece in await long_work().compute(made):
+            if not self._call.send(piece):
+                await self._call.wait_for_room()
 
     def _picture(self, prompt: int) -> Tensor:
         if prompt not in self._newest:
@@ -164,8 +180,10 @@ def _read_inputs(fields: Fields, model: LanguageModel) -> dict[str, Any]:
     size = fields.text("size") or "auto"
     if size != "auto":
         numbers = _SIZE.fullmatch(size)
-        if numbers is None:
-            raise fields.wrong("size", "auto, or a width and a height such as 1024x1024", size)
+        if numbers is None or max(map(int, numbers.groups())) > _MAX_SIDE:
+            raise fields.wrong(
+                "size", f"auto, or a width and a height of at most {_MAX_SIDE} pixels such as 1024x1024", size
+            )
         found |= {"width": int(numbers[1]), "height": int(numbers[2])}
     for name in _INTEGERS:
         found[name] = fields.integer(name, _ANY_INTEGER)
@@ -189,7 +207,7 @@ def _of_picture(inputs: Document, at: int) -> Document:
     return {**inputs, "seed": (inputs["seed"] + at) & MAX_INT64} if "seed" in inputs else inputs
 
 
-def _encoded(picture: Tensor, *, form: str, quality: int) -> str:
+def _encoded(picture: Tensor, *, form: str, quality: int) -> bytes:
     """The base64 of a picture's file in that format. Raises InternalError for what is no picture.
 
     A model's own file stays as it is if it has the format already.
@@ -197,7 +215,7 @@ def _encoded(picture: Tensor, *, form: str, quality: int) -> str:
     if picture.datatype is Datatype.BYTES:
         file: bytes = picture.data.reshape(-1)[0]
         if _MARKS[form](file):
-            return base64.b64encode(file).decode()
+            return base64.b64encode(file)
     try:
         library: Any = importlib.import_module("PIL.Image")
     except ImportError:
@@ -217,7 +235,7 @@ def _encoded(picture: Tensor, *, form: str, quality: int) -> str:
         image.save(found, form.upper(), **({} if form == "png" else {"quality": quality}))
     except (OSError, ValueError, TypeError, IndexError) as error:
         raise InternalError(f"the model's output 'image' is no picture: {error}") from None
-    return base64.b64encode(found.getvalue()).decode()
+    return base64.b64encode(found.getbuffer())
 
 
 # How files of a format begin.
