@@ -189,6 +189,18 @@ def test_a_file_that_is_wrong_fails_the_batch(client: openai.OpenAI, lines: list
     assert [(error.code, error.line) for error in batch.errors.data or ()] == codes
 
 
+def test_no_line_asks_for_a_response_in_the_background(client: openai.OpenAI) -> None:
+    """Its row would say that it is queued, and the response would belong to nobody's key."""
+    url = "/v1/responses"
+    lines = [line(name, "x", url, input="x", background=name == "b") for name in "ab"]
+    batch = ended(client, begin(client, lines, url))
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert [(error.code, error.line, error.param) for error in batch.errors.data or ()] == [
+        ("invalid_request", 2, "body.background")
+    ]
+
+
 def test_files_are_listed_read_and_removed(client: openai.OpenAI) -> None:
     after: Any = {"anchor": "created_at", "seconds": 3600}
     first, second = (upload(client, [line("a", "x")], expires_after=after) for _ in range(2))

@@ -121,5 +121,7 @@ def _read(text: bytes, start: int, end: int, endpoint: str) -> Line | None:
         raise _LineError("invalid_request", "'body' must be an object", "body")
     if body.get("stream"):
         raise _LineError("invalid_request", "answers of a batch are whole: leave 'stream' out", "body.stream")
+    if endpoint == "/v1/responses" and body.get("background"):
+        raise _LineError("invalid_request", "answers of a batch are whole: leave 'background' out", "body.background")
     model = body.get("model")
     return Line(start, end, custom_id, model if isinstance(model, str) else None)
