@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,6 +164,7 @@ class _Publisher:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise InvalidArgumentError(f"kv_events_config: {config.endpoint}: {error}") from error
+        self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._work, name="kv-events", daemon=True)
         self._thread.start()
 
@@ -175,24 +177,29 @@ class _Publisher:
         self._next += 1
 
     def close(self) -> None:
-        self._queue.put(None)
+        self._is_ending.set()
+        with suppress(queue.Full):  # the thread ends when it finds no more
+            self._queue.put_nowait(None)
         self._thread.join()
         self._context.destroy(linger=0)
 
     def _work(self) -> None:
         while True:
-            if self._replay is not None and self._replay.poll(0):
-                self._answer()
             try:
+                if self._replay is not None and self._replay.poll(0):
+                    self._answer()
                 item = self._queue.get(timeout=_POLL_S)
+                if item is None:
+                    return
+                number, batch = item
+                content = self._pack(batch)
+                self._socket.send_multipart((self._topic, number.to_bytes(8, "big"), content))
+                self._sent.append((number, content))
             except queue.Empty:
-                continue
-            if item is None:
-                return
-            number, batch = item
-            content = self._pack(batch)
-            self._socket.send_multipart((self._topic, number.to_bytes(8, "big"), content))
-            self._sent.append((number, content))
+                if self._is_ending.is_set():
+                    return
+            except Exception:
+                logger.exception("kv_events_config: a batch of events, or an answer about earlier ones, was not sent")
 
     def _answer(self) -> None:
         """Send what is asked for again, as far as it is remembered."""

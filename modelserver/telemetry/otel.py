@@ -316,8 +316,14 @@ class _MetricsPusher:
                 families = list(self._collect())
             except RuntimeError:
                 return  # the event loop, which knows the numbers, has ended
-            if self._exporter.export(self._data(families)) is not self._success:
-                logger.error("the collector did not take %d families of metrics", len(families))
+            except Exception:
+                logger.exception("the metrics could not be read; they are next sent in %g s", self._interval_s)
+                continue
+            try:
+                if self._exporter.export(self._data(families)) is not self._success:
+                    logger.error("the collector did not take %d families of metrics", len(families))
+            except Exception:
+                logger.exception("the metrics could not be sent; they are next sent in %g s", self._interval_s)
 
     def _data(self, families: Iterable[Metric]) -> Any:
         """The families, read from their page: those of models are kept as lines of it."""

@@ -12,13 +12,16 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from prometheus_client.core import GaugeMetricFamily
 from support.clients import ClientError, HttpClient, ProtocolClient
 from support.model_files import write_identity, write_model
 from support.otlp_receiver import otlp_receiver
 from support.serving import RunningServer, running_server
+from support.waiting import until_true
 
 from modelserver.errors import ErrorCode
 from modelserver.options.sources import resolve_options
+from modelserver.telemetry.otel import OtelExport
 from modelserver.telemetry.trace_settings import parse_trace_config
 from modelserver.telemetry.tracer import Tracer
 
@@ -392,6 +395,32 @@ def test_opentelemetrys_variables_send_all_signals(tmp_path: Path, monkeypatch: 
     assert len(histogram["bucketCounts"]) == len(histogram["explicitBounds"]) + 1
     (record,) = [each for each in receiver.records if each["body"]["stringValue"] == "the shop is open"]
     assert record["severityNumber"] == "SEVERITY_NUMBER_WARN"
+
+
+@pytest.mark.one_layout
+def test_metrics_are_sent_again_after_a_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    family = GaugeMetricFamily("shops", "open shops", 3)
+    faults: list[list[Any] | Exception] = [ValueError("torn"), [object()], [family]]
+
+    def collect() -> list[Any]:
+        found = faults[0] if len(faults) == 1 else faults.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    with otlp_receiver() as receiver:
+        monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.grpc_url)
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
+        export = OtelExport(os.environ, "1", collect)
+        until_true(lambda: bool(receiver.metrics), "metrics come")
+        export.close_metrics()
+    assert receiver.newest_metrics["shops"]["gauge"]["dataPoints"][0]["asDouble"] == 3.0
+    for what in ("read", "sent"):
+        assert f"the metrics could not be {what}; they are next sent in 0.01 s" in caplog.text
 
 
 def _model(point: dict[str, Any]) -> str:

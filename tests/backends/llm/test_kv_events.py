@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 import zmq
-from modelserver_backends.llm.kv_events import read_kv_events_config
+from modelserver_backends.llm.kv_events import KvEvents, read_kv_events_config
 from modelserver_backends.llm.options import EngineOptions
 from support.generations import generate, loaded_engine
 
@@ -158,6 +159,29 @@ def test_an_address_that_is_taken_is_said(checkpoint: Checkpoints) -> None:
             loaded_engine(checkpoint("llama"), kv_events_config=config),
         ):
             pass
+
+
+def test_events_that_cannot_be_written_end_nothing(
+    subscriber: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = read_kv_events_config("x", {"endpoint": f"ipc://{tmp_path}/events", "max_queue_size": 1})
+    assert config is not None
+    events = KvEvents(config)
+    subscriber.subscribe(b"")
+    subscriber.connect(config.endpoint)
+    events.stored([b"12345678"], None, [object()], 1, None)  # type: ignore[list-item]
+    events.send()
+    while not subscriber.poll(20):  # until it is subscribed
+        events.cleared()
+        events.send()
+    closing = threading.Thread(target=events.close)
+    for _ in range(3):  # the queue is full
+        events.cleared()
+        events.send()
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert "a batch of events, or an answer about earlier ones, was not sent" in caplog.text
 
 
 def test_they_are_off_unless_asked_for() -> None:
