@@ -1,11 +1,13 @@
-"""JSON text of any size, parsed in pieces, because a parser holds the interpreter's lock and other threads must run.
+"""JSON text of any size, parsed and written in pieces.
 
-The text's nesting and the number of its values are bounded before anything is parsed.
+A parser holds the interpreter's lock, and other threads must run. The nesting of the text and the number of its values
+are bounded before anything is parsed.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +31,8 @@ _LONG_STRING_BYTES = 256 * 1024
 # Characters and whole escapes; the last of them may be half of a character, or of a pair of surrogates.
 _CHARACTERS = re.compile(rb'(?:[^"\\]++|\\u[0-9a-fA-F]{4}|\\[^u])*+', re.DOTALL)
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
+# Of a document that is written.
+_FRAGMENTS_OF_SLICE = 1024
 _CLOSERS = {b"[": b"]", b"{": b"}"}
 _SPACE = b" \t\n\r"
 _KEY = re.compile(rb'[ \t\n\r]*("(?:[^"\\]++|\\.)*+")[ \t\n\r]*:', re.DOTALL)
@@ -84,6 +88,44 @@ def _num_values(text: bytes) -> int:
     """As `accelerator.measure_json` counts them."""
     structure = STRING.sub(b"", text)
     return sum(map(structure.count, (b",", b":", b"[", b"{")))
+
+
+def text_slices(document: Any) -> Slices[list[bytes]]:
+    """The JSON text of a document of strings, numbers, lists and dictionaries, in parts."""
+    parts, part = [], bytearray()
+    for number, fragment in enumerate(_fragments(document)):
+        part += fragment
+        if len(part) >= _LONG_STRING_BYTES:
+            parts.append(bytes(part))
+            part.clear()
+            yield
+        elif number % _FRAGMENTS_OF_SLICE == 0:
+            yield
+    return [*parts, bytes(part)]
+
+
+def _fragments(value: Any) -> Iterator[bytes]:
+    if isinstance(value, str) and len(value) > _LONG_STRING_BYTES:
+        yield b'"'
+        for start in range(0, len(value), _LONG_STRING_BYTES):
+            yield orjson.dumps(value[start : start + _LONG_STRING_BYTES])[1:-1]
+        yield b'"'
+    elif isinstance(value, dict) and value:
+        mark = b"{"
+        for name, member in value.items():
+            yield mark + orjson.dumps(name) + b":"
+            yield from _fragments(member)
+            mark = b","
+        yield b"}"
+    elif isinstance(value, list) and value:
+        mark = b"["
+        for item in value:
+            yield mark
+            yield from _fragments(item)
+            mark = b","
+        yield b"]"
+    else:
+        yield orjson.dumps(value)
 
 
 def document_slices(text: memoryview) -> Slices[Any]:

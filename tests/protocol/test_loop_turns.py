@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 
 import grpc
+import httpx
 import pytest
 from support.llm_models import write_llm
 from support.loop_turns import measured_turns
@@ -35,12 +36,12 @@ MOST_S = 0.05
 REGION = "/v2/systemsharedmemory/region/turns"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
-# A picture of 8 MB, which is a file already.
+# A picture of 4 MB, which is a file already.
 PAINTER = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-FILE = np.array([b"\\x89PNG\\r\\n\\x1a\\n" + bytes(8 << 20)], object)
+FILE = np.array([b"\\x89PNG\\r\\n\\x1a\\n" + bytes(4 << 20)], object)
 
 class TritonPythonModel:
     def execute(self, requests):
@@ -163,6 +164,25 @@ def _draw(**fields: object) -> Send:
     return _ask("/v1/images/generations", model="painter", prompt="a", **fields)
 
 
+def _input(items: list[dict[str, str]]) -> Send:
+    return _ask("/v1/responses", model="mock", input=[*items, {"role": "user", "content": "a"}])
+
+
+def _ask_and_get(**fields: object) -> Send:
+    """The status of a response, and of the same read later."""
+
+    def send(running: RunningServer) -> int:
+        with httpx.Client(base_url=f"http://{running.http_url}", timeout=60) as client:
+            made = client.post("/v1/responses", json={"model": "mock", "input": "a", **fields})
+            if made.status_code != 200:
+                return made.status_code
+            kept = client.get(f"/v1/responses/{made.json()['id']}")
+            assert kept.json() == made.json()
+            return kept.status_code
+
+    return send
+
+
 def _many_at_once(send: Send, count: int) -> Send:
     """The status that all of them have."""
 
@@ -243,6 +263,9 @@ CASES: dict[str, tuple[Send, set[object]]] = {
     ),
     "pictures": (_draw(n=10), OK),
     "a picture over a stream": (_draw(stream=True), OK),
+    "long turns of the assistant": (_input([{"role": "assistant", "content": "a" * 1500}] * 8191), OK),
+    "long turns of the system": (_input([{"role": "system", "content": "a" * 1500}] * 8191), OK),
+    "a text that the response repeats": (_ask_and_get(user="a" * (60 * MB)), OK),
     "index": (_post("/v2/repository/index", b'{"a":' + _joined(b"[]", MB // 8) + b"}"), OK),
     "logging": (_post("/v2/logging", b'{"a":' + _joined(b"[]", MB // 4) + b"}"), REFUSED),
     "gzip of empty members": (

@@ -12,7 +12,7 @@ from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.llm.models import LanguageModel
 from modelserver.frontends.llm.pictures import joined, read_picture
-from modelserver.frontends.llm.prompts import add_message
+from modelserver.frontends.llm.prompts import joined_messages
 from modelserver.frontends.llm.tools import Tools, ToolUse
 
 _MAX_MESSAGES = 4096
@@ -70,8 +70,8 @@ def read_conversation(fields: Fields, model: LanguageModel, tools: Tools | None 
     if not given:
         raise fields.wrong("messages", "an array that is not empty", [])
     for message in given:
-        for each in _read_message(message):
-            add_message(messages, each)
+        messages += _read_message(message)
+    messages = joined_messages(messages)
     is_prefilled = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     conversation: dict[str, Any] = {
         "messages": messages,

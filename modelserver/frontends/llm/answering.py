@@ -52,7 +52,12 @@ class Prepared:
 
 
 class EventWriter(abc.ABC):
-    """Writes the answer to one call in the documents of an API."""
+    """Writes the answer to one call in the documents of an API.
+
+    `num_echoed` is about how many bytes of the request the whole answer repeats.
+    """
+
+    num_echoed = 0
 
     def text_frame(self, choice: Choice) -> PreparedFrame | None:  # noqa: ARG002
         """The frame of a token of this choice that adds nothing but its text; None where `frames` writes all tokens."""
@@ -130,7 +135,7 @@ async def answer(dataplane: AnyDataPlane, prepared: Prepared, call: Call, writer
     if is_streamed:
         await call.finish(writer.last_frames())
     else:
-        call.answer(writer.document())
+        await call.answer_beside(writer.document(), writer.num_echoed)
 
 
 class WholeListener(Listener):

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import Needs, check_further
+from modelserver.core.json_pieces import text_slices
 from modelserver.core.long_work import long_work
 from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Buffer
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Of a document: two milliseconds at worst.
+MAX_BYTES_WRITTEN_ON_LOOP = 1 << 20
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.")
 _MAX_ID_LEN = 128
 
@@ -100,6 +103,13 @@ class Call:
     def answer(self, document: object) -> None:
         """Answer whole."""
         respond_document(self._exchange, document, self.headers)
+
+    async def answer_beside(self, document: object, num_bytes: int) -> None:
+        """Answer whole by a document of about that many bytes; a long one is written beside the event loop."""
+        if num_bytes <= MAX_BYTES_WRITTEN_ON_LOOP:
+            self.answer(document)
+        else:
+            self.answer_text(*await long_work().run(text_slices(document)))
 
     def answer_plain(self, text: str) -> None:
         """Answer with plain text."""

@@ -6,8 +6,9 @@ Models that take `messages` make the text themselves; for others a template of t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,18 +56,24 @@ async def conversation_input(
     return {"text_input": await work}
 
 
-def add_message(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Add a message, or its text to the one before it if both are the system's or the user's.
+def joined_messages(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, with texts in a row of the system, or of the user, as one message.
 
     Agents send several in a row, and many templates refuse that, or see the first system message alone.
     """
-    last = messages[-1] if messages else {}
-    before, text = last.get("content"), message["content"]
-    is_one = last.get("role") == message["role"] and message["role"] in ("system", "user")
-    if is_one and isinstance(before, str) and isinstance(text, str):
-        messages[-1] = {**last, "content": f"{before}\n\n{text}"}
-    else:
-        messages.append(message)
+    found: list[dict[str, Any]] = []
+    for role, row in groupby(messages, _role_of_text):
+        if role is None:
+            found += row
+        else:
+            first, *others = row
+            found.append({**first, "content": "\n\n".join(each["content"] for each in (first, *others))})
+    return found
+
+
+def _role_of_text(message: dict[str, Any]) -> str | None:
+    role = message["role"]
+    return role if role in ("system", "user") and isinstance(message["content"], str) else None
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:

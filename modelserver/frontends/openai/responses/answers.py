@@ -41,6 +41,7 @@ class ResponseWriter(EventWriter):
         }
         if request.conversation_id is not None:
             self._head["conversation"] = {"id": request.conversation_id}
+        self.num_echoed = call.num_bytes
         self.is_begun = False
         self.output: list[Document] = []
         # About, of the output.

@@ -15,7 +15,7 @@ from modelserver.errors import NotFoundError
 from modelserver.frontends.llm.edge import Call, CallEdge, query_value
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import Fields
-from modelserver.frontends.openai.responses.items import MAX_ITEMS, Messages
+from modelserver.frontends.openai.responses.items import ITEMS_OF_SLICE, MAX_ITEMS, Messages
 from modelserver.frontends.openai.responses.request import read_metadata
 from modelserver.frontends.openai.responses.store import Conversation, OwnedStore
 from modelserver.protocol.api import Route
@@ -27,7 +27,6 @@ Document = dict[str, Any]
 _MAX_BYTES = 8 << 20
 _MAX_PAGE = 100
 _DEFAULT_PAGE = 20
-_ITEMS_OF_SLICE = 128
 # What stands before the number of an item that came without an id.
 _PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "custom_tool_call": "ctc_"}
 
@@ -61,11 +60,12 @@ class Conversations:
         self._store.use(found)
         return found
 
-    def extend(self, conversation: Conversation, items: Sequence[Document]) -> None:
+    def extend(self, conversation: Conversation, asked: KeptItems, output: Sequence[Document]) -> None:
         """Add the items of a turn at its end. Raises ParameterError for more than a conversation may hold."""
-        self._add_kept(conversation, finish(_kept_items(items)))
+        made = finish(kept_items(output))
+        self._add_kept(conversation, KeptItems(asked.items + made.items, asked.num_bytes + made.num_bytes))
 
-    def _add_kept(self, conversation: Conversation, added: _Items) -> None:
+    def _add_kept(self, conversation: Conversation, added: KeptItems) -> None:
         if len(conversation.items) + len(added.items) > MAX_ITEMS or (
             conversation.num_bytes + added.num_bytes > _MAX_BYTES
         ):
@@ -151,35 +151,37 @@ class Conversations:
 
 
 @dataclass(frozen=True, slots=True)
-class _Items:
+class KeptItems:
     """Items as they are kept, and their size as JSON."""
 
     items: list[Document]
     num_bytes: int
 
 
-async def _read_items(fields: Fields) -> _Items:
+async def _read_items(fields: Fields) -> KeptItems:
     """Items as responses take them. Raises ParameterError for one that no response would take."""
 
-    def read() -> Slices[_Items]:
+    def read() -> Slices[KeptItems]:
         items = fields.objects("items", MAX_ITEMS) or ()
         messages = Messages(None)
         for number, item in enumerate(items):
-            if number % _ITEMS_OF_SLICE == 0:
+            if number % ITEMS_OF_SLICE == 0:
                 yield
             messages.add(item)
-        return (yield from _kept_items([dict(item.document) for item in items]))
+        return (yield from kept_items([dict(item.document) for item in items]))
 
     return await long_work().run(read())
 
 
-def _kept_items(items: Sequence[Document]) -> Slices[_Items]:
-    kept = []
+def kept_items(items: Sequence[Document]) -> Slices[KeptItems]:
+    """The items of responses as a conversation keeps them."""
+    kept, num_bytes = [], 0
     for number, item in enumerate(items):
-        if number % _ITEMS_OF_SLICE == 0:
+        if number % ITEMS_OF_SLICE == 0:
             yield
         kept.append(_kept(item))
-    return _Items(kept, sum(map(_size, kept)))
+        num_bytes += _size(kept[-1])
+    return KeptItems(kept, num_bytes)
 
 
 def _size(item: Document) -> int:

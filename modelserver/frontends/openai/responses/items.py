@@ -8,12 +8,14 @@ from typing import Any
 import orjson
 
 from modelserver.frontends.llm.fields import Fields
-from modelserver.frontends.llm.prompts import add_message
+from modelserver.frontends.llm.prompts import joined_messages
 from modelserver.frontends.openai.messages import read_content, read_text
 
 Document = dict[str, Any]
 
 MAX_ITEMS = 8192
+# Of items that are read.
+ITEMS_OF_SLICE = 128
 _MAX_PARTS = 4096
 _ROLES = ("user", "assistant", "system", "developer")
 
@@ -22,11 +24,17 @@ class Messages:
     """Builds a conversation. Reasoning, text and calls in a row are one message of the assistant, for templates."""
 
     def __init__(self, instructions: str | None) -> None:
-        self.found: list[Document] = []
+        self._found: list[Document] = []
         if instructions:
-            self.found.append({"role": "system", "content": instructions})
-        # What the assistant says until somebody else does.
+            self._found.append({"role": "system", "content": instructions})
+        # What the assistant says until somebody else does, and its texts.
         self._turn: Document | None = None
+        self._texts: list[str] = []
+
+    def finish(self) -> list[Document]:
+        """The messages."""
+        self._end_turn()
+        return joined_messages(self._found)
 
     def add(self, item: Fields) -> None:
         """Raises ParameterError for an item that is malformed or cannot be served."""
@@ -41,17 +49,15 @@ class Messages:
         item.need("content", "a string or an array of parts")
         if role == "assistant":
             text = read_text(item, "content") or ""
-            turn = self._assistant()
-            if turn["content"] and "tool_calls" not in turn:
-                text = f"{turn['content']}\n{text}"
-            elif "tool_calls" in turn:
-                self._turn = None
-                turn = self._assistant()
-            turn["content"] = text
+            if self._turn is not None and "tool_calls" in self._turn:
+                self._end_turn()
+            self._assistant()
+            if self._texts or text:
+                self._texts.append(text)
             return
-        self._turn = None
+        self._end_turn()
         content = read_content(item, "content") or ""
-        add_message(self.found, {"role": "system" if role == "developer" else role, "content": content})
+        self._found.append({"role": "system" if role == "developer" else role, "content": content})
 
     def _reasoning(self, item: Fields) -> None:
         """Encrypted reasoning of OpenAI's own models means nothing here."""
@@ -60,7 +66,7 @@ class Messages:
         if not text:
             return
         if self._turn is not None and "tool_calls" in self._turn:
-            self._turn = None
+            self._end_turn()
         turn = self._assistant()
         # Templates know it by either name.
         turn["reasoning"] = turn["reasoning_content"] = text
@@ -86,15 +92,20 @@ class Messages:
     def _result(self, item: Fields) -> None:
         item.need("call_id", "the call_id of a call")
         item.need("output", "a string or an array of parts")
-        self._turn = None
+        self._end_turn()
         message = {"role": "tool", "tool_call_id": item.text("call_id"), "content": read_content(item, "output") or ""}
-        self.found.append(message)
+        self._found.append(message)
 
     def _assistant(self) -> Document:
         if self._turn is None:
             self._turn = {"role": "assistant", "content": ""}
-            self.found.append(self._turn)
+            self._found.append(self._turn)
         return self._turn
+
+    def _end_turn(self) -> None:
+        if self._turn is not None and self._texts:
+            self._turn["content"] = "\n".join(self._texts)
+        self._turn, self._texts = None, []
 
 
 _READERS: dict[str, Callable[[Messages, Fields], None]] = {

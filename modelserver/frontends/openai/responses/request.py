@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from modelserver.core.long_work import Slices
 from modelserver.frontends.llm.call import GenerateCall
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.openai.limits import OpenAiLimits
-from modelserver.frontends.openai.responses.items import MAX_ITEMS, Messages
+from modelserver.frontends.openai.responses.items import ITEMS_OF_SLICE, MAX_ITEMS, Messages
 from modelserver.frontends.openai.responses.tools import ResponseTools, read_tools
 from modelserver.frontends.openai.sampling import VERBOSITIES, read_sampling, unsupported
 from modelserver.frontends.openai.structure import check_schema
@@ -47,7 +48,7 @@ def read_items(fields: Fields) -> list[Document]:
     return [dict(item.document) for item in fields.objects("input", MAX_ITEMS) or ()]
 
 
-def read_request(fields: Fields, limits: OpenAiLimits, earlier: list[Document]) -> ResponseRequest:
+def request_slices(fields: Fields, limits: OpenAiLimits, earlier: list[Document]) -> Slices[ResponseRequest]:
     """`earlier` are the items of the responses before this one. Raises ParameterError for what is wrong."""
     is_stored, is_background = fields.flag("store", True), fields.flag("background")
     if is_background and not is_stored:
@@ -68,7 +69,7 @@ def read_request(fields: Fields, limits: OpenAiLimits, earlier: list[Document]) 
     if structure is not None:
         sampling["structured_outputs"] = structure
     call = GenerateCall(
-        conversation=read_conversation(fields, [*earlier, *items], tools),
+        conversation=(yield from conversation_slices(fields, [*earlier, *items], tools)),
         sampling={name: value for name, value in sampling.items() if value is not None},
         tools=tools.tools,
         is_streamed=fields.flag("stream"),
@@ -108,15 +109,18 @@ def read_metadata(fields: Fields) -> dict[str, str] | None:
     return metadata
 
 
-def read_conversation(fields: Fields, items: list[Document], tools: ResponseTools) -> Document:
+def conversation_slices(fields: Fields, items: list[Document], tools: ResponseTools) -> Slices[Document]:
     """What chat templates take. Raises ParameterError."""
     messages = Messages(fields.text("instructions"))
     for number, item in enumerate(items):
+        if number % ITEMS_OF_SLICE == 0:
+            yield
         messages.add(Fields(item, f"input[{number}]"))
-    if not messages.found:
+    found = messages.finish()
+    if not found:
         raise fields.wrong("input", "a string or an array with a message", fields.document["input"])
     conversation: Document = {
-        "messages": messages.found,
+        "messages": found,
         "add_generation_prompt": True,
         "continue_final_message": False,
     }

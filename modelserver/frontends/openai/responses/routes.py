@@ -6,13 +6,16 @@ import asyncio
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from modelserver.auth.access import ApiGroup
+from modelserver.core.json_pieces import text_slices
+from modelserver.core.long_work import Slices, finish, long_work
 from modelserver.errors import ServerError
 from modelserver.frontends.http.framing import SSE
+from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP
 from modelserver.frontends.llm.answering import Prepared, answer, prepare
-from modelserver.frontends.llm.edge import Call, CallEdge, query_value
+from modelserver.frontends.llm.edge import MAX_BYTES_WRITTEN_ON_LOOP, Call, CallEdge, LaterAnswers, query_value
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import find_model
@@ -21,20 +24,20 @@ from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.responses.answers import ResponseWriter
 from modelserver.frontends.openai.responses.background import BackgroundRun, BackgroundRuns
-from modelserver.frontends.openai.responses.conversations import Conversations
+from modelserver.frontends.openai.responses.conversations import Conversations, KeptItems, kept_items
 from modelserver.frontends.openai.responses.request import (
     ResponseRequest,
-    read_conversation,
+    conversation_slices,
     read_conversation_id,
     read_items,
-    read_request,
+    request_slices,
 )
 from modelserver.frontends.openai.responses.store import OwnedStore, StoredResponse
 from modelserver.frontends.openai.responses.tools import read_tools
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
-from modelserver.protocol.response import json_response
+from modelserver.protocol.response import JSON_HEADERS, HttpResponse, json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Document = dict[str, Any]
+T = TypeVar("T")
 
 # Of the number of an event.
 _MAX_DIGITS = 12
@@ -57,7 +61,9 @@ class Responses:
             "Response", "the server keeps the last 1000 responses for an hour, except those with store: false"
         )
         self._framing = replace(SSE, error_name="error")
-        self._edge = CallEdge(dataplane, http_limits, errors=OpenAiErrors(), framing=self._framing)
+        errors = OpenAiErrors()
+        self._edge = CallEdge(dataplane, http_limits, errors=errors, framing=self._framing)
+        self._later = LaterAnswers(errors)
         self._conversations = Conversations(self._edge)
         self._runs = BackgroundRuns()
         self._followers: set[asyncio.Task[None]] = set()  # kept, because the event loop does not
@@ -81,12 +87,15 @@ class Responses:
         fields = call.fields
         earlier, num_bytes = self._earlier(fields)
         model = await find_model(self._dataplane, fields.text("model"))
-        request = read_request(fields, self._limits, earlier)
+        request = await _beside(request_slices(fields, self._limits, earlier), num_bytes + call.num_bytes)
+        # What the conversation keeps is there when the answer is, so that the next turn may follow at once.
+        asked = [] if request.conversation_id is None else request.items
+        turn = await _beside(kept_items(asked), call.num_bytes)
         prepared = await prepare(self._dataplane, model, request.call, call)
         writer = ResponseWriter(request, prepared, call)
         items = [*earlier, *request.items]
         if request.is_background:
-            await self._create_in_background(call, request, prepared, writer, items, num_bytes)
+            await self._create_in_background(call, request, prepared, writer, items, num_bytes, turn)
             return
         try:
             await answer(self._dataplane, prepared, call, writer)
@@ -99,7 +108,7 @@ class Responses:
         if request.is_stored:
             size = num_bytes + call.num_bytes + writer.num_bytes
             self._store.add(StoredResponse(id=writer.id, made=writer.document(), items=items, num_bytes=size))
-        self._note_turn(request, writer)
+        self._note_turn(request, turn, writer)
 
     async def _create_in_background(
         self,
@@ -109,6 +118,7 @@ class Responses:
         writer: ResponseWriter,
         items: list[Document],
         num_bytes: int,
+        turn: KeptItems,
     ) -> None:
         """Answer at once, or by the events as they come; the response is made whether the client stays or not."""
         stored = StoredResponse(id=writer.id, made={}, items=items, num_bytes=num_bytes + call.num_bytes)
@@ -117,27 +127,27 @@ class Responses:
         def end() -> None:
             self._store.use(stored, writer.num_bytes)
             if run.document["status"] in ("completed", "incomplete"):
-                self._note_turn(request, writer)
+                self._note_turn(request, turn, writer)
 
         run = BackgroundRun(prepared, writer, partial(self._store.use, stored), end)
         stored.run = run
         self._store.add(stored)
         self._runs.begin(run, self._dataplane, prepared)
         if not run.is_streamed:
-            call.answer(run.document)
+            await call.answer_beside(run.document, call.num_bytes)
             return
         async for frames in run.frames(0):
             if not call.send(frames):
                 await call.wait_for_room()
         await call.finish()
 
-    def _note_turn(self, request: ResponseRequest, writer: ResponseWriter) -> None:
+    def _note_turn(self, request: ResponseRequest, turn: KeptItems, writer: ResponseWriter) -> None:
         """Add what was said to the conversation that the response is a turn of, unless that was deleted meanwhile."""
         if request.conversation_id is None:
             return
         try:
             conversation = self._conversations.get(request.conversation_id)
-            self._conversations.extend(conversation, [*request.items, *writer.output])
+            self._conversations.extend(conversation, turn, writer.output)
         except ServerError as error:
             logger.warning("a turn of conversation %s is not kept: %s", request.conversation_id, error.message)
 
@@ -145,8 +155,10 @@ class Responses:
         """Answer with the number of tokens of the same prompt; nothing is generated. Raises ServerError."""
         fields = call.fields
         model = await find_model(self._dataplane, fields.text("model"), "tokenizes")
-        items = [*self._earlier(fields)[0], *read_items(fields)]
-        conversation = read_conversation(fields, items, read_tools(fields, self._limits))
+        earlier, num_bytes = self._earlier(fields)
+        items = [*earlier, *read_items(fields)]
+        slices = conversation_slices(fields, items, read_tools(fields, self._limits))
+        conversation = await _beside(slices, num_bytes + call.num_bytes)
         prompt = await conversation_input(self._dataplane, model, conversation, call.picture_urls)
         # A template has written the special tokens.
         adds = False if "text_input" in prompt else None
@@ -169,7 +181,7 @@ class Responses:
         """The response as it is now; or, with `stream=true`, its events from one after `starting_after` on."""
         stored, query = self._store.get(response_id), exchange.head.query
         if query_value(query, "stream").lower() not in ("true", "1"):
-            exchange.respond(json_response(stored.document))
+            self._respond(exchange, stored.document, stored.num_bytes)
             return
         if stored.run is None or not stored.run.is_streamed:
             raise ParameterError(
@@ -198,19 +210,35 @@ class Responses:
         exchange.respond(json_response({"id": response_id, "object": "response", "deleted": True}))
 
     def _input_items(self, exchange: HttpExchange, response_id: str) -> None:
-        items = [{"id": f"item_{number}", **item} for number, item in enumerate(self._store.get(response_id).items)][
-            ::-1
-        ]
+        stored = self._store.get(response_id)
+        items = [{"id": f"item_{number}", **item} for number, item in enumerate(stored.items)][::-1]
         ends = {"first_id": items[0]["id"] if items else None, "last_id": items[-1]["id"] if items else None}
-        exchange.respond(json_response({"object": "list", "data": items, **ends, "has_more": False}))
+        self._respond(exchange, {"object": "list", "data": items, **ends, "has_more": False}, stored.num_bytes)
 
     def _cancel(self, exchange: HttpExchange, response_id: str) -> None:
         """As OpenAI's, cancelling one that is over changes nothing."""
-        run = self._store.get(response_id).run
+        stored = self._store.get(response_id)
+        run = stored.run
         if run is None:
             raise ParameterError(
                 "only a response with background: true can be cancelled: close the connection of another to end it",
                 "response_id",
             )
         run.cancel()
-        exchange.respond(json_response(run.document))
+        self._respond(exchange, run.document, stored.num_bytes)
+
+    def _respond(self, exchange: HttpExchange, document: Document, num_bytes: int) -> None:
+        """Answer, now or later, by a document of about that many bytes."""
+        if num_bytes <= MAX_BYTES_WRITTEN_ON_LOOP:
+            exchange.respond(json_response(document))
+        else:
+            self._later.begin(exchange, _written(document))
+
+
+async def _written(document: Document) -> HttpResponse:
+    return HttpResponse(200, JSON_HEADERS, tuple(await long_work().run(text_slices(document))))
+
+
+async def _beside(slices: Slices[T], num_bytes: int) -> T:
+    """Do work on JSON of about that size: beside the event loop, if it is long."""
+    return finish(slices) if num_bytes <= MAX_BYTES_ON_LOOP else await long_work().run(slices)
