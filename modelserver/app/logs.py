@@ -34,10 +34,13 @@ def set_own_level(level: int) -> None:
 class LogWriter:
     """Owns the log's thread from `start_logs` to `close`, which writes what is still queued.
 
-    `tail` has the newest lines.
+    `tail` has the newest lines. With `takes_all` the lines of libraries and of the program are in the log too, and
+    nowhere else; without it only the server's own.
     """
 
-    def __init__(self, handler: logging.Handler, levels: frozenset[int], own_level: int) -> None:
+    def __init__(
+        self, handler: logging.Handler, levels: frozenset[int], own_level: int, *, takes_all: bool = True
+    ) -> None:
         self._records: queue.Queue[logging.LogRecord] = queue.Queue(QUEUE_LENGTH)
         self._output = handler
         self._input = _DroppingHandler(self._records)
@@ -48,10 +51,12 @@ class LogWriter:
         self._to_tail.setFormatter(handler.formatter)
         # The tail first: a blocked reader of the log does not delay requests for the tail.
         self._listener = _Listener(self._records, self._to_tail, handler)
-        root = logging.getLogger()
-        self._before = (root.handlers[:], root.level)
-        root.handlers[:] = [self._input]
-        root.setLevel(logging.WARNING)
+        taken = [logging.getLogger()] if takes_all else [logging.getLogger(name) for name in OWN_LOGGERS]
+        self._before = [(each, each.handlers[:], each.level, each.propagate) for each in taken]
+        for each in taken:
+            each.handlers[:] = [self._input]
+            each.propagate = False  # of no effect on the root
+            each.setLevel(logging.WARNING)
         set_own_level(own_level)
         self._listener.start()
 
@@ -64,11 +69,12 @@ class LogWriter:
         set_own_level(own_level(settings))
 
     def close(self) -> None:
-        """Write the queued lines and restore the root logger."""
-        root = logging.getLogger()
-        root.handlers[:], level = self._before
-        root.setLevel(level)
+        """Write the queued lines and restore the loggers."""
         set_own_level(logging.NOTSET)
+        for logger, handlers, level, propagates in self._before:
+            logger.handlers[:] = handlers
+            logger.propagate = propagates
+            logger.setLevel(level)
         if not self._listener.finish(CLOSE_TIMEOUT_S):
             return
         if self._input.num_dropped:
@@ -76,12 +82,15 @@ class LogWriter:
         self._output.close()
 
 
-def start_logs(options: ServerOptions) -> LogWriter:
-    """Send the process's log where the options say. Raises InvalidArgumentError for a file that cannot be opened."""
+def start_logs(options: ServerOptions, *, takes_all: bool = True) -> LogWriter:
+    """Send the process's log where the options say, or without `takes_all` the server's own lines.
+
+    Raises InvalidArgumentError for a file that cannot be opened.
+    """
     handler = _FileHandler(options.log_file) if options.log_file else _QuietHandler(sys.stderr)
     settings = log_settings(options)
     handler.setFormatter(_FORMATTERS[settings.log_format]())
-    return LogWriter(handler, _levels(settings), own_level(settings))
+    return LogWriter(handler, _levels(settings), own_level(settings), takes_all=takes_all)
 
 
 def log_settings(options: ServerOptions) -> LogSettings:

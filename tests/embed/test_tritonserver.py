@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.asking import wait_for
 
 from modelserver.embed.foreign import tritonserver
 from modelserver.embed.foreign.program import run_file
@@ -110,7 +114,8 @@ def test_models_are_loaded_described_and_unloaded(server: tritonserver.Server) -
     assert [int(np.from_dlpack(each.outputs["OUT"])[0]) for each in responses if each.outputs] == [4, 2]
     assert [each.final for each in responses] == [False] * (len(responses) - 1) + [True]
     assert [ours.get_nowait() for _ in responses] == responses
-    assert model.statistics()["model_stats"][0]["inference_count"] == 1
+    # A request is counted when the model has returned, which is after its last response.
+    wait_for(lambda: model.statistics()["model_stats"][0]["inference_count"] == 1, "the request's count")
     assert 'nv_inference_count{model="repeat"' in server.metrics()
     server.unload(model, wait_until_unloaded=True)
     assert not model.ready()
@@ -243,6 +248,26 @@ async def test_on_an_event_loop(server: tritonserver.Server) -> None:
 def test_options_that_cannot_work(options: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         tritonserver.Server(**options).start()
+
+
+def test_logs_go_where_the_options_say(
+    repository: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"model_repository": str(repository), "exit_on_error": False}
+    iso = tritonserver.LogFormat.ISO8601
+    file = tmp_path / "log"
+    server = tritonserver.Server(**options, log_file=str(file), log_info=True, log_format=iso).start()
+    logging.getLogger("modelserver.test").warning("a warning")
+    server.stop()
+    lines = file.read_text().splitlines()
+    assert "stopped" in lines[-1]
+    assert all(re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z INFO ", line) for line in lines)
+    assert not [record for record in caplog.records if record.name.startswith("modelserver")]
+    with pytest.raises(tritonserver.InvalidArgumentError, match="cannot open"):
+        tritonserver.Server(**options, log_file=str(tmp_path)).start()
+    logging.getLogger("modelserver.test").warning("the program's again")
+    assert [record.getMessage() for record in caplog.records] == ["the program's again"]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_program_is_run_as_it_is(

@@ -1,7 +1,8 @@
 """Triton's in-process Python API (`tritonserver`) over a server inside the program.
 
 The models of a repository are asked without sockets, by the names that programs for Triton have. Inputs and outputs are
-tensors that other libraries read by DLPack. Logs go to Python's `logging`, as the program configures it.
+tensors that other libraries read by DLPack. Logs go to Python's `logging`, as the program configures it, unless the
+options say where.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from modelserver import errors
+from modelserver.app.logs import LogWriter, start_logs
 from modelserver.config.message import config_to_json
 from modelserver.core.long_work import finish
 from modelserver.core.request import InFlightRequest
@@ -51,6 +53,7 @@ from modelserver.frontends.http.documents import (
     server_document,
     statistics_document,
 )
+from modelserver.options.server_options import ServerOptions
 from modelserver.telemetry.exposition import text_slices
 from modelserver.telemetry.metrics import add_families_of_models
 
@@ -150,7 +153,10 @@ class ModelLoadDeviceLimit:
 
 @dataclass(slots=True)
 class Options:
-    """The options of a server. Memory pools, threads of Triton's own and its logs' settings have no effect."""
+    """The options of a server. Those of memory pools and of Triton's own threads have no effect.
+
+    If an option of logs is set, the server's log goes to `log_file`, or else to stderr, with the levels that are on.
+    """
 
     model_repository: str | list[str] = field(default_factory=list)
     server_id: str = "triton"
@@ -189,6 +195,11 @@ class Options:
     host_policies: dict[str, dict[str, str]] = field(default_factory=dict)
     metrics_configuration: dict[str, dict[str, str]] = field(default_factory=dict)
 
+    @property
+    def has_logs(self) -> bool:
+        """Whether an option of logs is set."""
+        return any((self.log_file, self.log_info, self.log_warn, self.log_error, self.log_verbose, self.log_format))
+
     def server(self) -> embedded.Server:
         """A server without ports. Raises TypeError and InvalidArgumentError for values that are no options."""
         if self.model_repository is None:
@@ -218,6 +229,7 @@ class Options:
                 model_load_retry_count=self.model_load_retry_count,
                 model_namespacing=self.model_namespacing,
                 log_verbose=int(self.log_verbose),
+                **(self._logs() if self.has_logs else {}),
                 allow_cpu_metrics=self.cpu_metrics,
                 allow_gpu_metrics=self.gpu_metrics,
                 metrics_interval_ms=self.metrics_interval,
@@ -234,6 +246,15 @@ class Options:
             )
         except errors.ServerError as error:
             raise translated(error) from error
+
+    def _logs(self) -> dict[str, Any]:
+        return {
+            "log_file": self.log_file or "",
+            "log_info": self.log_info,
+            "log_warning": self.log_warn,
+            "log_error": self.log_error,
+            "log_format": "ISO8601" if self.log_format is LogFormat.ISO8601 else "default",
+        }
 
 
 def _settings(settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
@@ -499,6 +520,7 @@ class Server:
     def __init__(self, options: Options | None = None, **fields: Any) -> None:
         self.options = Options(**fields) if options is None else options
         self._server: embedded.Server | None = None
+        self._logs: LogWriter | None = None
 
     def start(
         self, wait_until_ready: bool = False, polling_interval: float = 0.1, timeout: float | None = None
@@ -514,9 +536,14 @@ class Server:
         program.note_served()
         began_s = time.monotonic()
         try:
+            if self.options.has_logs:
+                self._logs = start_logs(ServerOptions(**server.options), takes_all=False)
             self._server = server.start()
         except errors.ServerError as error:
             raise translated(error) from error
+        finally:
+            if self._server is None:
+                self._end_logs()
         while wait_until_ready and not self.ready():
             if timeout is not None and time.monotonic() - began_s > timeout:
                 raise UnavailableError("Timeout before ready")
@@ -525,8 +552,11 @@ class Server:
 
     def stop(self) -> None:
         """Answer the requests that were received and end. Raises InvalidArgumentError if it was not started."""
-        self._started().stop()
-        self._server = None
+        try:
+            self._started().stop()
+        finally:
+            self._server = None
+            self._end_logs()
 
     def live(self) -> bool:
         return self.ask(lambda it: it.dataplane.is_live)
@@ -622,6 +652,11 @@ class Server:
             return question(server)
 
         return self.perform(answer)
+
+    def _end_logs(self) -> None:
+        logs, self._logs = self._logs, None
+        if logs is not None:
+            logs.close()
 
     def _started(self) -> embedded.Server:
         if self._server is None:
