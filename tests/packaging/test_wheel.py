@@ -127,7 +127,7 @@ def test_the_wheel_is_of_the_stable_abi_with_the_parts_in_c(wheel: Path) -> None
 def test_the_installed_package_is_used_with_its_parts_in_c(environment: Path) -> None:
     code = (
         "import modelserver, importlib.metadata as m, modelserver.core.accelerator as a;"
-        "print(modelserver.__file__, m.version('modelserver'), a.read_array is not None)"
+        "print(modelserver.__file__, m.version('modelserver-py'), a.read_array is not None)"
     )
     path, version, is_fast = _run([environment / "bin" / "python", "-c", code], environment).split()
     assert Path(path).is_relative_to(environment)
