@@ -326,7 +326,7 @@ def test_wrong_options_and_failed_loads_say_what_is_wrong() -> None:
 
 def test_the_page_and_the_command_line(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text()
-    app, notebook = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    app, notebook, _of_triton = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "app.py").write_text(app)
     (tmp_path / "notebook.py").write_text(
         f"import numpy as np\nimport modelserver as ms\nfrom app import *\n{notebook}"

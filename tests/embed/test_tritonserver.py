@@ -250,6 +250,23 @@ def test_options_that_cannot_work(options: dict[str, object], error: type[Except
         tritonserver.Server(**options).start()
 
 
+def test_the_program_of_the_page(
+    more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    page = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text()
+    program = tmp_path / "app.py"
+    program.write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[-1])
+    (tmp_path / "models").mkdir()
+    (Path(more) / "numbers").rename(Path(more) / "numbers-v2")
+    monkeypatch.chdir(tmp_path)
+    run_file(program, ["tritonserver"], [])
+    metrics = capsys.readouterr().out
+    assert 'model="numbers"' in metrics
+    assert 'orders{state="paid"} 1.0' in metrics
+
+
 def test_logs_go_where_the_options_say(
     repository: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
