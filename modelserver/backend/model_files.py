@@ -46,6 +46,9 @@ _WAYS_OUT = {
     ".pth": "if it is TorchScript or an exported program, name it .pt or .pt2; if it holds weights alone, write the "
     "module with 'modelserver convert FILE.py:CLASS DIRECTORY --to pt2 --weights FILE.pth'",
     **dict.fromkeys((".h5", ".keras"), f"for a TensorFlow model, {_AS_ONNX}"),
+    **dict.fromkeys(
+        (".mlmodel", ".mlpackage"), f"Core ML runs on Apple's systems only; of the original model, {_AS_ONNX}"
+    ),
 }
 
 

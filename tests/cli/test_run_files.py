@@ -91,6 +91,8 @@ def test_what_cannot_be_served_is_named_with_the_way_out(shell: Shell, tmp_path:
     (tmp_path / "notes.md").write_text("")
     for path in (tmp_path, tmp_path / "net.h5"):
         assert "net.h5' cannot be served: for a TensorFlow model" in shell("check", str(path), status=1)[1]
+    (tmp_path / "net.mlmodel").write_bytes(b"Core ML")
+    assert "Core ML runs on Apple's systems only" in shell("run", str(tmp_path / "net.mlmodel"), status=1)[1]
 
 
 def test_weights_alone_say_what_to_do(shell: Shell, tmp_path: Path) -> None:
