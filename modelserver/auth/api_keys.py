@@ -137,6 +137,12 @@ class ApiKey:
 CALLER: Final[ContextVar[ApiKey | None]] = ContextVar("modelserver_caller", default=None)
 
 
+def caller_name() -> str:
+    """The name of that key; empty without keys."""
+    key = CALLER.get()
+    return "" if key is None else key.name
+
+
 def create_key(
     name: str,
     scopes: frozenset[Scope],

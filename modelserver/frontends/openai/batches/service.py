@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client.core import Metric
 
-from modelserver.auth.api_keys import CALLER, KeyRing
+from modelserver.auth.api_keys import KeyRing, caller_name
 from modelserver.core.tensor import Buffer
 from modelserver.errors import NotFoundError, PayloadTooLargeError
 from modelserver.frontends.http.framing import SSE_DONE
@@ -152,7 +152,7 @@ class BatchService:
 
     async def add_file(self, filename: str, purpose: str, data: Buffer, lifetime_s: int | None) -> FileRecord:
         """Keep a file. Raises PayloadTooLargeError where the caller has no room for it."""
-        owner = _owner()
+        owner = caller_name()
         num_kept = sum(each.num_bytes for each in self._files.values() if each.owner == owner)
         if num_kept + len(data) > self._max_bytes:
             raise PayloadTooLargeError(
@@ -181,7 +181,7 @@ class BatchService:
 
     def files(self) -> list[FileRecord]:
         """The caller's files."""
-        return [each for each in self._files.values() if each.owner == _owner()]
+        return [each for each in self._files.values() if each.owner == caller_name()]
 
     def file(self, file_id: str) -> FileRecord:
         """Raises NotFoundError for a file that is not the caller's."""
@@ -206,7 +206,7 @@ class BatchService:
         self, endpoint: str, input_file_id: str, metadata: dict[str, str] | None, output_lifetime_s: int | None
     ) -> BatchRecord:
         """Begin a batch. Raises ParameterError for a file that is not a batch's, or not the caller's."""
-        owner = _owner()
+        owner = caller_name()
         file = self._files.get(input_file_id)
         if file is None or file.owner != owner:
             raise ParameterError(f"there is no file '{input_file_id:.100}'", "input_file_id")
@@ -232,7 +232,7 @@ class BatchService:
 
     def batches(self) -> list[BatchRecord]:
         """The caller's batches."""
-        return [each for each in self._batches.values() if each.owner == _owner()]
+        return [each for each in self._batches.values() if each.owner == caller_name()]
 
     def batch(self, batch_id: str) -> BatchRecord:
         """Raises NotFoundError for a batch that is not the caller's."""
@@ -369,13 +369,8 @@ class BatchService:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
-def _owner() -> str:
-    key = CALLER.get()
-    return "" if key is None else key.name
-
-
 def _owned(records: dict[str, Record], record_id: str, what: str) -> Record:
     record = records.get(record_id)
-    if record is None or record.owner != _owner():
+    if record is None or record.owner != caller_name():
         raise NotFoundError(f"there is no {what} '{record_id:.100}'")
     return record

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
+from modelserver.auth.api_keys import caller_name
 from modelserver.core.response import InferResponse
 from modelserver.errors import InvalidArgumentError, QueueFullError
 from modelserver.frontends.llm.answering import Prepared, WholeListener, count_reasoning
 from modelserver.frontends.llm.requests import Requests
 from modelserver.frontends.openai.responses.answers import Document, ResponseWriter
-from modelserver.frontends.openai.responses.store import caller
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
@@ -119,14 +119,14 @@ class BackgroundRuns:
 
     def begin(self, run: BackgroundRun, dataplane: AnyDataPlane, prepared: Prepared) -> None:
         """Let it run."""
-        self._owners[run] = caller()
+        self._owners[run] = caller_name()
         run.begin(dataplane, prepared).add_done_callback(lambda _: self._owners.pop(run))
 
     def check_room(self) -> None:
         """Raises QueueFullError."""
         if len(self._owners) >= _MAX_RUNS:
             raise QueueFullError(f"{_MAX_RUNS} responses are being made in the background: try again later")
-        owner = caller()
+        owner = caller_name()
         if owner and sum(each == owner for each in self._owners.values()) >= _MAX_RUNS_OF_KEY:
             raise QueueFullError(
                 f"{_MAX_RUNS_OF_KEY} responses of your key are being made in the background: try again when one of "

@@ -7,13 +7,11 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from modelserver.auth.api_keys import CALLER
+from modelserver.auth.api_keys import caller_name
 from modelserver.errors import NotFoundError
-
-if TYPE_CHECKING:
-    from modelserver.frontends.openai.responses.background import BackgroundRun
+from modelserver.frontends.openai.responses.background import BackgroundRun
 
 Document = dict[str, Any]
 
@@ -22,19 +20,13 @@ _MAX_BYTES = 64 << 20
 _MAX_AGE_S = 3600.0
 
 
-def caller() -> str:
-    """The name of the current caller's key; empty without keys."""
-    key = CALLER.get()
-    return "" if key is None else key.name
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Kept:
     """`num_bytes` is about its size as JSON. Whoever makes it, in the context of the caller, owns it."""
 
     id: str
     num_bytes: int
-    owner: str = field(default_factory=caller)
+    owner: str = field(default_factory=caller_name)
     until_s: float = 0.0
 
     def drop(self) -> None:
@@ -105,7 +97,7 @@ class OwnedStore(Generic[Entry]):
         """Raises NotFoundError, also for an entry of another caller."""
         self._forget()
         found = self._entries.get(entry_id)
-        if found is None or found.owner != caller():
+        if found is None or found.owner != caller_name():
             raise NotFoundError(f"{self._noun} with id '{entry_id:.100}' not found: {self._advice}")
         return found
 
