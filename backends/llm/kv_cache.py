@@ -210,7 +210,7 @@ class KvManager:
             sequence.num_registered_blocks = index + 1
 
     def _tell(self, events: KvEvents, sequence: Sequence, first: int, end: int) -> None:
-        """Tell of blocks [first, end) of a sequence, as far as nobody was told of their contents."""
+        """Report blocks [first, end) of a sequence whose contents were not reported yet."""
         hashes, size = sequence.block_hashes, self.block_size
         while first < end and self.pool.find(hashes[first]) is not None:
             first += 1

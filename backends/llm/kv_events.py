@@ -1,8 +1,8 @@
 """Which blocks the prefix cache holds, told to routers as vLLM tells it (`vllm/distributed/kv_events.py`).
 
 Messages on a PUB socket of ZeroMQ are the topic, a number of 8 bytes that counts up (big-endian), and MessagePack: a
-batch `[time, events, rank]`. Who has missed some asks the ROUTER socket `replay_endpoint` for all from a number on; the
-answers end with the number -1.
+batch `[time, events, rank]`. A subscriber that missed some asks the ROUTER socket `replay_endpoint` for all
+from a number on; the answers end with the number -1.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def test_a_file_that_is_wrong_fails_the_batch(client: openai.OpenAI, lines: list
 
 
 def test_no_line_asks_for_a_response_in_the_background(client: openai.OpenAI) -> None:
-    """Its row would say that it is queued, and the response would belong to nobody's key."""
+    """Its row would say that it is queued, and no key could read the response."""
     url = "/v1/responses"
     lines = [line(name, "x", url, input="x", background=name == "b") for name in "ab"]
     batch = ended(client, begin(client, lines, url))

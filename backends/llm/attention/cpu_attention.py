@@ -115,7 +115,7 @@ class CpuAttention:
         return self._addresses[layer], self._windows[layer] or 0, 0 if sinks is None else sinks.data_ptr()
 
     def long_chunks(self, inputs: CpuInputs) -> list[Prefill]:
-        """Of latent attention, the chunks of so many queries that the kernels leave them to SDPA, in order."""
+        """The chunks of latent attention with too many queries for the kernels, in order: SDPA computes them."""
         return inputs.prefills[None]
 
     def kept(self, layer: int, heads: torch.Tensor, chunk: Prefill) -> torch.Tensor:

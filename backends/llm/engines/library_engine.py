@@ -315,7 +315,7 @@ class LibraryEngine:
             self._failure = error
         if not isinstance(error, ServerError):
             message = f"the engine {self._library.engine.name} failed: {type(error).__name__}: {error}"
-            # Libraries raise ValueError for what a request asks in vain.
+            # Libraries raise ValueError for a request that they cannot serve.
             error = InvalidArgumentError(message) if isinstance(error, ValueError) else InternalError(message)
         request = delivery.request
         self.abort(request)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
     from ..runner import Runner
 
-# States of so many tokens wait until a sequence gets drafts; of a longer prompt the last ones. Others are not seen.
+# A sequence keeps the states of this many tokens, the last ones of a longer prompt, until it gets drafts.
 _MOST_PENDING = 1024
 # Switches of checkpoints that change what is computed, and that no published head of this form needs.
 _REFUSED = ("norm_before_fc", "fc_norm", "attention_bias", "mlp_bias")

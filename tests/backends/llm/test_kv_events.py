@@ -93,7 +93,7 @@ def test_a_subscriber_knows_the_blocks_of_the_cache(
         subscriber.connect(endpoint)
         subscriber.subscribe(b"kv")
         prompts = [list(range(first, first + 64)) for first in (5, 100, 200)]
-        generate(engine, [prompts[0]], 2)  # told to nobody yet: what is missed is asked for
+        generate(engine, [prompts[0]], 2)  # before anyone subscribes: a subscriber asks for it
         asking = subscriber.context.socket(zmq.DEALER)
         asking.connect(replay)
         asking.send_multipart((b"", (0).to_bytes(8, "big")))
