@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry: takes OTLP by gRPC, and by HTTP in protobuf, and keeps what came as JSON documents."""
+"""A collector of OpenTelemetry: takes OTLP by gRPC, and by HTTP in protobuf, and keeps it as JSON documents."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class TritonDevice:
 
     def load_binary(self, name: str, kernel: bytes, _shared: int, _device: int) -> tuple[Any, ...]:
         self.num_programs += 1
-        assert kernel.startswith(b"\x7fELF"), f"{name} is no program of a GPU"
+        assert kernel.startswith(b"\x7fELF"), f"{name} is not a program for a GPU"
         return object(), name, 0, 0, 1024
 
     def unload_module(self, _module: object) -> None: ...
