@@ -18,7 +18,7 @@ LOAD_BOUND = 1.25
 Hashes = NDArray[np.uint64]
 
 
-def load_bound(total_load: int, num_endpoints: int) -> float:
+def load_bound(total_load: float, num_endpoints: int) -> float:
     """The load up to which an endpoint may be preferred to others."""
     return LOAD_BOUND * total_load / max(num_endpoints, 1) + 1
 
@@ -58,7 +58,7 @@ class Candidates:
             return one if one.load < other.load else other
         return one if random.random() * (one.latency_s + other.latency_s) < other.latency_s else other
 
-    def by_key(self, key: bytes, *, total_load: int | None, excluded: Collection[Endpoint] = ()) -> Endpoint:
+    def by_key(self, key: bytes, *, total_load: float | None, excluded: Collection[Endpoint] = ()) -> Endpoint:
         """The endpoint that a rendezvous hash prefers for `key`, among those whose load is near the mean.
 
         `total_load` is that of all; None prefers it whatever its load is.

@@ -90,7 +90,7 @@ class Endpoint:
         self.problem = ""
         self.outstanding = 0
         # What the endpoint reported to have in hand beyond our own requests.
-        self.excess = 0
+        self.excess = 0.0
         self.latency_s = 0.0
         self.last_answer_ns = now_ns
         self.paused_until_ns = 0
@@ -125,7 +125,7 @@ class Endpoint:
         return self.probed
 
     @property
-    def load(self) -> int:
+    def load(self) -> float:
         """Requests in hand: ours, and what is known of others'."""
         return self.outstanding + self.excess
 

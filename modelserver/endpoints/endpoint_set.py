@@ -18,6 +18,8 @@ from modelserver.errors import UnavailableError
 
 # Of the moving average of latencies: the share of the newest.
 LATENCY_SHARE = 0.2
+# Of the moving average of what others send to an endpoint: the same.
+EXCESS_SHARE = 0.25
 MAX_DESCRIBED = 5
 NO_END_NS = 2**63
 _CONNECTION_FAILURES = frozenset({Outcome.CONNECT_FAILED, Outcome.LOST})
@@ -62,6 +64,8 @@ class EndpointSet:
         self.on_request: Callable[[], None] | None = None
         # The requests that have no outcome yet, those to former members included.
         self.outstanding = 0
+        # What members said to have in hand beyond our own requests, of all of them.
+        self._excess = 0.0
         self._random = random or Random()  # noqa: S311 - it spreads load
         self._members: dict[str, Endpoint] = {}
         self._candidates = Candidates(())
@@ -101,6 +105,8 @@ class EndpointSet:
             self._members[member.address] = endpoint
         for endpoint in former.values():
             endpoint.is_member = False
+            self._excess -= endpoint.excess
+            endpoint.excess = 0.0
         changed += former.values()
         if changed:
             self._report(changed)
@@ -114,9 +120,14 @@ class EndpointSet:
         return [each for each in found.endpoints if each not in excluded] if excluded else found.endpoints
 
     @property
+    def load(self) -> float:
+        """Requests that the members have in hand: ours, and what is known of others'."""
+        return self.outstanding + self._excess
+
+    @property
     def load_bound(self) -> float:
         """The load beyond which an endpoint is passed over although a key prefers it."""
-        return load_bound(self.outstanding, len(self._candidates.endpoints))
+        return load_bound(self.load, len(self._candidates.endpoints))
 
     def choose(
         self, *, key: bytes | None = None, excluded: Collection[Endpoint] = (), is_bounded: bool = True
@@ -137,7 +148,7 @@ class EndpointSet:
         if not candidates.endpoints:
             raise self._none_left(now_ns)
         if key is not None:
-            return candidates.by_key(key, total_load=self.outstanding if is_bounded else None)
+            return candidates.by_key(key, total_load=self.load if is_bounded else None)
         if self.policy is Policy.ROUND_ROBIN:
             self._turn += 1
             return candidates.endpoints[self._turn % len(candidates.endpoints)]
@@ -221,8 +232,14 @@ class EndpointSet:
         self._candidates_until_ns = 0
 
     def report_load(self, endpoint: Endpoint, in_hand: int) -> None:
-        """Correct the load of `endpoint` by the number of requests that it says it has in hand."""
-        endpoint.excess = max(0, in_hand - endpoint.outstanding)
+        """Correct the load of `endpoint` by the number of requests that it says it has in hand.
+
+        What others send counts by a moving average: all who hear of one idle endpoint at once would turn to it.
+        """
+        if endpoint.is_member:
+            change = EXCESS_SHARE * (max(0, in_hand - endpoint.outstanding) - endpoint.excess)
+            endpoint.excess += change
+            self._excess += change
 
     def report_probe(self, endpoint: Endpoint, found: EndpointState, problem: str = "") -> None:
         """Note what a probe found. One that finds the endpoint READY ends an ejection for lost connections."""

@@ -91,6 +91,9 @@ class AuthorizedDataPlane(AuthorizedInferPlane):
     def readiness_state(self) -> str:
         return self._plane.readiness_state()
 
+    def num_inflight(self) -> int:
+        return self._plane.num_inflight()
+
     def call_at_shutdown(self, function: Callable[[], None]) -> None:
         self._plane.call_at_shutdown(function)
 

@@ -448,6 +448,10 @@ class DataPlane:
         usage, capacity = _kv_cache(model)
         return ModelLoad(model.inflight, model.queue_depth, len(model.instances()), usage, capacity)
 
+    def num_inflight(self) -> int:
+        """The requests that models have in hand, queued ones too; an ensemble's steps count, and it does not."""
+        return sum(model.inflight for model in self._repository.models() if not model.is_ensemble)
+
     def model_names(self) -> list[str]:
         """The models that have a ready version."""
         return sorted({model.name for model in self._repository.models()})

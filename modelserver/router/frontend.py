@@ -91,7 +91,8 @@ class RouterFrontend(HttpHandler):
 
     def _ready(self, exchange: HttpExchange) -> None:
         if self._replicas.is_ready:
-            exchange.respond(bare_response(exchange.head.headers.get("accept"), {"ready": True}))
+            document = {"ready": True, "inflight_requests": self._replicas.endpoints.outstanding}
+            exchange.respond(bare_response(exchange.head.headers.get("accept"), document))
         else:
             exchange.respond(json_response({"error": self._replicas.why_not_ready()}, 503))
 

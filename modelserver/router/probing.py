@@ -70,7 +70,7 @@ class _Question(Asking):
 
 
 async def probe(replicas: Replicas, endpoint: Endpoint) -> EndpointState:
-    """Whether a replica is ready. Raises UnavailableError when it does not answer."""
+    """Whether a replica is ready; its load is noted. Raises UnavailableError when it does not answer."""
     pool = replicas.replica(endpoint).http
     question = _Question(_READY % endpoint.address.rpartition("://")[2].encode("latin-1", "replace"))
     upstream = pool.take()
@@ -84,18 +84,24 @@ async def probe(replicas: Replicas, endpoint: Endpoint) -> EndpointState:
             connecting.cancel()
         if question.upstream is not None:
             question.upstream.abandon()
+    document = _document(body)
+    in_hand = document.get("inflight_requests")
+    if isinstance(in_hand, int):
+        replicas.endpoints.report_load(endpoint, in_hand)
     if status < 400:
         return EndpointState.READY
-    return EndpointState.DEGRADED if _is_degraded(body) else EndpointState.STARTING
+    # A server that is not ready may serve some of its models.
+    is_degraded = document.get("state") == EndpointState.DEGRADED.value
+    return EndpointState.DEGRADED if is_degraded else EndpointState.STARTING
 
 
-def _is_degraded(body: bytes) -> bool:
-    """Whether a server that is not ready says that it serves some of its models."""
+def _document(body: bytes) -> dict[str, object]:
+    """What a replica says besides its status; servers of other kinds say nothing."""
     try:
         document = orjson.loads(body)
     except ValueError:
-        return False
-    return isinstance(document, dict) and document.get("state") == EndpointState.DEGRADED.value
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 class _Lines(Asking):

@@ -164,6 +164,7 @@ class Replicas:
                     "name": each.member.name,
                     "state": each.state.value,
                     "outstanding": each.outstanding,
+                    "from_others": round(each.excess, 1),
                     "latency_ms": round(each.latency_s * 1000, 3),
                     "problem": each.problem,
                 }

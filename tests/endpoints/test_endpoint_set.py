@@ -45,7 +45,7 @@ def test_requests_go_where_fewer_are_outstanding() -> None:
     for _ in range(3):
         pool.set.begin(pool["a"])
     assert pool.chosen() == {"b"}
-    pool.set.report_load(pool["b"], 9)  # others keep it busy
+    pool.set.report_load(pool["b"], 40)  # others keep it busy
     assert pool.chosen() == {"a"}
 
 

@@ -279,7 +279,7 @@ def test_the_openapi_shapes_of_the_bodies(http: httpx.Client) -> None:
     """What KServe's specification requires to be there, where Triton answers with a status alone."""
     json_please = {"Accept": "application/json"}
     assert http.get("/v2/health/live", headers=json_please).json() == {"live": True}
-    assert http.get("/v2/health/ready", headers=json_please).json() == {"ready": True}
+    assert http.get("/v2/health/ready", headers=json_please).json() == {"ready": True, "inflight_requests": 0}
     assert http.get("/v2/models/echo/ready", headers=json_please).json() == {"name": "echo", "ready": True}
     assert {"name", "version", "extensions"} <= set(http.get("/v2").json())
     assert set(http.get("/v2/models/echo").json()) >= {"name", "versions", "platform", "inputs", "outputs"}

@@ -46,7 +46,7 @@ def test_where_all_replicas_have_a_bad_model_the_others_are_served(router: Runni
         assert http.post("/v2/models/good/infer", json=BODY).json()["outputs"][0]["data"] == [1, 2]
         assert "'bad'" in http.post("/v2/models/bad/infer", json=BODY).json()["error"]
         asked = {"accept": "application/json"}
-        assert http.get("/v2/health/ready", headers=asked).json() == {"ready": True}
+        assert http.get("/v2/health/ready", headers=asked).json() == {"ready": True, "inflight_requests": 0}
         assert http.get("/v2/health/live", headers=asked).json() == {"live": True}
 
 

@@ -91,3 +91,42 @@ def test_calls_of_grpc_whose_replica_is_lost(tmp_path: Path) -> None:
         client.stop_stream()
         until_true(lambda: client.is_server_ready(), "the replica is back")
         assert client.infer("identity", [tensor()]).as_numpy("OUTPUT0").tolist() == [[1, 1]]
+
+
+def test_what_others_send_counts(tmp_path: Path) -> None:
+    """A replica that works for someone else gets less from this router."""
+    gate = write_gated(tmp_path, "gated")
+    write_identity(tmp_path)
+    backends = (str(Path(__file__).parents[1] / "support" / "backends"),)
+    with (
+        running_server(tmp_path, backend_directory=backends) as busy,
+        running_server(tmp_path, backend_directory=backends) as idle,
+        tritonclient.grpc.InferenceServerClient(busy.grpc_url) as elsewhere,
+    ):
+        gate.hold()
+        ends: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(8):
+            elsewhere.async_infer("gated", [tensor(np.int32)], lambda result, error: ends.put(error))
+        until_true(lambda: busy_requests(busy.http_url) == 8, "the requests are there")
+        with running_router((f"http://{busy.http_url}", f"http://{idle.http_url}")) as router:
+            url = f"http://{router.http_url}/v2/models/identity/infer"
+            until_true(lambda: from_others(router.http_url) == [2.0, 0.0], "the router has asked both")
+            assert {httpx.post(url, json=BODY).status_code for _ in range(10)} == {200}
+            assert requests_served(busy.http_url) == 0
+            assert requests_served(idle.http_url) == 10
+        gate.release()
+        assert [ends.get(timeout=30) for _ in range(8)] == [None] * 8
+
+
+def busy_requests(address: str) -> int:
+    answer = httpx.get(f"http://{address}/v2/health/ready", headers={"accept": "application/json"})
+    return int(answer.json()["inflight_requests"])
+
+
+def from_others(address: str) -> list[float]:
+    return [each["from_others"] for each in httpx.get(f"http://{address}/v2/router/endpoints").json()["endpoints"]]
+
+
+def requests_served(address: str) -> int:
+    statistics = httpx.get(f"http://{address}/v2/models/identity/stats").json()["model_stats"][0]
+    return int(statistics["inference_count"])

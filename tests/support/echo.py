@@ -25,6 +25,9 @@ class EchoModel:
     `submit` can be replaced by a test that wants other answers.
     """
 
+    is_ensemble = False
+    inflight = 0
+
     def __init__(
         self,
         name: str = "echo",

@@ -97,12 +97,14 @@ class KServe:
         exchange.respond(bare_response(_accepted(exchange), {"live": is_live}, 200 if is_live else 400))
 
     def _ready(self, exchange: HttpExchange) -> None:
-        if self._dataplane.is_ready:
-            exchange.respond(bare_response(_accepted(exchange), {"ready": True}))
-            return
         dataplane = self._dataplane
+        # Routers read it, to know what others have sent.
+        load = {"inflight_requests": dataplane.num_inflight()}
+        if dataplane.is_ready:
+            exchange.respond(bare_response(_accepted(exchange), {"ready": True} | load))
+            return
         status = 503 if dataplane.is_shutting_down else 400
-        document = {"ready": False, "state": dataplane.readiness_state(), "reasons": dataplane.unready_because()}
+        document = {"ready": False, "state": dataplane.readiness_state(), "reasons": dataplane.unready_because()} | load
         exchange.respond(bare_response(_accepted(exchange), document, status))
 
     def _server_metadata(self, exchange: HttpExchange) -> None:

@@ -43,7 +43,7 @@ def test_health(frontend: HttpFrontend) -> None:
 @pytest.mark.parametrize("word", ["live", "ready"])
 def test_health_is_told_in_json_to_who_asks_for_it(frontend: HttpFrontend, word: str, accept: str) -> None:
     answer = ask_now(frontend, "GET", f"/v2/health/{word}", headers={"accept": accept})
-    assert (answer.status, answer.json()) == (200, {word: True})
+    assert (answer.status, answer.json()) == (200, {word: True} | ({"inflight_requests": 0} if word == "ready" else {}))
 
 
 def test_not_ready_without_all_models(frontend: HttpFrontend, dataplane: DataPlane) -> None:
@@ -51,14 +51,14 @@ def test_not_ready_without_all_models(frontend: HttpFrontend, dataplane: DataPla
     answer = ask_now(frontend, "GET", "/v2/health/ready")
     assert (answer.status, answer.body) == (400, b"")
     answer = ask_now(frontend, "GET", "/v2/health/ready", headers=JSON)
-    expected = {"ready": False, "state": "degraded", "reasons": ["a model does not serve"]}
+    expected = {"ready": False, "state": "degraded", "reasons": ["a model does not serve"], "inflight_requests": 0}
     assert (answer.status, answer.json()) == (400, expected)
 
 
 def test_readiness_falls_and_liveness_stays_while_shutting_down(frontend: HttpFrontend, dataplane: DataPlane) -> None:
     dataplane.begin_shutdown()
     answer = ask_now(frontend, "GET", "/v2/health/ready", headers=JSON)
-    expected = {"ready": False, "state": "stopping", "reasons": ["the server is shutting down"]}
+    expected = {"ready": False, "state": "stopping", "reasons": ["the server is shutting down"], "inflight_requests": 0}
     assert (answer.status, answer.json()) == (503, expected)
     assert ask_now(frontend, "GET", "/v2/health/live").status == 200
     assert ask_now(frontend, "POST", "/v2/models/echo/infer", b'{"inputs":[]}').status == 503
