@@ -37,10 +37,6 @@ def encode_rows(kind: TensorType, weight: torch.Tensor, importance: torch.Tensor
     return encoded
 
 
-def can_encode(kind: TensorType) -> bool:
-    return plain_dtype(kind) is not None or kind.name in _ENCODERS
-
-
 def _counts(values: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
     """How much the square of each weight's error counts."""
     spread = (values * values + values.square().mean(dim=1, keepdim=True)).sqrt_()

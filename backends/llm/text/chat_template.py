@@ -5,7 +5,6 @@ A template is only ever read from the model's directory, never from a request; m
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,15 +21,6 @@ _END_MARK = "END_OF_FINAL_MESSAGE_MARK "
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # Parts of a conversation that have their own place in a request, and are not further arguments of the template.
 _CONVERSATION_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Conversation:
-    messages: list[dict[str, Any]]
-    tools: list[Any] | None
-    documents: list[Any] | None
-    add_generation_prompt: bool
-
 
 # What templates in Jinja write around calls -> the format, by its name in the parameter `tool_parser`. All marks of a
 # row must be there; the first row that fits counts.
