@@ -10,11 +10,12 @@ import torch
 
 from modelserver.backend import UnsupportedError
 
+from ..compute_thread import compute_aside
 from ..kernels import packed_kernels_for
 from ..models.linear import Linear, TokenEmbedding
 from ..models.linear_tensors import LinearTensors
 from ..models.packed_matrix import PackedMatrix, PackedMatrixEmbedding, PackedMatrixLinear
-from .packing import pack_in_turn
+from .packing import join_packed, pack
 from .quantized_linear import quantized_embedding, quantized_linear
 from .quantized_weight import QuantizedWeight
 from .scheme import Scheme
@@ -23,8 +24,8 @@ from .scheme import Scheme
 _GROUP_OF_8 = 128
 _GROUP_OF_4 = 32
 _LARGEST_FLOAT8 = 448.0
-# Values of a matrix that are rounded at once: what it takes meanwhile does not grow with the matrix.
-_VALUES_AT_ONCE = 1 << 20
+# Values of a matrix that a thread rounds at once: what it takes meanwhile does not grow with the matrix.
+_VALUES_AT_ONCE = 1 << 18
 # Below this float16 has fewer bits.
 _SMALLEST_NORMAL = 2.0**-14
 
@@ -69,14 +70,14 @@ def _packed(tensors: LinearTensors, rounded: Callable[[torch.Tensor], QuantizedW
     if kernels is None or not tensors.is_in_rows:
         return None
     pieces = _in_blocks(tensors.weight_rows(_VALUES_AT_ONCE), kernels.lanes())
-    return pack_in_turn((rounded(piece) for piece in pieces), tensors.num_outputs, kernels)
+    return join_packed(compute_aside(lambda piece: pack(rounded(piece.float()), kernels), pieces), tensors.num_outputs)
 
 
 def _in_blocks(pieces: Iterable[torch.Tensor], lanes: int) -> Iterator[torch.Tensor]:
-    """The same rows, in float32: all pieces but the last have a multiple of `lanes`."""
+    """The same rows: all pieces but the last have a multiple of `lanes`."""
     left: torch.Tensor | None = None
     for piece in pieces:
-        rows = piece.float() if left is None else torch.cat((left, piece.float()))
+        rows = piece if left is None else torch.cat((left, piece))
         cut = rows.shape[0] // lanes * lanes
         left = rows[cut:] if cut < rows.shape[0] else None
         if cut:

@@ -70,16 +70,16 @@ def pack(weight: QuantizedWeight, kernels: ModuleType) -> PackedMatrix | None:
     )
 
 
-def pack_in_turn(parts: Iterable[QuantizedWeight], num_outputs: int, kernels: ModuleType) -> PackedMatrix | None:
-    """The same of a matrix whose outputs come in parts, of which none is kept: all but the last are whole blocks.
+def join_packed(parts: Iterable[PackedMatrix | None], num_outputs: int) -> PackedMatrix | None:
+    """A matrix whose outputs come in parts, of which none is kept: all but the last are whole blocks.
 
-    Parts differ in nothing but the datatypes of their scales, and in whether all zeros, of 8 bits, are the same.
+    Parts differ in nothing but the datatypes of their scales, and in whether all zeros, of 8 bits, are the same. None
+    if one is None.
     """
     whole: PackedMatrix | None = None
     first = 0
-    for part in parts:
-        packed = pack(part, kernels)
-        if packed is None or part.num_outputs == num_outputs:
+    for packed in parts:
+        if packed is None or packed.num_outputs == num_outputs:
             return packed
         whole = _alike(packed.stretched(num_outputs) if whole is None else whole, packed)
         stop = first + packed.codes.shape[0]

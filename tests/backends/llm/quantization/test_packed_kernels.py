@@ -22,7 +22,7 @@ from modelserver_backends.llm.models.packed_matrix import (
     pack_floats,
     padded_width,
 )
-from modelserver_backends.llm.quantization.packing import pack, pack_in_turn
+from modelserver_backends.llm.quantization.packing import join_packed, pack
 from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
 
 from .test_quantized_weight import KINDS, made
@@ -228,13 +228,13 @@ if PACKED_KERNELS is not None:
         torch.testing.assert_close(linear_of(weight)(rows, None).double(), exact, atol=1e-3, rtol=1e-4)
         assert torch.equal(linear_of(weight).matrix.expanded(torch.arange(9)), weight.dequantized())
 
-    def test_parts_of_a_matrix_are_packed_in_turn(instructions: str) -> None:
+    def test_parts_of_a_matrix_are_joined(instructions: str) -> None:
         """Where one needs wider scales than the others, and zeros that are not all the same."""
         parts = [made("symmetric 4", 16, 256, seed=seed) for seed in range(3)] + [made("symmetric 4", 5, 256, seed=3)]
         assert parts[1].zeros is not None
         parts[1] = replace(parts[1], scales=parts[1].scales.float() * 1e-6, zeros=parts[1].zeros.clone())
         parts[1].zeros[3, 1] = 5
-        matrix = pack_in_turn(iter(parts), 53, PACKED_KERNELS)
+        matrix = join_packed((pack(part, PACKED_KERNELS) for part in parts), 53)
         assert matrix is not None
         expected = torch.cat([part.dequantized() for part in parts])
         assert torch.equal(matrix.expanded(torch.arange(53)), expected)
