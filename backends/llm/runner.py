@@ -117,6 +117,7 @@ class Runner:
         self._states = loaded.states
         self.adapters = loaded.adapted
         self.target = loaded.target
+        self.draft_head = loaded.draft_head
         self._taps: tuple[frozenset[int], TakeStates] | None = None
         self._thread = ComputeThread(self._device, num_threads)
         self._close = close

@@ -73,14 +73,15 @@ class DecoderBuilder:
             mlp_norms=(pre_norms[1], norm(names.mlp_post_norm)),
         )
 
-    def attention(self, index: int) -> Block:
+    def attention(self, index: int, *, num_inputs: int | None = None) -> Block:
+        """Of rows of the hidden size, unless `num_inputs` says otherwise."""
         config, prefix = self.config, self.prefix(index)
         size = self.weights.rank.size
         rope = config.ropes[index]
         output = Part(prefix + self.names.attention_output, config.num_heads * config.head_dim, (config.hidden_size,))
         return SelfAttention(
             index,
-            qkv=self._qkv(prefix),
+            qkv=self._qkv(prefix, num_inputs or config.hidden_size),
             output=self.summed(self.weights.rows(output)),
             qk_norm=self._qk_norm(prefix),
             rotation=None if rope is None else config.distinct_ropes.index(rope),
@@ -190,14 +191,14 @@ class DecoderBuilder:
             return self.weights.tensor(f"{name}.weight", shape)
         return self.weights.stored(f"{name}.weight", shape).float().to(self.weights.device) + 1.0
 
-    def _qkv(self, prefix: str) -> Linear:
+    def _qkv(self, prefix: str, num_inputs: int) -> Linear:
         config, names = self.config, self.names
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        fused, hidden = prefix + names.qkv, config.hidden_size
+        fused = prefix + names.qkv
         if self.weights.has_module(fused):
-            return self.weights.columns([Part(fused, hidden, (queries, keys, keys))])
+            return self.weights.columns([Part(fused, num_inputs, (queries, keys, keys))])
         sizes = ((names.query, queries), (names.key, keys), (names.value, keys))
-        return self.weights.columns([Part(prefix + name, hidden, (size,)) for name, size in sizes])
+        return self.weights.columns([Part(prefix + name, num_inputs, (size,)) for name, size in sizes])
 
     def _qk_norm(self, prefix: str) -> Norm | None:
         config, names = self.config, self.names

@@ -142,17 +142,19 @@ class Decoder:
             self._joined = join_layers(list(map(_joinable, self._layers)))
         self._norm = norm
         self._head = head
-        self._tables = [_rope_tables(*rope.tables(max_len), dtype, device) for rope in config.distinct_ropes]
+        self._tables = [rope_tables(*rope.tables(max_len), dtype, device) for rope in config.distinct_ropes]
         self._axes = [rope.axes().to(device) if rope.sections else None for rope in config.distinct_ropes]
 
     def __call__(self, input_ids: torch.Tensor, step: StepContext, /) -> torch.Tensor:
         """`input_ids` [tokens] -> [tokens, hidden_size], normalised."""
-        hidden = self.embedded(input_ids, step)
-        if step.taps is not None:
-            hidden = self._tapped(hidden, step, step.taps)
+        hidden, taps = self.embedded(input_ids, step), step.taps
+        if taps is not None and min(taps.layers) < len(self._layers):
+            hidden = self._tapped(hidden, step, taps)
         elif self._joined is None or not self._joined.compute(hidden, step):
             for layer in self._layers:
                 hidden = layer(hidden, step)
+        if taps is not None and len(self._layers) in taps.layers:
+            taps.found.append(hidden)
         return self._norm(hidden)
 
     def _tapped(self, hidden: torch.Tensor, step: StepContext, taps: Taps) -> torch.Tensor:
@@ -160,8 +162,6 @@ class Decoder:
             if index in taps.layers:
                 taps.found.append(hidden.clone())  # layers change it in place
             hidden = layer(hidden, step)
-        if len(self._layers) in taps.layers:
-            taps.found.append(hidden.clone())
         return hidden
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -221,7 +221,7 @@ def _rotation_by_axes(
     return Rotation(cosines, sines)
 
 
-def _rope_tables(
+def rope_tables(
     cosines: torch.Tensor, sines: torch.Tensor, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[positions, 1, rotated] in the dtype and on the device of the network, as `Rotation` wants them."""

@@ -27,6 +27,7 @@ from ..quantization.stored import StoredScheme
 from .build import DecoderBuilder
 from .decoder import Decoder
 from .decoder_config import DecoderConfig
+from .draft_head import DraftHead
 from .families import find_family
 from .families.family import Family
 from .families.readers import stored_dtype
@@ -71,6 +72,8 @@ class LoadedNetwork:
     # Where adapters are served: the layers that they may add to, and the network as they must fit it.
     adapted: AdaptedLayers | None = None
     target: Target | None = None
+    # The checkpoint's layer for multi-token prediction, where it guesses tokens.
+    draft_head: DraftHead | None = None
 
 
 def load_network(
@@ -94,6 +97,9 @@ def load_network(
     scheme, names = scheme or find_scheme(options.quantization, {**checkpoint.config, **entries}), family.names
     dtype = choose_dtype(options.dtype, config.dtype, device, has_codes=scheme.has_codes)
     max_model_len = choose_max_model_len(options.max_model_len, config.max_position_embeddings, config.longest)
+    predicts = options.speculative_config is not None and options.speculative_config.method == "mtp"
+    if predicts and rank.size > 1:
+        raise UnsupportedError("speculative_config.method mtp is not supported with tensor_parallel_size")
     with torch.inference_mode():
         check_layers(checkpoint, scheme, family, config, rank)
         adapted = AdaptedLayers(device) if options.serves_adapters else None
@@ -106,7 +112,11 @@ def load_network(
             is_transposed=names.is_transposed,
             adapted=adapted,
         )
-        network = family.network(DecoderBuilder(config, names, weights), max_len=max_model_len)
+        build = DecoderBuilder(config, names, weights)
+        network = family.network(build, max_len=max_model_len)
+        draft_head = None
+        if predicts:
+            draft_head = family.draft_head(build, network, max_len=max_model_len)
     _log_layers(checkpoint, weights.layers)
     return LoadedNetwork(
         network,
@@ -123,6 +133,7 @@ def load_network(
         else None,
         adapted=adapted,
         target=None if adapted is None else _target(checkpoint, config, adapted, weights, options),
+        draft_head=draft_head,
     )
 
 

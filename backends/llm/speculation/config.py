@@ -13,12 +13,14 @@ from ..json_fields import decoded, integer, number, string, unknown, wrong
 
 logger = logging.getLogger(__name__)
 
-METHODS = ("ngram", "suffix", "draft_model", "eagle3")
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
 # Those that read files of their own.
-WITH_MODEL = {"draft_model": "a draft model", "eagle3": "a head for this model"}
+WITH_MODEL = {"draft_model": "a draft model", "eagle": "a head for this model", "eagle3": "a head for this model"}
+# Those of one trained layer behind the network; that of `mtp` is in the model's own checkpoint.
+TRAINED = ("eagle", "eagle3", "mtp")
 # vLLM's other methods, and why they are refused.
 _REFUSED = dict.fromkeys(
-    ("eagle", "mtp", "medusa", "mlp_speculator", "dflash", "dspark", "ngram_gpu", "custom_class"),
+    ("medusa", "mlp_speculator", "dflash", "dspark", "ngram_gpu", "custom_class"),
     "heads of this kind are not computed here",
 ) | {
     "ngram_gpu": "ngram does the same",
@@ -112,7 +114,7 @@ def read_speculative_config(name: str, value: Any) -> SpeculativeConfig | None:
 
 
 # Measured on a CPU, see docs/llm.md: more drafts cost more than they give there.
-_USUAL_TOKENS = {"ngram": 8, "suffix": 8, "draft_model": 4, "eagle3": 3}
+_USUAL_TOKENS = {"ngram": 8, "suffix": 8, "draft_model": 4, "eagle": 3, "eagle3": 3, "mtp": 1}
 _FIELDS: dict[str, tuple[Any, float, float]] = {
     "num_speculative_tokens": (integer, 1, _MOST_TOKENS),
     "prompt_lookup_min": (integer, 1, _MOST_DEPTH),
@@ -133,6 +135,10 @@ def _method(name: str, given: dict[str, Any]) -> str:
         method = "ngram" if model in ("ngram", "[ngram]") else "draft_model"
     if method is None:
         raise wrong(f"{name}.method", f"one of {', '.join(METHODS)}", None)
+    if isinstance(method, str) and method.endswith("_mtp"):  # vLLM has a name for each family
+        method = "mtp"
+    if method == "mtp" and model is not None:
+        raise wrong(f"{name}.model", "no model with method mtp, whose layer is in the model's own checkpoint", model)
     if method in _REFUSED:
         raise UnsupportedError(
             f"{name}.method {method} is not supported: {_REFUSED[method]}; there are {', '.join(METHODS)}"

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from modelserver.backend import UnsupportedError
+
 from ..admission import is_host_bound
 from ..engine_statistics import SpeculationStatistics
 from ..grammar.matcher import accepted_prefix
 from ..plan import SampledToken, StepPlan
 from ..sequence import Sequence as Generated
-from .config import PREDICTED, SpeculativeConfig
+from .config import PREDICTED, TRAINED, SpeculativeConfig
 from .draft_model import DraftModel
 from .lookup import NgramProposer, Proposer, SuffixProposer
 
@@ -268,10 +270,17 @@ def make_speculator(
         )
         return None
     proposer: Proposer
-    if config.method == "eagle3":
+    if config.method in TRAINED:
         from .eagle import load_eagle
+        from .trained import TrainedProposer
 
-        proposer = load_eagle(config, runner)
+        head = runner.draft_head if config.method == "mtp" else load_eagle(config, runner)
+        if head is None:
+            raise UnsupportedError(
+                "speculative_config.method mtp is not supported for a model that runs on transformers' network: remove "
+                "speculative_config, or name another method"
+            )
+        proposer = TrainedProposer.of(head, config, runner)
     elif drafter is not None:
         proposer = DraftModel(drafter, vocab_size=runner.vocab_size, most_tokens=options.max_num_batched_tokens)
     else:

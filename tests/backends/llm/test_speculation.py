@@ -15,16 +15,17 @@ from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.sequence import Sequence as Generated
 from modelserver_backends.llm.speculation.config import SpeculativeConfig, read_speculative_config
 from modelserver_backends.llm.speculation.draft_model import DraftModel
-from modelserver_backends.llm.speculation.eagle import EagleHead
 from modelserver_backends.llm.speculation.lookup import NgramProposer, SuffixProposer
 from modelserver_backends.llm.speculation.prediction import Prediction
 from modelserver_backends.llm.speculation.speculator import Gain, Pace, Speculator
 from modelserver_backends.llm.speculation.token_index import TokenIndex
+from modelserver_backends.llm.speculation.trained import TrainedProposer
 from support.fake_engine import engine, request, run
 from support.fake_runner import FakeRunner, expected_tokens
 from support.llm_integrity import check_integrity
 from support.tiny_checkpoints import write_checkpoint
 from support.tiny_eagle import Reference, write_eagle
+from support.tiny_predictions import LayerReference, write_eagle1, write_predicting
 
 from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
 
@@ -227,22 +228,67 @@ def test_a_trained_head_changes_no_text(
         assert statistics.num_draft_tokens > 200
         assert llm.engine._speculator is not None
         head = llm.engine._speculator._proposer
-        assert isinstance(head, EagleHead)
+        assert isinstance(head, TrainedProposer)
         assert not head._texts
     assert_same(answers, alone)
 
 
-@pytest.mark.parametrize("chunk", [96, 16], ids=["whole", "chunks"])
-def test_a_trained_head_guesses_what_its_layer_says(directory: Path, tmp_path: Path, chunk: int) -> None:
-    """Behind texts whose drafts were right and wrong, and of prompts in chunks, as computed without any cache."""
-    place = write_eagle(directory, tmp_path / "head")
-    reference = Reference(directory, place)
-    config = {"method": "eagle3", "model": str(place), "num_speculative_tokens": 3, "disable_by_batch_size": 16}
-    options = {"enable_prefix_caching": False, "max_num_batched_tokens": chunk}
-    with opened(directory, speculative_config=config, **options) as llm:
+def test_the_checkpoints_own_layer_changes_no_text(tmp_path: Path) -> None:
+    """Of latent attention, in a tiny pool."""
+    place = write_predicting(tmp_path / "checkpoint", "deepseek_v3")
+    with opened(place) as llm:
+        expected = llm.generate(*asked())
+    config = {"method": "deepseek_mtp", "num_speculative_tokens": 3, "disable_by_batch_size": 64}
+    with opened(place, speculative_config=config, num_gpu_blocks_override=22, max_num_batched_tokens=24) as llm:
+        answers = llm.generate(*asked())
+        check_integrity(llm.engine)
+        statistics = llm.engine.statistics.speculation
+        assert statistics is not None
+        assert statistics.num_draft_tokens > 200
         assert llm.engine._speculator is not None
         head = llm.engine._speculator._proposer
-        assert isinstance(head, EagleHead)
+        assert isinstance(head, TrainedProposer)
+        assert not head._texts
+    assert_same(answers, expected)
+
+
+def test_a_checkpoint_without_such_a_layer_is_refused(directory: Path, tmp_path: Path) -> None:
+    bare = write_checkpoint(tmp_path / "bare", "glm4_moe_lite")
+    foreign = write_checkpoint(tmp_path / "foreign", "granite")
+    for place, told in (
+        (directory, "has no layer for"),
+        (bare, r"layers\.2\.eh_proj"),
+        (foreign, "transformers' network"),
+    ):
+        with pytest.raises(UnsupportedError, match=told):
+            opened(place, speculative_config={"method": "mtp"})
+    with pytest.raises(InvalidArgumentError, match="the model's own checkpoint"):
+        opened(directory, speculative_config={"method": "mtp", "model": str(directory)})
+
+
+def trained(kind: str, directory: Path, scratch: Path) -> tuple[Path, dict[str, Any], Reference | LayerReference]:
+    """A model, what its speculation is configured by, and a reference of what is guessed."""
+    if kind == "eagle3":
+        place = write_eagle(directory, scratch / "head")
+        return directory, {"method": kind, "model": str(place)}, Reference(directory, place)
+    if kind == "eagle":
+        place = write_eagle1(directory, scratch / "head")
+        return directory, {"method": kind, "model": str(place)}, LayerReference(directory, scratch, head=place)
+    values = {"use_qk_norm": True, "attention_bias": True} if kind == "glm4_moe" else {}
+    place = write_predicting(scratch / "checkpoint", kind, values)
+    return place, {"method": f"{kind}_mtp"}, LayerReference(place, scratch)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo"])
+def test_a_trained_layer_guesses_what_transformers_does(directory: Path, tmp_path: Path, kind: str) -> None:
+    """Behind texts whose drafts were right and wrong, and of prompts in chunks, as computed without any cache."""
+    place, config, reference = trained(kind, directory, tmp_path)
+    config |= {"num_speculative_tokens": 3, "disable_by_batch_size": 16}
+    options = {"enable_prefix_caching": False, "max_num_batched_tokens": 16}
+    with opened(place, speculative_config=config, **options) as llm:
+        assert llm.engine._speculator is not None
+        head = llm.engine._speculator._proposer
+        assert isinstance(head, TrainedProposer)
         told: list[tuple[list[int], list[int]]] = []
         propose = head.propose
 
@@ -269,7 +315,7 @@ def test_a_trained_head_keeps_nothing_of_many_texts(
     with opened(directory, speculative_config=config, enable_prefix_caching=False) as llm:
         assert llm.engine._speculator is not None
         head = llm.engine._speculator._proposer
-        assert isinstance(head, EagleHead)
+        assert isinstance(head, TrainedProposer)
         take, most = head.take, []
 
         def watched(*step: Any) -> None:
@@ -563,10 +609,10 @@ def test_options_have_vllms_names() -> None:
         ({"method": "ngram", "num_speculative_tokens": 0}, "'c.num_speculative_tokens' must be from 1 to 64"),
         ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 2}, "at most prompt_lookup_max"),
         ({"method": "ngram", "num_speculative_token": 4}, "did you mean 'c.num_speculative_tokens'"),
-        ({"method": "mtp"}, "mtp is not supported: heads of this kind"),
+        ({"method": "medusa"}, "medusa is not supported: heads of this kind"),
     ],
 )
 def test_what_is_wrong_is_named(config: Any, message: str) -> None:
     with pytest.raises(ServerError, match=message) as refused:
         read_speculative_config("c", config)
-    assert isinstance(refused.value, UnsupportedError if "mtp" in message else InvalidArgumentError)
+    assert isinstance(refused.value, UnsupportedError if "medusa" in message else InvalidArgumentError)

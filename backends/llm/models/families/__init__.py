@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ...extension_points import load_extension
-from .deepseek import DeepseekV2, DeepseekV3, Glm4MoeLite, KimiK2, Youtu
+from .deepseek import DeepseekV2, DeepseekV3, Glm4Moe, Glm4MoeLite, KimiK2, Youtu
 from .family import Family
 from .gemma import Gemma, Gemma2, Gemma3
 from .gpt2 import Gpt2
 from .llama import Llama, Mistral, Mixtral, Phi3
 from .olmo import Olmo2, Olmo3
-from .qwen import Qwen2, Qwen2Moe, Qwen2Vl, Qwen3, Qwen3Moe, Qwen3Vl, Qwen25Vl
+from .qwen import Mimo, Qwen2, Qwen2Moe, Qwen2Vl, Qwen3, Qwen3Moe, Qwen3Vl, Qwen25Vl
 
 # The name of an entry point in this group is a `model_type`, and its object a class like `Family`.
 ENTRY_POINT_GROUP = "modelserver.llm.families"
@@ -22,6 +22,7 @@ _BUNDLED: dict[str, type[Family]] = {
         Phi3,
         Mixtral,
         Qwen2,
+        Mimo,
         Qwen2Vl,
         Qwen25Vl,
         Qwen3,
@@ -37,6 +38,7 @@ _BUNDLED: dict[str, type[Family]] = {
         DeepseekV2,
         DeepseekV3,
         KimiK2,
+        Glm4Moe,
         Glm4MoeLite,
         Youtu,
     )

@@ -12,6 +12,7 @@ from ...attention.kv_blocks import KvGroup, KvLayout
 from ..build import DecoderBuilder
 from ..decoder import Block
 from ..decoder_config import DecoderConfig, LatentConfig, MoeConfig, Names
+from ..draft_head import PredictionNames
 from ..rope import Rope
 from .family import Family
 from .readers import Entries, base_config
@@ -56,6 +57,7 @@ class DeepseekV3(_Latent):
     """Experts by sigmoid; of the groups whose two best experts are best together."""
 
     model_type = "deepseek_v3"
+    prediction = PredictionNames()
 
     def read_config(self, entries: Entries) -> DecoderConfig:
         moe = _experts(entries, is_normalised=bool(entries.get("norm_topk_prob", True)), is_grouped=True)
@@ -78,6 +80,23 @@ class Glm4MoeLite(DeepseekV3):
             return super().read_config({"first_k_dense_replace": 1, **entries})
         config = super().read_config(entries)
         return replace(config, moe_layers=frozenset(layer for layer, kind in enumerate(types) if kind == "sparse"))
+
+
+class Glm4Moe(Family):
+    """GLM-4.5 to 4.7: the same experts behind the usual attention, which turns half of each head."""
+
+    model_type = "glm4_moe"
+    names = _Latent.names
+    prediction = PredictionNames()
+
+    def read_config(self, entries: Entries) -> DecoderConfig:
+        moe = _experts(entries, is_normalised=bool(entries.get("norm_topk_prob", True)), is_grouped=True)
+        return base_config(
+            {"partial_rotary_factor": 0.5, **entries},
+            moe=replace(moe, scores="sigmoid", group_votes=2),
+            moe_layers=_sparse_layers(entries, usual_dense=1),
+            qk_norm="head" if entries.get("use_qk_norm") else None,
+        )
 
 
 class Youtu(_Latent):

@@ -7,15 +7,17 @@ from typing import ClassVar
 
 import torch
 
-from modelserver.backend import InvalidArgumentError
+from modelserver.backend import InvalidArgumentError, UnsupportedError
 
 from ...attention.kv_blocks import KvLayout
 from ...checkpoint import Checkpoint, config_path, text_config
 from ..build import DecoderBuilder
 from ..decoder import Block, Decoder, DecoderLayer
 from ..decoder_config import DecoderConfig, Names
+from ..draft_head import DraftHead, JoinedLayer, PredictionNames
 from ..linear import Linear, TokenEmbedding
-from ..norm import Norm
+from ..linear_tensors import Part
+from ..norm import Norm, identity
 from .readers import Entries, base_config
 
 
@@ -27,6 +29,8 @@ class Family:
 
     model_type: ClassVar[str]
     names: ClassVar[Names] = Names()
+    # Of families whose checkpoints carry a layer for multi-token prediction.
+    prediction: ClassVar[PredictionNames | None] = None
 
     def read_config(self, entries: Entries) -> DecoderConfig:
         """From the entries of config.json. Whatever they lack or have wrong may raise KeyError, ValueError and such."""
@@ -73,6 +77,49 @@ class Family:
             num_kv_heads=config.num_kv_heads // num_ranks,
             head_dim=config.head_dim,
             dtype=dtype,
+        )
+
+    def draft_head(self, build: DecoderBuilder, network: Decoder, *, max_len: int) -> DraftHead:
+        """The layer for multi-token prediction. UnsupportedError if the family, or the checkpoint, has none.
+
+        Embedding and head are the network's own: checkpoints repeat them.
+        """
+        names, config, weights = self.prediction, build.config, build.weights
+        place = None if names is None else names.layer.format(config.num_layers)
+        if names is None or place is None or not weights.has_module(f"{place}.{names.join}"):
+            raise UnsupportedError(
+                f"speculative_config.method mtp: the checkpoint in {weights.checkpoint.place} has no layer for "
+                f"multi-token prediction{f' ({place}.{names.join})' if names else ''} that is computed here: remove "
+                "speculative_config, or name another method"
+            )
+        is_sparse = weights.has_module(f"{place}.{build.names.router}")
+        alone = replace(
+            config,
+            num_layers=1,
+            windows=(None,),
+            ropes=config.ropes[-1:],
+            moe_layers=frozenset([0] if is_sparse else []),
+        )
+        inner = DecoderBuilder(alone, replace(build.names, layer=place), weights)
+        width = config.hidden_size
+        joined = JoinedLayer(
+            self.layer(inner, 0),
+            weights.whole([Part(f"{place}.{names.join}", 2 * width, (width,))]),
+            embedding_norm=self.norm(inner, f"{place}.{names.embedding_norm}"),
+            hidden_norm=self.norm(inner, f"{place}.{names.hidden_norm}"),
+            is_hidden_first=names.is_hidden_first,
+        )
+        return DraftHead(
+            joined,
+            alone,
+            self.kv_layout(alone, weights.dtype, num_ranks=1).group,
+            layers=(config.num_layers,),
+            read=network.normalised if names.reads_normalised else identity,
+            embed=network.embed,
+            norm=self.norm(inner, f"{place}.{names.norm}"),
+            logits=network.logits,
+            max_len=max_len,
+            device=weights.device,
         )
 
     def config_of(self, checkpoint: Checkpoint) -> DecoderConfig:

@@ -10,6 +10,7 @@ from ...step_context import StepContext
 from ..build import DecoderBuilder
 from ..decoder import DecoderLayer
 from ..decoder_config import DecoderConfig, MoeConfig
+from ..draft_head import PredictionNames
 from .family import Family
 from .readers import Entries, base_config, layer_types, typed_windows, uniform_windows
 
@@ -19,6 +20,21 @@ class Qwen2(Family):
 
     def read_config(self, entries: Entries) -> DecoderConfig:
         return base_config(entries, windows=_windows(entries))
+
+
+class Mimo(Qwen2):
+    """Xiaomi's, with a layer for multi-token prediction."""
+
+    model_type = "mimo"
+    prediction = PredictionNames(
+        layer="mtp_layers.0",
+        embedding_norm="token_layernorm",
+        hidden_norm="hidden_layernorm",
+        join="input_proj",
+        norm="final_layernorm",
+        is_hidden_first=True,
+        reads_normalised=False,
+    )
 
 
 class Qwen25Vl(Qwen2):

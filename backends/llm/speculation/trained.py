@@ -1,0 +1,116 @@
+"""Guesses by a trained layer, which reads what the network has made of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..attention.own_memory import TextMemory
+from ..sequence import Sequence as Generated
+from .config import SpeculativeConfig
+
+if TYPE_CHECKING:
+    from ..models.draft_head import DraftHead
+    from ..runner import Runner
+
+# A sequence keeps the states of this many tokens, the last ones of a longer prompt, until it gets drafts.
+_MOST_PENDING = 1024
+
+
+class _Text:
+    """Of one sequence: what the layer keeps of its first tokens, and states of the tokens behind them that wait."""
+
+    def __init__(self, first: int) -> None:
+        self.memory = TextMemory(first)
+        self._pending: list[torch.Tensor] = []
+        self.num_pending = 0
+
+    def take(self, start: int, states: torch.Tensor) -> None:
+        """States of tokens from `start` on: those that were there from it on are forgotten."""
+        end = self.memory.end
+        behind = end + self.num_pending
+        if not self.memory.first <= start <= behind:
+            self._begin(start)  # there is a gap: nothing before it is seen
+        elif start < end:
+            self.memory.end, self._pending, self.num_pending = start, [], 0
+        elif start < behind:
+            self._pending = [torch.cat(self._pending)[: start - end]]
+            self.num_pending = start - end
+        self._pending.append(states)
+        self.num_pending += len(states)
+        if self.num_pending > _MOST_PENDING:
+            start = self.memory.end + self.num_pending - _MOST_PENDING
+            kept = torch.cat(self._pending)[-_MOST_PENDING:]
+            self._begin(start)
+            self._pending, self.num_pending = [kept], len(kept)
+
+    def pending(self, num_rows: int) -> torch.Tensor:
+        """The first states that wait; none waits then."""
+        states = torch.cat(self._pending)[:num_rows]
+        self._pending, self.num_pending = [], 0
+        return states
+
+    def _begin(self, first: int) -> None:
+        self.memory, self._pending, self.num_pending = TextMemory(first), [], 0
+
+
+class TrainedProposer:
+    """It gets the network's states by `take`, after each step, and drafts greedily, sequence by sequence.
+
+    With more than `most_sequences` in a step nothing is drafted, and no states are kept.
+    """
+
+    def __init__(self, head: DraftHead, *, most_sequences: int) -> None:
+        self._head = head
+        self._most_sequences = most_sequences
+        self._texts: dict[int, _Text] = {}
+
+    @classmethod
+    def of(cls, head: DraftHead, config: SpeculativeConfig, runner: Runner) -> TrainedProposer:
+        """It gets the states of all steps of the runner from now on."""
+        proposer = cls(head, most_sequences=config.most_sequences(is_gpu=runner.is_asynchronous))
+        runner.tap(head.layers, proposer.take)
+        return proposer
+
+    def take(
+        self, sequences: Sequence[Generated], starts: Sequence[int], counts: Sequence[int], states: torch.Tensor
+    ) -> None:
+        """The states [rows, layers x width] of a step: of each sequence those of tokens from its start on."""
+        if len(sequences) > self._most_sequences:
+            self._texts.clear()
+            return
+        for sequence, start, part in zip(sequences, starts, states.split(list(counts)), strict=True):
+            text = self._texts.setdefault(sequence.seq_id, _Text(start))
+            text.take(start, part)
+
+    def propose(self, wanted: Sequence[tuple[Generated, int]]) -> None:
+        with torch.inference_mode():
+            for sequence, num_drafts in wanted:
+                text = self._texts.get(sequence.seq_id)
+                if text is not None:
+                    sequence.drafts = self._drafts(text, sequence.token_ids, num_drafts)
+
+    def _drafts(self, text: _Text, token_ids: list[int], num_drafts: int) -> list[int]:
+        head, memory = self._head, text.memory
+        # The last token has no states yet; what was computed of drafts that were wrong is left out.
+        num_rows = min(text.num_pending, len(token_ids) - 1 - memory.end)
+        if num_rows < 1:
+            return []
+        following = token_ids[memory.end + 1 : memory.end + 1 + num_rows]
+        hidden = head(following, head.read(text.pending(num_rows)), memory)[-1:]
+        end, drafts = memory.end, []
+        while True:
+            drafts.append(head.token(hidden))
+            if len(drafts) == num_drafts or memory.end >= head.max_len:
+                break
+            hidden = head(drafts[-1:], head.fed(hidden), memory)
+        memory.end = end
+        return drafts
+
+    def end(self, sequence: Generated) -> None:
+        self._texts.pop(sequence.seq_id, None)
+
+    def close(self) -> None:
+        self._texts.clear()
