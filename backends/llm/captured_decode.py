@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import enum
 import logging
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from .attention.paged import DeviceInputs, IntArray
+from .cuda_graphs import Capture, Captured, capture_each, measure_each
 from .draw import NUM_DRAW_COLUMNS, draw_columns, draw_on_device, uniforms
 from .sequence import Sequence as TokenSequence
 from .step_context import StepContext
@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 # Of each row: input id, position, slot, length; then rows that are sampled; then rows whose token is not read yet, and
 # where it is.
 _NUM_COLUMNS = 7
-# Graphs after which a line says how far capturing has come.
-_PROGRESS_GRAPHS = 20
 
 
 class Ending(enum.Enum):
@@ -38,37 +36,6 @@ class Ending(enum.Enum):
     GREEDY = "greedy"
     DRAWN = "drawn"
     LOGITS = "logits"  # the sampler goes on from there
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """`replay` computes anew from what the static inputs hold, into `output`."""
-
-    output: torch.Tensor
-    replay: Callable[[], None]
-
-
-Capture = Callable[[Callable[[], torch.Tensor]], Captured]
-
-
-class CudaCapture:
-    """Captures into CUDA graphs that share one pool of memory: they never run at the same time."""
-
-    def __init__(self) -> None:
-        self._pool: Any = None
-
-    def __call__(self, compute: Callable[[], torch.Tensor]) -> Captured:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            compute()  # compiles kernels and fills caches, which a capture must not
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile, for other models.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            output = compute()
-        self._pool = graph.pool()
-        return Captured(output, graph.replay)
 
 
 class CapturedDecode:
@@ -109,32 +76,15 @@ class CapturedDecode:
 
     def capture_all(self) -> None:
         """Capture every graph, the largest first, whose memory the others share."""
-        wanted = self._wanted()
-        logger.info("capturing %d graphs of decode steps, of up to %d sequences", len(wanted), self._sizes[-1])
-        began = time.monotonic()
-        self._draws.fill_(1.0)
-        for number, (size, ending) in enumerate(wanted, 1):
-            if not self._capture_empty(size, ending):
-                return
-            if number % _PROGRESS_GRAPHS == 0 or number == len(wanted):
-                logger.info("captured %d of %d graphs in %.1f s", number, len(wanted), time.monotonic() - began)
+        capture_each(f"graphs of decode steps of up to {self._sizes[-1]} sequences", self._captures())
 
     def measure(self, used: Callable[[], int]) -> int:
-        """The bytes that all graphs will take: those of the largest size, whose memory the others share, and for each
-        of the others what one of them adds. `used`: the bytes of the device that are in use."""
-        wanted = self._wanted()
-        first, others = wanted[: len(Ending)], wanted[len(Ending) :]
-        self._draws.fill_(1.0)
-        began = used()
-        if not all(self._capture_empty(*each) for each in first):
-            return 0
-        largest = used() - began
-        if not others or not self._capture_empty(*others[0]):
-            return max(0, largest)
-        return max(0, largest) + max(0, used() - began - largest) * len(others)
+        """The bytes that all graphs will take, see `measure_each`."""
+        return measure_each(self._captures(), len(Ending), used)
 
-    def _wanted(self) -> list[tuple[int, Ending]]:
-        return [(size, ending) for size in reversed(self._sizes) for ending in Ending]
+    def _captures(self) -> list[Callable[[], bool]]:
+        self._draws.fill_(1.0)
+        return [partial(self._capture_empty, size, ending) for size in reversed(self._sizes) for ending in Ending]
 
     def _capture_empty(self, size: int, ending: Ending) -> bool:
         """Capture with inputs that have no tokens; whether that succeeded."""

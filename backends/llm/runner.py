@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
@@ -19,9 +19,11 @@ from .attention.chunked import make_sdpa
 from .attention.kv_blocks import KvBlocks
 from .attention.paged import IntArray, PagedAttention, copied_together
 from .attention.picture_attention import PictureAttention
-from .captured_decode import CapturedDecode, CudaCapture, Ending
+from .captured_decode import CapturedDecode, Ending
+from .captured_pieces import CapturedPieces
 from .checkpoint import Checkpoint
 from .compute_thread import ComputeThread, choose_num_threads
+from .cuda_graphs import CudaGraphs, can_capture
 from .embedding.head import EmbeddingHead, load_head
 from .kv_memory import choose_block_size, reserve_adapters, reserve_kv_memory, reserve_states, sized_for
 from .lora.layers import AdaptedLayers
@@ -91,6 +93,7 @@ class Runner:
         attention: PagedAttention,
         is_asynchronous: bool,
         captured: CapturedDecode | None = None,
+        pieces: CapturedPieces | None = None,
         followers: Followers | None = None,
         num_threads: int | None = None,
         close: Callable[[], None] | None = None,
@@ -113,6 +116,7 @@ class Runner:
         self._fresh_attention = make_sdpa(blocks, loaded.attention)
         self._picture_attention = _make_picture_attention(loaded, attention, blocks)
         self._captured = captured
+        self._pieces = pieces
         self._followers = followers
         self._states = loaded.states
         self.adapters = loaded.adapted
@@ -161,6 +165,11 @@ class Runner:
         return self._network
 
     @property
+    def _graphs(self) -> list[CapturedDecode | CapturedPieces]:
+        """Of all kinds of steps, in the order in which they are captured."""
+        return [graphs for graphs in (self._pieces, self._captured) if graphs is not None]
+
+    @property
     def has_followers(self) -> bool:
         """Whether the network is shared by ranks."""
         return self._followers is not None
@@ -191,22 +200,22 @@ class Runner:
             return list(torch.cat(vectors).cpu().numpy())
 
     def capture_all(self) -> None:
-        """Capture the graphs of all decode steps, where steps are graphs, so that no request waits for one."""
-        if self._captured is not None:
-            self._thread.settle()
-            with torch.inference_mode():
-                self._captured.capture_all()
+        """Capture the graphs of all steps, where steps are graphs, so that no request waits for one."""
+        self._thread.settle()
+        with torch.inference_mode():
+            for graphs in self._graphs:
+                graphs.capture_all()
 
     def measure_memory(self, options: EngineOptions, memory: Memory) -> StepMemory:
         """What the largest step and `capture_all` take of the device; the pool may be of one block."""
+        pieces, self._pieces = self._pieces, None  # the step is larger without them
         memory.begin()
         self.launch(largest_plan(options, self.block_size, self.max_model_len)).result()
         step = memory.peak()
-        if self._captured is None:
-            return StepMemory(step, 0)
+        self._pieces = pieces
         self._thread.settle()
         with torch.inference_mode():
-            return StepMemory(step, self._captured.measure(memory.used))
+            return StepMemory(step, sum([graphs.measure(memory.used) for graphs in self._graphs]))
 
     def close(self) -> None:
         """Give back what the runner holds beyond its own memory: its share of the device's budget, other processes."""
@@ -260,7 +269,12 @@ class Runner:
             adapters=adapters,
             taps=None if self._taps is None else Taps(self._taps[0]),
         )
-        hidden = self._network(input_ids, context)
+        hidden = None
+        is_plain = pictures is None and adapters is None and self._taps is None and context.positions.dim() == 1
+        if self._pieces is not None and is_plain:
+            hidden = self._pieces.run(input_ids, context.positions, inputs)
+        if hidden is None:
+            hidden = self._network(input_ids, context)
         if self._taps is not None and context.taps is not None:
             counts = step.batch.num_queries
             starts = (step.batch.lens - counts).tolist()
@@ -470,7 +484,7 @@ def _load(
             head=head,
             blocks=memory.blocks,
             attention=attention,
-            captured=_make_captured(loaded, attention, options, memory.blocks.block_size),
+            **_make_graphs(loaded, attention, options, memory.blocks),
             followers=followers,
             num_threads=num_threads,
             # The other ranks get their steps from the host, tokens and all.
@@ -492,14 +506,17 @@ def _step_bytes(
         loaded.kv_layout, num_blocks=2, block_size=choose_block_size(options, loaded.device), device=loaded.device
     )
     attention = make_attention(options.attention_backend, blocks, loaded.attention)
-    captured = _make_captured(loaded, attention, options, blocks.block_size)
     trial = Runner(
         loaded,
         sampler=sampler,
         head=head,
         blocks=blocks,
         attention=attention,
-        captured=captured if options.capture_at_load else None,
+        **(
+            _make_graphs(loaded, attention, options, blocks)
+            if options.capture_at_load
+            else _Graphs(captured=None, pieces=None)
+        ),
         is_asynchronous=True,
     )
     try:
@@ -510,7 +527,7 @@ def _step_bytes(
             f"{options.max_num_seqs} does not fit into the GPU beside the weights; lower them: {error}"
         ) from error
     logger.info(
-        "%s: a step of %d tokens takes up to %.1f MiB, and graphs of decode steps %.1f MiB",
+        "%s: a step of %d tokens takes up to %.1f MiB, and graphs of steps %.1f MiB",
         what,
         options.max_num_batched_tokens,
         found.step / _MIB,
@@ -519,18 +536,36 @@ def _step_bytes(
     return found.step + found.graphs
 
 
-def _make_captured(
-    loaded: LoadedNetwork, attention: PagedAttention, options: EngineOptions, block_size: int
-) -> CapturedDecode | None:
-    """Where steps can be graphs: on a GPU, with our kernels, and a network whose course depends on no value."""
-    is_possible = loaded.device.type == "cuda" and loaded.is_capturable and attention.is_capturable
+class _Graphs(TypedDict):
+    captured: CapturedDecode | None
+    pieces: CapturedPieces | None
+
+
+def _make_graphs(loaded: LoadedNetwork, attention: PagedAttention, options: EngineOptions, blocks: KvBlocks) -> _Graphs:
+    """Where steps can be graphs: on a GPU, for a network whose course depends on no value. Those of decode steps have
+    attention in them, where that is possible; those of other steps have none."""
+    is_possible = can_capture(loaded.device) and loaded.is_capturable
     if options.enforce_eager or options.tensor_parallel_size > 1 or not is_possible:
-        return None
-    return CapturedDecode(
+        return _Graphs(captured=None, pieces=None)
+    graphs = CudaGraphs()
+    group = blocks.layout.group
+    captured = None
+    if attention.is_capturable:
+        captured = CapturedDecode(
+            loaded.network,
+            attention,
+            device=loaded.device,
+            max_num_seqs=options.max_num_seqs,
+            width=-(-loaded.max_model_len // blocks.block_size),
+            capture=graphs,
+        )
+    pieces = CapturedPieces(
         loaded.network,
         attention,
         device=loaded.device,
-        max_num_seqs=options.max_num_seqs,
-        width=-(-loaded.max_model_len // block_size),
-        capture=CudaCapture(),
+        dtype=group.heads_dtype,
+        width=loaded.attention.num_heads * (group.shared_width or group.value_width),
+        most_tokens=options.max_num_batched_tokens,
+        graphs=graphs,
     )
+    return _Graphs(captured=captured, pieces=pieces)

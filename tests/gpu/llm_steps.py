@@ -109,7 +109,8 @@ def step_text_is_the_same_with_graphs_without_and_on_sdpa() -> dict[str, Any]:
                 "graphs": {},
                 "graphs when they are needed": {"capture_at_load": False},
                 "eager": {"enforce_eager": True},
-                "sdpa": {"attention_backend": "sdpa"},
+                "sdpa in pieces": {"attention_backend": "sdpa"},
+                "sdpa, eager": {"attention_backend": "sdpa", "enforce_eager": True},
             }
             for way, options in ways.items():
                 began = time.perf_counter()

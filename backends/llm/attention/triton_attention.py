@@ -75,14 +75,17 @@ class TritonAttention:
         rotation: Rotation | None,
         inputs: DeviceInputs,
         norm: tuple[torch.Tensor, float] | None = None,
+        output: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """With `norm` queries and keys are normalised first (`rope_and_store`)."""
+        """With `norm` queries and keys are normalised first (`rope_and_store`). `output` is where the result goes, if
+        that is given."""
         tables = None if rotation is None else (rotation.cosines, rotation.sines)
         queries = triton_kernels.rope_and_store(
             heads, self._layers[layer], inputs.slots, tables, self._scales[layer], norm
         )
         num_tokens, num_heads, _ = queries.shape
-        output = torch.empty(num_tokens, num_heads * self._value_width, dtype=heads.dtype, device=heads.device)
+        if output is None:
+            output = torch.empty(num_tokens, num_heads * self._value_width, dtype=heads.dtype, device=heads.device)
         count = inputs.num_decodes
         if count:
             self._decode(layer, queries[:count], inputs.tables[:count], inputs.lens[:count], output[:count])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import io
+import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ import torch
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks
 from modelserver_backends.llm.attention.paged import AttentionBatch, DeviceInputs, copied_together
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
-from modelserver_backends.llm.captured_decode import Captured, CapturedDecode, CudaCapture, Ending
+from modelserver_backends.llm.captured_decode import CapturedDecode, Ending
 from modelserver_backends.llm.checkpoint import open_checkpoint
+from modelserver_backends.llm.cuda_graphs import Captured, CudaGraphs, capture_each
 from modelserver_backends.llm.embedding.head import load_head
 from modelserver_backends.llm.models.load import LoadedNetwork, choose_device
 from modelserver_backends.llm.options import EngineOptions
@@ -182,27 +186,83 @@ def test_all_graphs_are_captured_the_largest_first(
     assert f"captured {len(sizes)} of {len(sizes)} graphs" in caplog.text
 
 
-def test_captures_do_not_mind_what_other_threads_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    modes: list[str] = []
+def test_a_terminal_shows_a_bar_in_place_of_lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", terminal)
+    capture_each("graphs", [lambda: True, lambda: True])
+    assert terminal.getvalue().endswith(f"\rcapturing graphs [{'#' * 30}] 2/2, 0 s left \n")
+    capture_each("others", [lambda: False, lambda: True])
+    assert not caplog.text
 
-    class Stream:
-        def wait_stream(self, _other: Any) -> None: ...
 
-    class Graph:
-        pool = replay = staticmethod(lambda: None)
+class Stream:
+    def wait_stream(self, _other: Any) -> None: ...
 
-    @contextlib.contextmanager
-    def graph(_graph: Any, *, pool: Any, capture_error_mode: str = "global") -> Iterator[None]:
-        assert pool is None
-        modes.append(capture_error_mode)
-        yield
 
-    for name, fake in (("Stream", Stream), ("current_stream", Stream), ("CUDAGraph", Graph), ("graph", graph)):
+class Graph:
+    """Of torch. `log` has what was called on all."""
+
+    log: list[Any]
+
+    def capture_begin(self, *, pool: Any, capture_error_mode: str) -> None:
+        self.log.append(("begin", pool, capture_error_mode))
+
+    def capture_end(self) -> None:
+        self.log.append("end")
+
+    def pool(self) -> str:
+        return "pool"
+
+    def replay(self) -> None:
+        self.log.append("replay")
+
+
+@pytest.fixture
+def graph_log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    log: list[Any] = []
+    graph = type("LoggedGraph", (Graph,), {"log": log})
+    for name, fake in (("Stream", Stream), ("current_stream", Stream), ("CUDAGraph", graph)):
         monkeypatch.setattr(torch.cuda, name, fake)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
-    output = torch.zeros(1)
-    assert CudaCapture()(lambda: output).output is output
-    assert modes == ["thread_local"]
+    monkeypatch.setattr(CudaGraphs, "borrowed", lambda _graphs, tensor: tensor)
+    return log
+
+
+def test_captures_share_memory_and_do_not_mind_what_other_threads_do(graph_log: list[Any]) -> None:
+    graphs, output = CudaGraphs(), torch.zeros(1)
+    captured = graphs(lambda: output)
+    assert captured.output is output
+    captured.replay()
+    graphs(lambda: output)
+    assert graph_log == [
+        ("begin", None, "thread_local"),
+        "end",
+        "replay",
+        ("begin", "pool", "thread_local"),
+        "end",
+    ]
+
+
+def test_a_capture_that_fails_is_ended(graph_log: list[Any]) -> None:
+    graphs = CudaGraphs()
+    was_enabled = gc.isenabled()
+
+    def compute() -> torch.Tensor:
+        if graph_log:
+            assert not gc.isenabled()
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.zeros(1)
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphs(compute)
+    assert graph_log == [("begin", None, "thread_local"), "end"]
+    assert gc.isenabled() is was_enabled
 
 
 @pytest.mark.parametrize("asked", ["auto", "cuda"])

@@ -12,8 +12,9 @@ import torch
 from modelserver_backends.llm import kv_memory
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks
 from modelserver_backends.llm.attention.paged import AttentionBatch, DeviceInputs, copied_together
-from modelserver_backends.llm.captured_decode import Captured, CapturedDecode, Ending
+from modelserver_backends.llm.captured_decode import CapturedDecode, Ending
 from modelserver_backends.llm.checkpoint import open_checkpoint
+from modelserver_backends.llm.cuda_graphs import Captured
 from modelserver_backends.llm.embedding.head import load_head
 from modelserver_backends.llm.engine import Engine, GenerationRequest
 from modelserver_backends.llm.kv_memory import DeviceMemory, reserve_kv_memory

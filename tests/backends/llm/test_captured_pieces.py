@@ -1,0 +1,100 @@
+"""Steps with prompts in graphs: the same tokens as without, by few launches, on a device that records and replays."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from modelserver_backends.llm import kernels
+from modelserver_backends.llm import runner as runner_module
+from modelserver_backends.llm.attention import choose
+from modelserver_backends.llm.attention.sdpa import SdpaAttention
+from modelserver_backends.llm.plan import Chunk, StepPlan
+from modelserver_backends.llm.sampling_params import SamplingParams
+from modelserver_backends.llm.sequence import Sequence
+from support.generations import generate, loaded_engine, random_prompts
+from support.recorded_graphs import Device, RecordedGraphs
+from support.tiny_checkpoints import write_checkpoint
+
+Checkpoints = Callable[[str], Path]
+OPTIONS = {"attention_backend": "sdpa", "max_num_batched_tokens": 24, "max_num_seqs": 4}
+PROMPTS = random_prompts(6, longest=40, seed=3)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device()
+    # All is computed by torch's operations, which are recorded.
+    monkeypatch.setattr(kernels, "KERNELS", None)
+    monkeypatch.setattr(kernels, "PACKED_KERNELS", None)
+    monkeypatch.setattr(runner_module, "can_capture", lambda _device: True)
+    monkeypatch.setattr(runner_module, "CudaGraphs", lambda: RecordedGraphs(device))
+    return device
+
+
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [("qwen3", {}), ("gemma3", {}), ("deepseek_v3", {"first_k_dense_replace": 4})],
+    ids=["qwen3", "gemma3", "latent"],
+)
+def test_text_is_the_same_in_pieces(family: str, values: dict[str, Any], device: Device, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path, family, values=values)
+    with loaded_engine(directory, **OPTIONS, enforce_eager=True) as engine:
+        expected = generate(engine, PROMPTS, 5)
+    assert not device.graphs
+    with device, loaded_engine(directory, **OPTIONS) as engine:
+        num_graphs = len(device.graphs)
+        assert generate(engine, PROMPTS, 5) == expected
+    # Of 24 tokens, 16, 8, 4, 2 and 1: before and after the attention of each layer.
+    assert num_graphs == len(device.graphs) == 6 * (engine.runner.network.config.num_layers + 1)
+
+
+def test_a_capture_that_fails_leaves_steps_without_graphs(
+    checkpoint: Checkpoints, device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    with loaded_engine(checkpoint("qwen3"), **OPTIONS, enforce_eager=True) as engine:
+        expected = generate(engine, PROMPTS, 5)
+    device.refuses = True
+    with device, loaded_engine(checkpoint("qwen3"), **OPTIONS) as engine:
+        assert generate(engine, PROMPTS, 5) == expected
+    assert device.num_replays == 0
+    assert caplog.text.count("without CUDA graphs: operation not permitted") == 1
+
+
+class OneLaunch(SdpaAttention):
+    """As our kernels on a GPU are given heads and the place of the result, each layer by one launch."""
+
+    fuses_norm = True
+
+    def rope_and_attend(
+        self, _layer: int, heads: torch.Tensor, _rotation: Any, _inputs: Any, _norm: Any = None, output: Any = None
+    ) -> torch.Tensor:
+        if output is None:
+            output = heads.new_empty(len(heads), 4 * heads.shape[2])
+        return output.zero_()
+
+
+def test_a_mixed_step_is_launched_by_a_graph_and_attention_per_layer(
+    checkpoint: Checkpoints, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "SdpaAttention", OneLaunch)
+    counts = []
+    for is_eager in (True, False):
+        with device, loaded_engine(checkpoint("qwen3"), **OPTIONS, enforce_eager=is_eager) as engine:
+            greedy = SamplingParams(temperature=0.0)
+            decoding = Sequence(1, list(range(9, 20)), 10, greedy, block_ids=array("q", [1, 2]))
+            prompt = Sequence(2, list(range(9, 20)), 11, greedy, block_ids=array("q", [3, 4]))
+            device.num_launches = device.num_replays = 0
+            engine.runner.launch(StepPlan((Chunk(decoding, 10, 1, 1), Chunk(prompt, 0, 11, 1)))).result()
+            counts.append((device.num_launches, device.num_replays))
+    num_layers = engine.runner.network.config.num_layers
+    (eager, no_replays), (others, replays) = counts
+    assert no_replays == 0
+    assert replays == num_layers + 1
+    # Attention of each layer; besides, what is before and after the network.
+    assert others <= num_layers + 6
+    assert eager > 12 * num_layers
