@@ -38,6 +38,7 @@ from .checkpoint_place import (
     longest_of,
 )
 from .contract import Purpose, complete_config
+from .nodes import LEADER, NNODES
 from .pictures.families import sees_pictures
 from .text.chat_template import tool_parser_of
 
@@ -57,7 +58,7 @@ class LlmBackend(Backend):
 
     model_filenames = (MODEL_JSON, CONFIG_JSON, GGUF_FILES, MODELFILE)
     extra = "llm"
-    option_names = frozenset[str]()
+    option_names = frozenset({NNODES, LEADER})
     supports_gpu = True
     completes_quickly = True
 
@@ -80,11 +81,12 @@ class LlmBackend(Backend):
     @classmethod
     def needs_process(cls, context: BackendContext) -> bool:
         """On a GPU: host work has an interpreter to itself there, and what breaks the device's context ends alone.
+        With ranks on other machines, too: when one leaves, the engine ends, and the server starts it anew.
 
         Other engines need an environment of their own.
         """
         place = find_checkpoint(context)
-        if place.engine is not None:
+        if place.engine is not None or place.options.nodes is not None:
             return True
         device = place.options.device
         kinds = {group.kind for group in context.config.instance_group}

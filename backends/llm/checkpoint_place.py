@@ -28,6 +28,7 @@ from .embedding.layout import read_layout
 from .embedding.recognition import is_encoder, labels_of, purpose_of, usual_len
 from .engines import ENGINES, OtherEngine
 from .lora.places import find_adapters
+from .nodes import Nodes
 from .options import EngineOptions
 from .speculation.config import WITH_MODEL
 from .text.ollama_template import OllamaTemplate
@@ -103,7 +104,10 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
         described = _read(what, path)
         if ENGINE in described or ENGINE in context.config.parameters:
             return _place_of_other_engine(what, path, described, context)
-    return _place_of_ours(context)
+    place = _place_of_ours(context)
+    if place.options.tensor_parallel_size == 1 or place.purpose is not Purpose.GENERATE:
+        return place
+    return replace(place, options=replace(place.options, nodes=Nodes.of(context.options)))
 
 
 def _place_of_ours(context: BackendContext) -> CheckpointPlace:

@@ -52,8 +52,9 @@ def choose_num_threads(checkpoint: Checkpoint, device: torch.device, options: En
 
 
 def share_of_threads(options: EngineOptions) -> int:
-    """Ranks on one CPU share its cores."""
-    return max(1, (os.cpu_count() or 1) // options.tensor_parallel_size)
+    """Ranks on one machine share its cores."""
+    num_nodes = 1 if options.nodes is None else options.nodes.count
+    return max(1, (os.cpu_count() or 1) * num_nodes // options.tensor_parallel_size)
 
 
 def compute_aside(compute: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:

@@ -12,6 +12,7 @@ from typing import Any
 from .embedding.layout import POOLINGS, pooling_of
 from .json_fields import boolean, integer, number, string, strings, unknown, wrong
 from .kv_events import KvEventsConfig, read_kv_events_config
+from .nodes import Nodes
 from .speculation.config import SpeculativeConfig, read_speculative_config
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class EngineOptions:
     `kept_prefixes` are texts, conversations or token ids by names, whose keys and values are kept in files of
     `kept_prefix_directory` (None: in the user's cache). `kv_offloading_size` GiB of host memory keep blocks that the
     device's cache has no room for. `kv_events_config`: who is told which blocks the cache holds.
+    `nodes`: the machines that share the ranks of `tensor_parallel_size`, as the server's flags say; None: this one.
     `structured_outputs_backend`: "guidance" or "xgrammar" compiles structured outputs; None: the installed one.
 
     Raises InvalidArgumentError, which names the option, when one is out of its range.
@@ -97,6 +99,7 @@ class EngineOptions:
     kept_prefix_directory: str | None = None
     kv_offloading_size: float = 0.0
     kv_events_config: KvEventsConfig | None = None
+    nodes: Nodes | None = None
     by_device: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:

@@ -3,12 +3,14 @@
 Rank 0 is the engine's own process. The others follow: they get each step as it is planned, compute their share of it,
 and sample nothing. They end with the engine, also when it dies: then their pipe ends.
 
-The arrays of a step lie in memory that all ranks share, and a message of some numbers says how long they are: rank 0
-writes the next ones when it has taken the last sum of a step, for which every rank has read its arrays.
+The arrays of a step lie in memory that all ranks of this machine share, and a message of some numbers says how long
+they are: rank 0 writes the next ones when it has taken the last sum of a step, for which every rank has read its
+arrays. Ranks of other machines (`nodes`) get the arrays behind the numbers.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import pickle
@@ -42,9 +44,12 @@ from .lora.adapter import Adapter
 from .lora.step import EMBEDDING_SLOT
 from .models.linear_tensors import Rank
 from .models.load import LoadedNetwork, load_network
+from .nodes import Meeting, connect_rank, die_with_parent, hang_up, local_address, watch
 from .options import EngineOptions
 from .step_context import StepContext, compute_fresh
 from .step_inputs import StepInputs
+
+logger = logging.getLogger(__name__)
 
 # Ranks load weights at their own pace before the first sum is taken.
 _SUM_TIMEOUT = timedelta(minutes=30)
@@ -53,17 +58,24 @@ _CONNECT_TIMEOUT = timedelta(minutes=1)
 _CLOSE_S = 10.0
 # How much of the end of a rank's output the error of its death quotes.
 _LAST_LINES = 20
+# Of a step; at least one of them is not empty.
+_NUM_ARRAYS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The settings of a follower. `place` is the checkpoint's; ranks find each other by the file `store`."""
+    """The settings of a follower. `place` is the checkpoint's; ranks find each other by the file `store`, or at that
+    port of the leader. `host` is the leader's address for the ranks of its own machine."""
 
     place: Path
     options: EngineOptions
-    store: Path
+    store: Path | int
     index: int
-    size: int
+    host: str = ""
+
+    @property
+    def size(self) -> int:
+        return self.options.tensor_parallel_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +113,22 @@ class StepBoard:
         np.concatenate(arrays, out=self._memory[: sum(sizes)])
         return np.array([batch.num_decodes, *sizes], dtype=np.int64).tobytes()
 
-    def read(self, written: bytes) -> tuple[IntArray, IntArray, AttentionBatch, list[int], list[int]]:
-        """Token ids, positions, batch, and adapters' slots and bounds; views of the memory."""
-        num_decodes, *sizes = np.frombuffer(written, dtype=np.int64).tolist()
-        if sum(sizes) > len(self._memory):
-            self._map()
+    def carried(self, written: bytes) -> bytes:
+        """What `write` returned, with the arrays behind it."""
+        _, *sizes = np.frombuffer(written, dtype=np.int64).tolist()
+        return written + self._memory[: sum(sizes)].tobytes()
+
+    def read(self, written: bytearray) -> tuple[IntArray, IntArray, AttentionBatch, list[int], list[int]]:
+        """Token ids, positions, batch, and adapters' slots and bounds; views of the memory, or of what was carried."""
+        numbers = np.frombuffer(written, dtype=np.int64)
+        num_decodes, *sizes = numbers[: 1 + _NUM_ARRAYS].tolist()
+        arrays = numbers[1 + _NUM_ARRAYS :]
+        if not len(arrays):
+            if sum(sizes) > len(self._memory):
+                self._map()
+            arrays = self._memory[: sum(sizes)]
         input_ids, positions, num_queries, lens, slots, tables, adapter_slots, bounds = np.split(
-            self._memory[: sum(sizes)], np.cumsum(sizes[:-1])
+            arrays, np.cumsum(sizes[:-1])
         )
         batch = AttentionBatch(num_decodes, num_queries, lens, tables.reshape(len(lens), -1), slots)
         return input_ids, positions, batch, adapter_slots.tolist(), bounds.tolist()
@@ -131,12 +152,42 @@ class Placing:
     adapter: Adapter
 
 
-class Follower:
-    """Another rank's process, its pipe, and the last lines that it has written."""
+class RemoteFollower:
+    """A rank of another machine, and the connection to it."""
+
+    is_local = False
+
+    def __init__(self, index: int, pipe: Connection) -> None:
+        self.index = index
+        self.pipe = pipe
+
+    def await_sign(self) -> None:
+        """Wait until the rank is about to join the others; again: until it has loaded its share.
+
+        Raises InternalError when it ends before, or cannot.
+        """
+        try:
+            problem = self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            raise self.death() from None
+        if problem:
+            raise InternalError(f"rank {self.index} of this LLM failed on its node: {problem.decode(errors='replace')}")
+
+    def death(self) -> InternalError:
+        """The error that says how the rank, whose pipe has ended, has ended itself."""
+        return InternalError(f"rank {self.index} of this LLM, on another node, has ended; see the output of that node")
+
+    def close(self) -> None:
+        hang_up(self.pipe)
+
+
+class Follower(RemoteFollower):
+    """Another rank's process on this machine, its pipe, and the last lines that it has written."""
+
+    is_local = True
 
     def __init__(self, membership: Membership, board: int) -> None:
         """`board`: the descriptor of the `StepBoard`'s file."""
-        self.index = membership.index
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -152,23 +203,11 @@ class Follower:
                 text=True,
                 errors="replace",
             )
-        self.pipe = Connection(ours.detach())
+        super().__init__(membership.index, Connection(ours.detach()))
         self._reader = threading.Thread(target=self._pass_output_on, name=f"rank-{self.index}-output", daemon=True)
         self._reader.start()
-        self.pipe.send(membership)
-
-    def await_sign(self) -> None:
-        """Wait until the rank is about to join the others; again: until it has loaded its share.
-
-        Raises InternalError when it ends before.
-        """
-        try:
-            self.pipe.recv()
-        except (EOFError, OSError):
-            raise self.death() from None
 
     def death(self) -> InternalError:
-        """The error that says how the rank, whose pipe has ended, has ended itself."""
         try:
             how = f"ended with code {self.process.wait(_CLOSE_S)}"
         except subprocess.TimeoutExpired:
@@ -178,7 +217,7 @@ class Follower:
         return InternalError(f"rank {self.index} of this LLM {how}; the last that it wrote: {said}")
 
     def close(self) -> None:
-        self.pipe.close()
+        super().close()
         try:
             self.process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -199,21 +238,26 @@ class Followers:
     """The other ranks, as rank 0 has them. `close` ends them."""
 
     def __init__(self, place: Path, options: EngineOptions) -> None:
-        size = options.tensor_parallel_size
-        self._meeting = tempfile.TemporaryDirectory(prefix="modelserver-ranks-")
-        store = Path(self._meeting.name) / "store"
-        self._ranks: list[Follower] = []
+        self._directory = tempfile.TemporaryDirectory(prefix="modelserver-ranks-")
+        membership = Membership(place.absolute(), options, Path(self._directory.name) / "store", 0)
+        self._ranks: list[RemoteFollower] = []
+        self._is_closed = False
         self._board_file = os.memfd_create("modelserver-steps", os.MFD_CLOEXEC)
         self._board = StepBoard(self._board_file)
         try:
-            for index in range(1, size):
-                self._ranks.append(
-                    Follower(Membership(place.absolute(), options, store, index, size), self._board_file)
-                )
+            shared: dist.Store | None = None
+            if options.nodes is not None:
+                meeting = Meeting(options.nodes, membership.size)
+                self._ranks += [RemoteFollower(index, pipe) for index, pipe in meeting.gather().items()]
+                shared, port = _open_store(meeting.address, membership.size)
+                membership = replace(membership, store=port, host=meeting.address)
+            for index in range(1, _num_local(options)):
+                self._ranks.append(Follower(replace(membership, index=index), self._board_file))
+            for rank in self._ranks:
+                _send(rank, pickle.dumps(replace(membership, index=rank.index)))
             for rank in self._ranks:
                 rank.await_sign()
-            device = rank_options(options, 0).device
-            rank_0 = join(store, 0, size, device)
+            rank_0 = join(membership, rank_options(options, 0).device, shared)
             self.rank = replace(rank_0, sum=partial(self._add_up, rank_0.sum))
         except BaseException:
             self.close()
@@ -223,11 +267,18 @@ class Followers:
         """Wait until all ranks have loaded, and let them compute. Raises InternalError when one has ended."""
         for rank in self._ranks:
             rank.await_sign()
+        if not all(rank.is_local for rank in self._ranks):
+            watch([rank.pipe for rank in self._ranks], self._end_without)
         self._tell(pool)
 
     def step(self, step: StepInputs) -> None:
         """The same step, which rank 0 computes next."""
-        self._send(_STEP + self._board.write(step))
+        written = _STEP + self._board.write(step)
+        carried = None
+        for rank in self._ranks:
+            if not rank.is_local and carried is None:
+                carried = _STEP + self._board.carried(written[1:])
+            _send(rank, written if rank.is_local or carried is None else carried)
 
     def embed(self, token_id_lists: Sequence[Sequence[int]], *, has_adapter: bool = False) -> None:
         self._tell(Embedding(tuple(map(tuple, token_id_lists)), has_adapter))
@@ -236,13 +287,23 @@ class Followers:
         self._tell(Placing(slot, adapter))
 
     def close(self) -> None:
+        self._is_closed = True
         for rank in self._ranks:
             rank.close()
         self._ranks = []
         if self._board_file >= 0:
             os.close(self._board_file)
             self._board_file = -1
-        self._meeting.cleanup()
+        self._directory.cleanup()
+
+    def _end_without(self, index: int) -> None:
+        """End the engine's process, as a rank has left: a sum that waits for it would wait for half an hour.
+
+        The server starts another process, which meets all ranks anew.
+        """
+        if not self._is_closed:
+            logger.error("%s; the engine ends with it", self._ranks[index].death().message)
+            os._exit(1)
 
     def _add_up(self, add_up: Callable[[torch.Tensor], torch.Tensor], part: torch.Tensor) -> torch.Tensor:
         try:
@@ -259,41 +320,75 @@ class Followers:
 
     def _send(self, packed: bytes) -> None:
         for rank in self._ranks:
-            try:
-                rank.pipe.send_bytes(packed)
-            except OSError:
-                raise rank.death() from None
+            _send(rank, packed)
+
+
+def _send(rank: RemoteFollower, packed: bytes) -> None:
+    try:
+        rank.pipe.send_bytes(packed)
+    except OSError:
+        raise rank.death() from None
 
 
 _FOLLOW = "import importlib, sys; importlib.import_module(sys.argv[1]).follow(*map(int, sys.argv[2:]))"
 # What a message begins with: one of a step, and one of what comes seldom.
 _STEP, _OTHER = b"S", b"O"
+# From a rank: all is well.
+_SIGN = b""
 
 
 def rank_options(options: EngineOptions, index: int) -> EngineOptions:
-    """Each rank has a GPU of its own."""
+    """Each rank has a GPU of its own on its machine."""
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda"):
-        size = options.tensor_parallel_size
+        size = _num_local(options)
         if torch.cuda.device_count() < size:
             raise InvalidArgumentError(
-                f"tensor_parallel_size {size} needs as many GPUs; {torch.cuda.device_count()} are here"
+                f"tensor_parallel_size {options.tensor_parallel_size} needs {size} GPUs on each machine; "
+                f"{torch.cuda.device_count()} are here"
             )
-        device = f"cuda:{index}"
+        device = f"cuda:{index % size}"
     return replace(options, device=device)
 
 
-def join(store: Path, index: int, size: int, device: str) -> Rank:
-    """This process's place among the ranks; waits until all are there."""
-    shared = dist.FileStore(str(store), size)
+def _num_local(options: EngineOptions) -> int:
+    """How many ranks each machine has."""
+    size = options.tensor_parallel_size
+    return size if options.nodes is None else options.nodes.num_local(size)
+
+
+def _open_store(host: str, size: int) -> tuple[dist.Store, int]:
+    """Where the ranks of several machines find each other, and its port at this address of the leader."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family)
+    port = int(listener.getsockname()[1])
+    store = dist.TCPStore(host, port, size, True, master_listen_fd=listener.detach(), wait_for_workers=False)
+    return store, port
+
+
+def join(membership: Membership, device: str, shared: dist.Store | None = None, address: str = "") -> Rank:
+    """This process's place among the ranks; waits until all are there. `shared` is the leader's own store, `address`
+    that of this machine for the others, if there are others."""
+    index, size = membership.index, membership.size
+    if shared is None:
+        if isinstance(membership.store, int):
+            shared = dist.TCPStore(membership.host, membership.store, size, False, wait_for_workers=False)
+        else:
+            shared = dist.FileStore(str(membership.store), size)
     group: Any
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
         group = dist.ProcessGroupNCCL(shared, index, size)
     else:
-        group = dist.ProcessGroupGloo(shared, index, size, _CONNECT_TIMEOUT)
+        settings = dist.ProcessGroupGloo._Options()
+        settings._timeout = _CONNECT_TIMEOUT
+        if address := address or membership.host:
+            settings._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        else:
+            settings._devices = [dist.ProcessGroupGloo.create_default_device()]
+        group = dist.ProcessGroupGloo(shared, index, size, settings)
     options = dist.AllreduceOptions()
     options.timeout = _SUM_TIMEOUT
 
@@ -308,19 +403,35 @@ def join(store: Path, index: int, size: int, device: str) -> Rank:
 def follow(descriptor: int, board: int) -> None:
     """The main function of the other ranks' processes."""
     with Connection(descriptor) as pipe:
-        membership: Membership = pipe.recv()
-        options = rank_options(membership.options, membership.index)
-        torch.set_num_threads(options.num_threads or share_of_threads(options))
-        pipe.send(None)  # about to join
-        rank = join(membership.store, membership.index, membership.size, options.device)
-        with open_checkpoint(membership.place) as checkpoint:
-            loaded = load_network(checkpoint, options, rank)
-        pipe.send(None)  # ready to compute
+        _follow(pipe, pipe.recv(), StepBoard(board))
+
+
+def join_from_afar(host: str, port: str, rank: str, token: str, parent: str) -> None:
+    """The main function of ranks on other machines than the leader's; the process `parent` started this one."""
+    die_with_parent(int(parent))
+    with connect_rank(host, int(port), int(rank), token) as pipe:
+        watch([pipe], lambda _: os._exit(0))  # the engine has ended, even while a sum waits for it
         try:
-            pool: Pool = pickle.loads(pipe.recv_bytes()[1:])  # noqa: S301 - of the engine's own process
-            _compute(pipe, StepBoard(board), loaded, options, pool)
-        except EOFError:  # the engine has ended
-            return
+            membership = replace(pipe.recv(), host=host)
+            _follow(pipe, membership, StepBoard(-1), local_address(pipe))
+        except Exception as error:
+            pipe.send_bytes(f"{type(error).__name__}: {error}".encode())
+            raise
+
+
+def _follow(pipe: Connection, membership: Membership, board: StepBoard, address: str = "") -> None:
+    options = rank_options(membership.options, membership.index)
+    torch.set_num_threads(options.num_threads or share_of_threads(options))
+    pipe.send_bytes(_SIGN)  # about to join
+    rank = join(membership, options.device, address=address)
+    with open_checkpoint(membership.place) as checkpoint:
+        loaded = load_network(checkpoint, options, rank)
+    pipe.send_bytes(_SIGN)  # ready to compute
+    try:
+        pool: Pool = pickle.loads(pipe.recv_bytes()[1:])  # noqa: S301 - of the engine's own process
+        _compute(pipe, board, loaded, options, pool)
+    except EOFError:  # the engine has ended
+        return
 
 
 def _compute(pipe: Connection, board: StepBoard, loaded: LoadedNetwork, options: EngineOptions, pool: Pool) -> None:
@@ -332,7 +443,7 @@ def _compute(pipe: Connection, board: StepBoard, loaded: LoadedNetwork, options:
             packed = pipe.recv_bytes()
             adapted = loaded.adapted
             if packed[:1] == _STEP:
-                input_ids, positions, batch, slots, ends = board.read(packed[1:])
+                input_ids, positions, batch, slots, ends = board.read(bytearray(memoryview(packed)[1:]))
                 step = StepContext(
                     positions=torch.from_numpy(positions).to(loaded.device),
                     attention=attention,

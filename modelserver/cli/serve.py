@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from modelserver.app.logs import start_logs
 from modelserver.cli.completion import FlagCommand
 from modelserver.cli.foreground import run
 from modelserver.cli.output import print_error, print_line, print_table
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.flags import Option
+from modelserver.options.server_options import ServerOptions
 from modelserver.options.sources import ResolvedOptions, Values, resolve_options
 from modelserver.options.table import markdown, option_table
 from modelserver.store.store import Store, default_directory
@@ -34,6 +37,8 @@ _TRITONS_DEFAULTS: Values = {"host": "0.0.0.0", "exit_on_error": True, "allow_cl
 _SECRET = frozenset({"http_restricted_api", "grpc_restricted_protocol"})
 # A server that a Python program makes, as FILE.py:NAME.
 _PROGRAM = re.compile(r"[^-].*\.py:[A-Za-z_]\w*")
+# Ranks of language models on several machines.
+_NODES = "modelserver_backends.llm.nodes"
 # Models that were written for MLServer lie beside it.
 _MLSERVER = "model-settings.json"
 _RAW = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -62,13 +67,16 @@ def serve(context: typer.Context) -> None:
         program = _import_program(places)
         given = [word for word in words if word not in ("--print-config", "--", *places)]
         resolved = resolve_options(given, os.environ, program.options if program is not None else defaults)
-        if not only_print and program is None:
+        is_follower = resolved.options.node_rank > 0
+        if not only_print and program is None and not is_follower:
             resolved = _with_models(resolved)
     except InvalidArgumentError as error:
         print_error(error.message)
         raise typer.Exit(2) from None
     if only_print:
         _print_config(resolved)
+    elif is_follower:
+        _follow(resolved.options)
     elif program is None:
         raise typer.Exit(run(resolved.options))
     else:
@@ -102,6 +110,16 @@ def _run_foreign(words: Sequence[str]) -> bool:
     if packages:
         run_file(files[0], packages, [word for word in words if Path(word) != files[0]])
     return bool(packages)
+
+
+def _follow(options: ServerOptions) -> None:
+    """Compute for the leader of several machines, until this program or the leader is to end."""
+    nodes = importlib.import_module(_NODES)
+    logs = start_logs(options)
+    try:
+        nodes.FollowerNode(nodes.Nodes(options.nnodes, *options.leader), options.node_rank).run()
+    finally:
+        logs.close()
 
 
 def _import_program(places: Sequence[str]) -> ProgramServer | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from modelserver.auth.access import Access, Cors, parse_access, parse_callers_by, parse_cors, parse_objectives
 from modelserver.auth.caller_limits import CallerLimits, parse_limits_flag
@@ -135,6 +136,10 @@ class ServerOptions:
 
     backend_directory: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Directory of backend packages, searched before the bundled ones. Repeat for several.", metavar="DIRECTORY"))
     backend_config: tuple[str, ...] = field(default=(), metadata=flag(BACKENDS, "Setting of one backend, or of all backends if BACKEND is left out. Repeat for several.", metavar="[BACKEND],KEY=VALUE"))
+    nnodes: int = field(default=1, metadata=flag(BACKENDS, "Machines that share the tensor_parallel_size of language models (docs/scale.md): each runs modelserver serve, with the same paths of models. In a LeaderWorkerSet: its LWS_GROUP_SIZE.", minimum=1, maximum=1024, is_ours=True))
+    node_rank: int = field(default=0, metadata=flag(BACKENDS, "Which of --nnodes this machine is. 0 is the leader, which serves; the others compute for it and open no port. In a LeaderWorkerSet: its LWS_WORKER_INDEX.", minimum=0, maximum=1023, is_ours=True))
+    master_addr: str = field(default="", metadata=flag(BACKENDS, "Address of the leader of --nnodes, at which the others reach it and it listens while models load; with a port or without. In a LeaderWorkerSet: its LWS_LEADER_ADDRESS.", metavar="HOST[:PORT]", is_ours=True, aliases=("dist_init_addr",)))
+    master_port: int = field(default=29500, metadata=flag(BACKENDS, "Port of --master-addr that names none.", minimum=1, maximum=65535, is_ours=True))
     execute_timeout_secs: float = field(default=3600.0, metadata=flag(BACKENDS, "Seconds that a model in a child process (Python models, instance_in_process) may take for one batch before the process is killed, the batch fails and the process is started again; the parameter EXECUTE_TIMEOUT_SECONDS of a model overrides it. 0: no limit (Triton's behaviour).", minimum=0, is_ours=True))
     allow_pickle_models: bool = field(default=False, metadata=flag(BACKENDS, "Let backends load pickled models. Anyone who can write such a model can run code in the server.", is_ours=True))
     allow_model_backends: bool = field(default=False, metadata=flag(BACKENDS, "Let a model's directory contain its own backend. Anyone who can write to that directory can run code in the server.", is_ours=True))
@@ -242,12 +247,25 @@ class ServerOptions:
         _check_clouds(self)
         _check_ports(self)
         _check_tls(self)
-        self.http_access, self.http_cors, self.grpc_access, self.trace_options, self.default_caller_limits  # noqa: B018 - raise for no rule
+        self.http_access, self.http_cors, self.grpc_access, self.trace_options, self.default_caller_limits, self.leader  # noqa: B018 - raise for no rule
         missing = [path for path in self.backend_directory if not Path(path).is_dir()]
         if missing:
             raise InvalidArgumentError(f"--backend-directory: directory {missing[0]} does not exist")
+        if self.node_rank >= self.nnodes:
+            raise InvalidArgumentError(f"--node-rank={self.node_rank}: expected less than --nnodes={self.nnodes}")
+        if self.nnodes > 1 and not self.master_addr:
+            raise InvalidArgumentError(f"--nnodes={self.nnodes} needs --master-addr=HOST[:PORT], the leader's address")
         if self.model_name and len(self.model_repository) > 1:
             raise InvalidArgumentError("--model-name needs a single --model-repository: the model's own directory")
+
+    @property
+    def leader(self) -> tuple[str, int]:
+        """Host and port of the leader of several machines."""
+        parts = urlsplit(f"//{self.master_addr}")
+        try:
+            return parts.hostname or "", parts.port or self.master_port
+        except ValueError as error:
+            raise InvalidArgumentError(f"--master-addr={self.master_addr}: expected HOST[:PORT]: {error}") from None
 
     @property
     def http_host(self) -> str:

@@ -27,7 +27,10 @@ _SERVICE_LINK = re.compile(r"^(tcp|udp|sctp)://")
 _SERVICE_LINK_NAME = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
 # Variables read by the client commands, and variables needed before the options are parsed.
 _OTHER_VARIABLES = frozenset(
-    {f"MODELSERVER_{name}" for name in ("URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY", "REGISTRY")}
+    {
+        f"MODELSERVER_{name}"
+        for name in ("URL", "API_KEY", "CA_FILE", "CLIENT_CERT", "CLIENT_KEY", "GROUP_KEY", "REGISTRY")
+    }
     | {accelerator.VARIABLE}
 )
 
@@ -54,6 +57,7 @@ def resolve_options(
     path = given.get("config") or from_environment.get("config")
     from_file = read_file(Path(str(path))) if path else {}
     from_vertex_ai = _vertex_ai_values(environment)
+    from_leader_worker_set = _leader_worker_set_values(environment)
     values: Values = {}
     origins: dict[str, str] = {}
     for option in option_table():
@@ -62,6 +66,7 @@ def resolve_options(
             (from_environment, f"environment {option.variable}"),
             (from_file, f"file {path}"),
             (from_vertex_ai, "environment of Vertex AI"),
+            (from_leader_worker_set, "environment of LeaderWorkerSet"),
             (program or {}, "program"),
         )
         origins[option.name] = "default"
@@ -86,6 +91,22 @@ def _vertex_ai_values(environment: Mapping[str, str]) -> Values:
     if environment.get("AIP_STORAGE_URI"):
         values["model_repository"] = (environment["AIP_STORAGE_URI"],)
     return values
+
+
+def _leader_worker_set_values(environment: Mapping[str, str]) -> Values:
+    """The options set by the variables that Kubernetes' LeaderWorkerSet gives to the pods of a group."""
+    names = {
+        "nnodes": "LWS_GROUP_SIZE",
+        "node_rank": "LWS_WORKER_INDEX",
+        "master_addr": "LWS_LEADER_ADDRESS",
+    }
+    if not all(environment.get(variable) for variable in names.values()):
+        return {}
+    return {
+        option.name: option.parse(environment[names[option.name]], source=names[option.name])
+        for option in option_table()
+        if option.name in names
+    }
 
 
 def parse_arguments(

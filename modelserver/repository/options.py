@@ -156,6 +156,7 @@ def _backend_config(options: ServerOptions) -> dict[str, dict[str, str]]:
     common = {
         "execute-timeout-seconds": str(options.execute_timeout_secs),
         "output-lines-per-second": str(options.model_output_lines_per_sec),
+        **({"nnodes": str(options.nnodes), "leader": "{}:{}".format(*options.leader)} if options.nnodes > 1 else {}),
         **settings.get("", {}),
     }
     return {**settings, "": common}

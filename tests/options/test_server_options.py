@@ -238,6 +238,28 @@ def test_vertex_ai_asks_for_its_endpoints_and_models_by_its_variables() -> None:
     assert options_of(AIP_MODE="TRAINING") == options_of()
 
 
+def test_a_leader_worker_set_says_which_machine_of_which_group_it_is() -> None:
+    group = {"LWS_LEADER_ADDRESS": "llm-0.llm.default", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}
+    options = options_of(**group)
+    assert (options.nnodes, options.node_rank, options.leader) == (2, 1, ("llm-0.llm.default", 29500))
+    options = options_of("--node-rank=0", "--dist-init-addr=[::1]:7000", **group)
+    assert (options.nnodes, options.node_rank, options.leader) == (2, 0, ("::1", 7000))
+    assert options_of(LWS_GROUP_SIZE="2") == options_of()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--nnodes=2"], "--nnodes=2 needs --master-addr"),
+        (["--node-rank=1"], "--node-rank=1: expected less than --nnodes=1"),
+        (["--nnodes=2", "--master-addr=a:b"], "--master-addr=a:b: expected HOST"),
+    ],
+)
+def test_flags_of_several_machines_belong_together(flags: list[str], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=re.escape(message)):
+        options_of(*flags)
+
+
 def test_service_links_of_kubernetes_are_not_options() -> None:
     assert options_of(MODELSERVER_HTTP_PORT="tcp://10.0.0.1:80", MODELSERVER_PORT="tcp://10.0.0.1:80").http_port == 8000
 

@@ -1,0 +1,373 @@
+"""Ranks of one network on several machines: how they meet, and the program that starts them on all but the first.
+
+    leader (node 0, the engine)                     follower (node 1, 2, …)
+    listens while it loads            <── node ──   connects, again and again until the leader takes it
+                                      ── ranks ──>  starts a process for each of its ranks
+    has a connection to every rank    <── rank ──   each of them connects, and follows as `tensor_parallel` says
+
+What a rank gets from the leader may run code there, as pickles do; what the leader gets from a rank is JSON, or bytes
+of no meaning. With a key in the variable `MODELSERVER_GROUP_KEY` of all nodes both ends prove to each other that they
+know it. Nothing that they exchange is encrypted: the network between the nodes must be private.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import json
+import logging
+import os
+import secrets
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any
+
+from modelserver.backend import InvalidArgumentError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+# Settings of the backend that the server makes of its flags.
+NNODES, LEADER = "nnodes", "leader"
+_KEY_VARIABLE = "MODELSERVER_GROUP_KEY"
+# Shorter than the time that the process of an instance has to start.
+_MEET_S = 240.0
+_TELL_S = 30.0
+_GREET_S = 10
+_RETRY_S = 0.5
+_POLL_S = 0.25
+_PR_SET_PDEATHSIG = 1
+# A machine that vanishes is found out after so many seconds without an answer of its kernel.
+_SILENCE_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """`count` machines share the ranks of a network evenly; the leader listens at `host` and `port` while they meet."""
+
+    count: int
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str]) -> Nodes | None:
+        """Those of the server's flags; None: there is one machine."""
+        count = int(settings.get(NNODES, "1"))
+        host, _, port = settings.get(LEADER, "").rpartition(":")
+        return cls(count, host.strip("[]"), int(port)) if count > 1 else None
+
+    def num_local(self, num_ranks: int) -> int:
+        """How many ranks each machine has. Raises InvalidArgumentError if they cannot be shared."""
+        if num_ranks % self.count:
+            raise InvalidArgumentError(
+                f"tensor_parallel_size {num_ranks} cannot be shared by {self.count} nodes (--nnodes): "
+                "make it a multiple"
+            )
+        return num_ranks // self.count
+
+
+class Meeting:
+    """The leader's end, while the other nodes and their ranks connect."""
+
+    def __init__(self, nodes: Nodes, num_ranks: int) -> None:
+        self._nodes = nodes
+        self._num_local = nodes.num_local(num_ranks)
+        self._num_ranks = num_ranks
+        self._key = _key()
+        self._token = secrets.token_hex(8)
+        # Nodes that wait to be told their ranks; None: they have been told.
+        self._waiting: dict[int, Connection | None] = {}
+        self._found: dict[int, Connection] = {}
+        # The address at which the others reach this machine.
+        self.address = nodes.host
+
+    def gather(self) -> dict[int, Connection]:
+        """The connections to the ranks of the other nodes, by rank.
+
+        Raises UnavailableError that names the nodes that did not come in time, or have another version.
+        """
+        deadline_s = time.monotonic() + _MEET_S
+        told_s = time.monotonic()
+        with ExitStack() as failed:
+            failed.callback(self._hang_up)
+            listener = self._listen(deadline_s)
+            try:
+                while len(self._found) < self._num_ranks - self._num_local:
+                    now_s = time.monotonic()
+                    if now_s > deadline_s:
+                        raise UnavailableError(f"{self._missing()} within {_MEET_S:.0f} s")
+                    if now_s - told_s > _TELL_S:
+                        told_s = now_s
+                        logger.info("%s yet", self._missing())
+                    with suppress(TimeoutError):
+                        self._greet(listener.accept()[0])
+            finally:
+                listener.close()
+                for pipe in self._waiting.values():
+                    if pipe is not None:
+                        pipe.close()
+            failed.pop_all()
+        return self._found
+
+    def _hang_up(self) -> None:
+        for pipe in self._found.values():
+            pipe.close()
+
+    def _listen(self, deadline_s: float) -> socket.socket:
+        """A name may be known, and the port free, a little later: another model may meet its ranks now."""
+        host, port = self._nodes.host, self._nodes.port
+        while True:
+            try:
+                family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+                listener = socket.create_server(address[:2], family=family, backlog=64)
+            except OSError as error:
+                if time.monotonic() > deadline_s:
+                    raise UnavailableError(
+                        f"cannot listen for the other nodes at {host}:{port}, an address of this machine "
+                        f"(--master-addr): {error}"
+                    ) from None
+                time.sleep(_RETRY_S)
+            else:
+                listener.settimeout(_POLL_S)
+                return listener
+
+    def _missing(self) -> str:
+        nodes = [node for node in range(1, self._nodes.count) if node not in self._waiting]
+        ranks = [rank for rank in range(self._num_local, self._num_ranks) if rank not in self._found]
+        who = f"nodes {nodes} of {self._nodes.count} have" if nodes else f"ranks {ranks} of the other nodes have"
+        return f"{who} not joined at {self._nodes.host}:{self._nodes.port}"
+
+    def _greet(self, connected: socket.socket) -> None:
+        """Take a connection of a node or a rank. Strangers, and nodes that come too often, are sent away."""
+        local = str(connected.getsockname()[0])
+        pipe = _pipe_of(connected)
+        try:
+            with _hurry(pipe):
+                if self._key:
+                    deliver_challenge(pipe, self._key)
+                    answer_challenge(pipe, self._key)
+                who = json.loads(pipe.recv_bytes(1 << 16))
+                is_known = self._place(who, pipe)
+        except (OSError, EOFError, ValueError, TypeError, KeyError, AuthenticationError) as error:
+            logger.warning("a connection to the port of the ranks is refused: %s: %s", type(error).__name__, error)
+            is_known = False
+        if not is_known:
+            pipe.close()
+            return
+        self.address = local
+        if len(self._waiting) == self._nodes.count - 1:
+            self._tell()
+
+    def _place(self, who: dict[str, Any], pipe: Connection) -> bool:
+        if who["version"] != _version():
+            raise UnavailableError(
+                f"another node of this LLM has version {who['version']:.40}, and its leader {_version()}: "
+                "install the same"
+            )
+        if "rank" in who:
+            rank = int(who["rank"])
+            is_known = who["token"] == self._token and self._num_local <= rank < self._num_ranks
+            if is_known and rank not in self._found:
+                self._found[rank] = pipe
+                return True
+            return False
+        node, told = int(who["node"]), self._waiting.get(int(who["node"]))
+        if not 0 < node < self._nodes.count or (node in self._waiting and told is None):
+            return False
+        if told is not None:  # it was started again
+            told.close()
+        self._waiting[node] = pipe
+        return True
+
+    def _tell(self) -> None:
+        for node, pipe in self._waiting.items():
+            if pipe is not None:
+                ranks = [node * self._num_local + index for index in range(self._num_local)]
+                with suppress(OSError):
+                    pipe.send_bytes(json.dumps({"ranks": ranks, "token": self._token}).encode())
+                pipe.close()
+                self._waiting[node] = None
+
+
+def connect_rank(host: str, port: int, rank: int, token: str) -> Connection:
+    """A rank's connection to the leader. Raises OSError."""
+    return _connect(host, port, {"rank": rank, "token": token})
+
+
+def local_address(pipe: Connection) -> str:
+    """At which the other end reaches this machine."""
+    with _socket_of(pipe) as connected:
+        return str(connected.getsockname()[0])
+
+
+def hang_up(pipe: Connection) -> None:
+    """Close it, also for those who wait for its other end."""
+    with suppress(OSError), _socket_of(pipe) as connected:
+        connected.shutdown(socket.SHUT_RDWR)
+    pipe.close()
+
+
+def watch(pipes: Sequence[Connection], on_lost: Callable[[int], None]) -> None:
+    """Call `on_lost`, in another thread, with the index of the first pipe whose other end has closed or vanished."""
+    poll = select.poll()
+    numbers = [pipe.fileno() for pipe in pipes]
+    for number in numbers:
+        poll.register(number, select.POLLRDHUP)
+
+    def wait() -> None:
+        ready = poll.poll()
+        on_lost(numbers.index(ready[0][0]))
+
+    threading.Thread(target=wait, name="rank-watch", daemon=True).start()
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the process `parent`, which started it, ends."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class FollowerNode:
+    """The program of a node that is not the leader: joins it for each of its models that has several ranks."""
+
+    def __init__(self, nodes: Nodes, node: int) -> None:
+        self._nodes, self._node = nodes, node
+        self._is_stopping = False
+        self._complaint = ""
+        self._ranks: list[subprocess.Popen[bytes]] = []
+
+    def run(self) -> None:
+        """Until SIGTERM or SIGINT, and then until the leader has ended: it may have requests to finish."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        logger.info("node %d of %d waits for its leader at %s:%d", self._node, *(self._nodes.count, *self._place()))
+        while self._ranks or not self._is_stopping:
+            told = None if self._is_stopping else self._join()
+            if told is not None:
+                self._start(told["ranks"], told["token"])
+            self._reap()
+            time.sleep(_POLL_S)
+
+    def _place(self) -> tuple[str, int]:
+        return self._nodes.host, self._nodes.port
+
+    def _stop(self, *_: object) -> None:
+        self._is_stopping = True
+
+    def _join(self) -> dict[str, Any] | None:
+        """What the leader says once it wants this node; None: there is none, or it ends without."""
+        try:
+            pipe = _connect(*self._place(), {"node": self._node})
+        except OSError:
+            return None
+        except AuthenticationError as error:
+            self._complain(f"the leader refuses this node: {error}; is {_KEY_VARIABLE} the same on all nodes?")
+            return None
+        with pipe:
+            while not pipe.poll(_POLL_S):
+                self._reap()
+                if self._is_stopping:
+                    return None
+            try:
+                told = pipe.recv_bytes()
+            except (EOFError, OSError):
+                return None
+        try:
+            return dict(json.loads(told))
+        except ValueError:
+            self._complain(f"the leader wants a key: set {_KEY_VARIABLE} to the same on all nodes")
+            return None
+
+    def _complain(self, text: str) -> None:
+        """Once: it will be tried again all the time."""
+        if text != self._complaint:
+            self._complaint = text
+            logger.warning("%s", text)
+
+    def _start(self, ranks: Sequence[int], token: str) -> None:
+        host, port = self._place()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        for rank in ranks:
+            words = [_RANK_MODULE, host, str(port), str(rank), token, str(os.getpid())]
+            self._ranks.append(
+                subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                    [sys.executable, "-c", _JOIN, *words],
+                    env=environment,
+                    start_new_session=True,  # a signal that stops this node is not for them
+                )
+            )
+        logger.info("started ranks %s", ranks)
+
+    def _reap(self) -> None:
+        for process in self._ranks[:]:
+            if process.poll() is not None:
+                self._ranks.remove(process)
+                logger.info("a rank has ended with code %d", process.returncode)
+
+
+_RANK_MODULE = f"{__package__}.tensor_parallel"
+_JOIN = "import importlib, sys; importlib.import_module(sys.argv[1]).join_from_afar(*sys.argv[2:])"
+
+
+def _version() -> str:
+    return importlib.metadata.version("modelserver-py")
+
+
+def _key() -> bytes:
+    return os.environ.get(_KEY_VARIABLE, "").encode()
+
+
+def _connect(host: str, port: int, who: dict[str, Any]) -> Connection:
+    pipe = _pipe_of(socket.create_connection((host, port), timeout=_GREET_S))
+    try:
+        with _hurry(pipe):
+            if key := _key():
+                answer_challenge(pipe, key)
+                deliver_challenge(pipe, key)
+            pipe.send_bytes(json.dumps({**who, "version": _version()}).encode())
+    except EOFError:
+        pipe.close()
+        raise ConnectionResetError("the leader has closed the connection") from None
+    except BaseException:
+        pipe.close()
+        raise
+    return pipe
+
+
+def _pipe_of(connected: socket.socket) -> Connection:
+    """Messages over a connection whose kernel finds out when the other machine vanishes."""
+    connected.settimeout(None)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE_S // 2)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENCE_S - _SILENCE_S // 2)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_S * 1000)
+    return Connection(connected.detach())
+
+
+def _socket_of(pipe: Connection) -> socket.socket:
+    return socket.socket(fileno=os.dup(pipe.fileno()))
+
+
+@contextmanager
+def _hurry(pipe: Connection) -> Iterator[None]:
+    """While the block runs, a read of the pipe waits no longer than a greeting may take."""
+    with _socket_of(pipe) as connected:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _GREET_S, 0))
+        try:
+            yield
+        finally:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
