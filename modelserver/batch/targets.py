@@ -19,6 +19,7 @@ from modelserver.client.lane import Answers, Lane
 from modelserver.client.server_client import ServerClient
 from modelserver.core.tensor import Tensor, tensor_to_bytes
 from modelserver.errors import ServerError, UnsupportedError
+from modelserver.wire.context import Arena
 
 if TYPE_CHECKING:
     from modelserver.app.server import Server
@@ -75,6 +76,7 @@ class ServerTarget(Target):
         self._endpoint = endpoint
         self._timeout_s = timeout_s
         self._heads: dict[str, HttpRequestHead] = {}
+        self._arena = Arena()
 
     async def start(self) -> None:
         """Sessions connect when they are used."""
@@ -99,7 +101,7 @@ class ServerTarget(Target):
         return head
 
     def lane(self, answers: Answers) -> HttpLane:
-        return HttpLane(self._endpoint.address, answers)
+        return HttpLane(self._endpoint.address, answers, self._arena)
 
     @property
     def timeout_s(self) -> float:

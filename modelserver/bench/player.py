@@ -19,6 +19,7 @@ from modelserver.client.h2_connection import H2Connection
 from modelserver.client.http_lane import HttpLane
 from modelserver.client.lane import Answers, Lane
 from modelserver.errors import UnavailableError
+from modelserver.wire.context import Arena
 
 # Connections that are opened at the same time: a server's backlog is finite.
 MAX_OPENING = 64
@@ -33,6 +34,7 @@ class LanePool(Answers):
         self._work = work
         self._lanes: list[Lane] = []
         self._connections: list[H2Connection] = []
+        self._arena = Arena()
         self._opening = asyncio.Semaphore(MAX_OPENING)
         self._growing = asyncio.Lock()
 
@@ -70,7 +72,7 @@ class LanePool(Answers):
         self._connections.clear()
 
     async def _add_http(self) -> None:
-        lane = HttpLane(self._work.address, self)
+        lane = HttpLane(self._work.address, self, self._arena)
         async with self._opening:
             await lane.connect()
         self._lanes.append(lane)

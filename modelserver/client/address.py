@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from modelserver.errors import InvalidArgumentError, UnavailableError
@@ -16,7 +16,11 @@ from modelserver.errors import InvalidArgumentError, UnavailableError
 if TYPE_CHECKING:
     import asyncio
 
+    from modelserver.wire.sockets.poller import Poller
+
 CONNECT_TIMEOUT_S = 10.0
+# A peer that does not answer this many probes of the system, one a second, is gone.
+_SILENT_S = 3
 
 URL_VARIABLE = "MODELSERVER_URL"
 # Where Ollama's clients look for a server; counts without the other.
@@ -100,24 +104,58 @@ class Address:
         return f"{host}:{self.port}"
 
     async def open(
-        self, factory: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext | None, timeout_s: float
+        self,
+        factory: Callable[[], asyncio.BaseProtocol],
+        context: ssl.SSLContext | None,
+        timeout_s: float,
+        poller: Poller | None = None,
     ) -> None:
-        """Open a connection for the protocol that `factory` makes. Raises OSError, of which TimeoutError is one."""
+        """Open a connection for the protocol that `factory` makes. Raises OSError, of which TimeoutError is one.
+
+        With a `poller` a connection without TLS gets our own transport, for an `asyncio.BufferedProtocol`.
+        """
         import asyncio  # here, because most commands ask once, over http.client, and should answer at once
 
         loop = asyncio.get_running_loop()
-        transport: asyncio.BaseTransport
         async with asyncio.timeout(timeout_s):
             if self.unix_path:
-                transport, _ = await loop.create_unix_connection(factory, self.unix_path)
+                await loop.create_unix_connection(factory, self.unix_path)
                 return
-            name = self.tls.server_name if self.tls is not None and context is not None else ""
-            transport, _ = await loop.create_connection(
-                factory, self.host, self.port, ssl=context, server_hostname=name or None
-            )
-        raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            opened = await self._open_socket(loop)
+            try:
+                if context is not None:
+                    name = (self.tls.server_name if self.tls is not None else "") or self.host
+                    await loop.create_connection(factory, sock=opened, ssl=context, server_hostname=name)
+                elif poller is None:
+                    await loop.create_connection(factory, sock=opened)
+                else:
+                    from modelserver.wire.sockets.transport import SocketTransport
+
+                    SocketTransport(loop, poller, opened).begin(cast("asyncio.BufferedProtocol", factory()))
+            except BaseException:
+                opened.close()
+                raise
+
+    async def _open_socket(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
+        """A connected socket. Raises OSError."""
+        failure = OSError("the name has no address")
+        found = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, place in found:
+            opened = socket.socket(family, kind, protocol)
+            try:
+                opened.setblocking(False)
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _watch_for_silence(opened)
+                await loop.sock_connect(opened, place)
+            except OSError as error:
+                opened.close()
+                failure = error
+            except BaseException:
+                opened.close()
+                raise
+            else:
+                return opened
+        raise failure
 
     async def connect(self, factory: Callable[[], asyncio.BaseProtocol], alpn: str) -> None:
         """Open a connection for the protocol that `factory` makes. Raises UnavailableError."""
@@ -148,6 +186,23 @@ def parse_address(text: str, *, default_port: int, tls: Tls | None = None) -> Ad
     if not host or "/" in rest or not port.isdigit() or not 0 < int(port) < 65536:
         raise InvalidArgumentError(f"-u expects host:port, got '{text}'")
     return Address(host.strip("[]"), int(port), tls)
+
+
+def connect_failure(error: OSError, timeout_s: float) -> str:
+    """Why a connection was not opened, without the address."""
+    if isinstance(error, TimeoutError):
+        return f"no connection within {timeout_s:g} s"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return f"no TLS: {error}" if isinstance(error, ssl.SSLError) else f"no connection: {error}"
+
+
+def _watch_for_silence(opened: socket.socket) -> None:
+    """Have the system end the connection when the peer's machine is gone, idle or not."""
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", _SILENT_S)):
+        if hasattr(socket, name):
+            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def check_files(tls: Tls) -> None:

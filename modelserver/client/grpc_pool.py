@@ -7,14 +7,14 @@ import ssl
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from modelserver.client.address import Address
+from modelserver.client.address import Address, connect_failure
 from modelserver.client.call_error import CallError, grpc_error, http_error, not_connected
 from modelserver.client.grpc_lane import describe_end
 from modelserver.client.grpc_messages import PREFIX_BYTES
 from modelserver.client.h2_connection import H2Connection
 from modelserver.client.h2_incoming import Head, Unprocessed
 from modelserver.client.heads import GrpcRequestHead
-from modelserver.client.http_pool import CONNECT_TIMEOUT_S, connect_failure
+from modelserver.client.http_pool import CONNECT_TIMEOUT_S
 from modelserver.core.tensor import Buffer
 from modelserver.endpoints.endpoint import Outcome
 from modelserver.errors import ErrorCode, UnavailableError

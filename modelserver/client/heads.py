@@ -6,59 +6,98 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import quote
 
 from modelserver.client.address import Address
 from modelserver.client.grpc_messages import SERVICE
+from modelserver.core.recognition import Memory
 
 MAX_SHOWN = 300
+END_OF_HEAD: Final = b"\r\n\r\n"
+_MAX_HEADS: Final = 512
+# Fields of one connection (RFC 9110, 7.6.1), and the length, which the wire writes.
+HOP_FIELDS: Final = frozenset(
+    {
+        "connection",
+        "content-length",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
 
 
 class MalformedAnswerError(Exception):
     """The bytes are not an HTTP/1.1 answer; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """`length` is None for a body that is chunked or goes to the end of the connection."""
+    """The head of an answer. Equal heads share one: never change it.
 
-    status: int
-    length: int | None
-    is_chunked: bool
-    is_last: bool
-    # Of a KServe answer with binary tensors: the length of the JSON in front of them.
-    json_len: int | None
-    # All fields, with names in lower case.
-    fields: Mapping[bytes, bytes] = field(default_factory=dict)
+    `fields` have names in lower case; `headers` are those of them that concern more than this connection, as they were
+    sent. `length` is None where the body is chunked or ends with the connection, and `json_len`, the length of the JSON
+    in front of binary tensors, where KServe's header does not say it.
+    """
+
+    __slots__ = ("fields", "headers", "is_chunked", "is_last", "json_len", "length", "media_type", "status")
+
+    def __init__(self, raw: bytes) -> None:
+        """`raw` ends with the empty line. Raises MalformedAnswerError."""
+        lines = raw[: -len(END_OF_HEAD)].decode("latin-1").split("\r\n")
+        words = lines[0].split(" ", 2)
+        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not (words[1].isascii() and words[1].isdigit()):
+            raise MalformedAnswerError(f"expected an HTTP/1.1 answer, got {lines[0][:60]!r}")
+        self.status = status = int(words[1])
+        self.fields = fields = dict[str, str]()
+        headers = []
+        for line in lines[1:]:
+            name, colon, value = line.partition(":")
+            if not colon or not name or name != name.strip():
+                raise MalformedAnswerError(f"expected a header, got {line[:60]!r}")
+            value = value.strip(" \t")
+            fields[name.lower()] = value
+            if name.lower() not in HOP_FIELDS:
+                headers.append((name, value))
+        self.headers = tuple(headers)
+        coding = fields.get("transfer-encoding", "").lower()
+        if coding not in ("", "chunked"):
+            raise MalformedAnswerError(f"Transfer-Encoding is {coding[:40]!r}")
+        text = fields.get("content-length")
+        if text is not None and not (text.isascii() and text.isdigit()):
+            raise MalformedAnswerError(f"Content-Length is {text[:40]!r}")
+        is_bodyless = status < 200 or status in (204, 304)
+        self.is_chunked = coding == "chunked" and not is_bodyless
+        self.length = 0 if is_bodyless else int(text) if text is not None and not self.is_chunked else None
+        options = fields.get("connection", "").lower()
+        is_1_0 = words[0] == "HTTP/1.0"
+        has_end = self.length is not None or self.is_chunked
+        self.is_last = "close" in options or (is_1_0 and "keep-alive" not in options) or not has_end
+        self.media_type = fields.get("content-type", "").partition(";")[0].strip().lower()
+        json_len = fields.get("inference-header-content-length", "")
+        self.json_len = int(json_len) if json_len.isascii() and json_len.isdigit() else None
 
 
-def read_head(raw: bytes) -> AnswerHead:
-    """The head whose bytes, without the empty line, are `raw`. Raises MalformedAnswerError."""
-    lines = raw.split(b"\r\n")
-    words = lines[0].split(b" ", 2)
-    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise MalformedAnswerError(f"expected an HTTP/1.1 answer, got {lines[0][:60]!r}")
-    fields = {}
-    for line in lines[1:]:
-        name, _, value = line.partition(b":")
-        fields[name.strip().lower()] = value.strip()
-    status = int(words[1])
-    is_chunked = fields.get(b"transfer-encoding", b"").lower() == b"chunked"
-    text = fields.get(b"content-length")
-    if text is not None and not text.isdigit():
-        raise MalformedAnswerError(f"Content-Length is {text[:40]!r}")
-    length = int(text) if text is not None and not is_chunked else None
-    if status in (204, 304) or 100 <= status < 200:
-        length = 0
-    connection = fields.get(b"connection", b"").lower()
-    is_last = connection == b"close" or (words[0] == b"HTTP/1.0" and connection != b"keep-alive")
-    json_len = fields.get(b"inference-header-content-length", b"")
-    is_last = is_last or (length is None and not is_chunked)
-    return AnswerHead(status, length, is_chunked, is_last, _number_or_none(json_len), fields)
+class AnswerHeads:
+    """Heads that were read, by their bytes: those of equal requests are equal."""
 
+    __slots__ = ("_memory",)
 
-def _number_or_none(text: bytes) -> int | None:
-    return int(text) if text.isdigit() else None
+    def __init__(self) -> None:
+        self._memory = Memory[bytes, AnswerHead](_MAX_HEADS, is_on=True)
+
+    def read(self, raw: bytes) -> AnswerHead:
+        """Raises MalformedAnswerError."""
+        head = self._memory.known.get(raw)
+        if head is None:
+            head = AnswerHead(raw)
+            self._memory.remember(raw, head)
+        return head
 
 
 def failure_text(status: int, body: bytes) -> str:

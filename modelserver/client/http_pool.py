@@ -1,24 +1,29 @@
-"""Calls over HTTP/1.1 with kept connections: whole answers, and answers that are read as they come."""
+"""Kept connections to one address over HTTP/1.1: for requests that are called back, and for calls that are awaited."""
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 
-from modelserver.client.address import Address
+from modelserver.client.address import Address, connect_failure
 from modelserver.client.call_error import CallError, http_error, not_connected
-from modelserver.client.heads import AnswerHead, failure_text
-from modelserver.client.http_lane import HttpLane
-from modelserver.client.lane import Lane
+from modelserver.client.heads import AnswerHead, AnswerHeads, failure_text
+from modelserver.client.http_connection import Asking, ConnectionOwner, HttpConnection
 from modelserver.core.tensor import Buffer
 from modelserver.endpoints.endpoint import Outcome
+from modelserver.errors import ServerError
+from modelserver.wire.context import Arena
+from modelserver.wire.sockets.poller import Poller
 
 CONNECT_TIMEOUT_S = 1.0
 # Servers close connections that are idle for a minute or more: ours go first.
 MAX_IDLE_S = 30.0
+# Calls that are awaited.
 MAX_CONNECTIONS = 128
 # A kept connection that breaks so soon after a request was closed by the server before it came.
 REUSE_RACE_S = 0.05
@@ -26,75 +31,77 @@ REUSE_RACE_S = 0.05
 READ_AHEAD_BYTES = 256 * 1024
 
 
-class _Connection(HttpLane):
-    """A connection of a pool; it gives what arrives to the call that has it."""
+class Connecting(Asking):
+    """A request for which a pool opens a connection."""
 
-    def __init__(self, address: Address, pool: HttpPool) -> None:
-        super().__init__(address, pool)
-        self.keeps_answer = True
-        self.call: HttpCall | None = None
-        self.idle_since_s = 0.0
+    __slots__ = ()
 
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None
+    @abc.abstractmethod
+    def connected(self, connection: HttpConnection) -> None:
+        """A connection was opened for this request."""
 
-    def begin(self, head: AnswerHead) -> None:
-        if self.call is not None:
-            self.call.on_head(head)
-
-    def take(self, piece: bytes, now_ns: int) -> None:
-        del now_ns
-        if self.call is not None:
-            self.call.on_piece(piece)
-
-    def pause(self, *, is_paused: bool) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            (self._transport.pause_reading if is_paused else self._transport.resume_reading)()
-
-    def lose(self, reason: str) -> None:
-        """Break the connection; a call in flight fails."""
-        self._fail(0, reason)
+    @abc.abstractmethod
+    def unreachable(self, reason: str) -> None:
+        """No connection could be opened."""
 
 
-class HttpCall:
+class HttpCall(Asking):
     """One request in flight. `close` must follow, whatever happens; it may come before the end of the answer."""
 
-    def __init__(self, pool: HttpPool, connection: _Connection, *, is_reused: bool) -> None:
+    is_bodyless = False
+
+    def __init__(self, pool: HttpPool) -> None:
         self.head: AnswerHead | None = None
         self._pool = pool
-        self._connection: _Connection | None = connection
-        self._is_reused = is_reused
+        self._connection: HttpConnection | None = None
+        self._is_reused = False
         self._began_s = monotonic()
         self._pieces: deque[bytes] = deque()
         self._num_bytes = 0
         self._reads_all = False
         self._is_paused = False
         self._is_done = False
-        self._failure: str | None = None
+        self._error: CallError | None = None
         self._news = asyncio.Event()
-        connection.call = self
+
+    def send(self, connection: HttpConnection, head: bytes, body: bytes, *, is_reused: bool) -> None:
+        """Send the request on a free connection."""
+        self._connection = connection
+        self._is_reused = is_reused
+        connection.ask(self, head, body)
 
     # Called by the connection.
 
-    def on_head(self, head: AnswerHead) -> None:
+    def answered(self, head: AnswerHead, body: bytes) -> None:
+        self.begun(head)
+        if body:
+            self._pieces.append(body)
+        self.ended()
+
+    def begun(self, head: AnswerHead) -> None:
         self.head = head
         self._news.set()
 
-    def on_piece(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._num_bytes += len(piece)
+    def more(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._num_bytes += len(data)
         self._news.set()
         if self._num_bytes > READ_AHEAD_BYTES and not self._reads_all and not self._is_paused:
             assert self._connection is not None, "pieces come from it"
             self._is_paused = True
-            self._connection.pause(is_paused=True)
+            self._connection.pause()
 
-    def on_end(self, failure: str | None) -> None:
+    def ended(self) -> None:
+        # The connection has gone back to its pool.
+        self._connection = None
         self._is_done = True
-        # An error answer that is complete is a failure for a lane, and an answer for us.
-        self._failure = None if failure is not None and failure.startswith("HTTP ") else failure
         self._news.set()
+
+    def lost(self, reason: str, *, is_refused: bool) -> None:
+        is_race = self._is_reused and monotonic() - self._began_s < REUSE_RACE_S
+        is_unprocessed = self.head is None and (is_refused or is_race)
+        self._error = CallError(reason, outcome=Outcome.LOST, is_unprocessed=is_unprocessed)
+        self.ended()
 
     # Called by the reader.
 
@@ -104,7 +111,7 @@ class HttpCall:
             self._check()
             await self._wait()
         if self.head.status >= 300:
-            raise self._error(self.head, await self.read())
+            raise _error_of(self.head, await self.read())
         return self.head
 
     async def read(self) -> bytes:
@@ -141,38 +148,46 @@ class HttpCall:
             yield rest
 
     def close(self) -> None:
-        """Give the connection back if the answer was complete, else break it."""
-        self._resume()
+        """Break the connection unless the answer was complete."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.call = None
-            self._pool.put_back(connection, is_complete=self._is_done and not self._failure)
+            connection.abandon()
+        self._pool.end(self)
+
+    def lose(self, reason: str) -> None:
+        """Break the connection; the call fails."""
+        if self._connection is not None:
+            self._connection.abandon()
+            self.lost(reason, is_refused=False)
 
     async def _wait(self) -> None:
         self._news.clear()
         await self._news.wait()
 
     def _resume(self) -> None:
-        if self._is_paused and self._connection is not None:
+        if self._is_paused:
             self._is_paused = False
-            self._connection.pause(is_paused=False)
+            if self._connection is not None:
+                self._connection.resume()
 
     def _check(self) -> None:
-        if self._failure is None:
-            return
-        is_race = self.head is None and self._is_reused and monotonic() - self._began_s < REUSE_RACE_S
-        raise CallError(self._failure, outcome=Outcome.LOST, is_unprocessed=is_race)
-
-    def _error(self, head: AnswerHead, body: bytes) -> CallError:
-        after = head.fields.get(b"retry-after", b"").decode(errors="replace")
-        retry_after_s = float(after) if after.isascii() and after.isdigit() else None
-        error = http_error(head.status, failure_text(head.status, body), retry_after_s)
-        error.body = body
-        return error
+        if self._error is not None:
+            raise self._error
 
 
-class HttpPool:
-    """The connections to one address. On one event loop."""
+def _error_of(head: AnswerHead, body: bytes) -> CallError:
+    after = head.fields.get("retry-after", "")
+    retry_after_s = float(after) if after.isascii() and after.isdigit() else None
+    error = http_error(head.status, failure_text(head.status, body), retry_after_s)
+    error.body = body
+    return error
+
+
+class HttpPool(ConnectionOwner):
+    """The connections to one address. On one event loop.
+
+    `open` and `ask` are for coroutines; others `take` a connection, or have one opened by `connect`.
+    """
 
     def __init__(
         self,
@@ -180,13 +195,23 @@ class HttpPool:
         *,
         max_connections: int = MAX_CONNECTIONS,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        poller: Poller | None = None,
+        arena: Arena | None = None,
     ) -> None:
+        """Connections without TLS are watched by `poller`, if there is one. The pools of a loop may share `arena`."""
         self.address = address
         self._connect_timeout_s = connect_timeout_s
+        self._poller = poller
+        self._arena = arena
         self._context: ssl.SSLContext | None = None
+        self._heads = AnswerHeads()
         self._room = asyncio.Semaphore(max_connections)
-        self._idle: deque[_Connection] = deque()
-        self._used: set[_Connection] = set()
+        self._calls: set[HttpCall] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        # The one that was used last is at the end.
+        self._idle: deque[HttpConnection] = deque()
+
+    # Awaited calls.
 
     async def open(self, method: str, path: str, headers: Mapping[str, str], body: Sequence[Buffer] = ()) -> HttpCall:
         """Send a request; `wait_for_head` of the call tells how it went. Raises CallError if there is no connection."""
@@ -194,18 +219,18 @@ class HttpPool:
         if method != "GET":
             lines.append(f"Content-Length: {sum(map(len, body))}")
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        request = b"".join((("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace"), *body))
+        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
         await self._room.acquire()
         try:
-            connection, is_reused = self._kept(), True
-            if connection is None:
-                connection, is_reused = await self._connect(), False
+            self.sweep()
+            kept = self.take()
+            connection = kept or await self._connect()
         except BaseException:
             self._room.release()
             raise
-        self._used.add(connection)
-        call = HttpCall(self, connection, is_reused=is_reused)
-        connection.send(request)
+        call = HttpCall(self)
+        self._calls.add(call)
+        call.send(connection, head, b"".join(body), is_reused=kept is not None)
         return call
 
     async def ask(
@@ -218,63 +243,86 @@ class HttpPool:
         finally:
             call.close()
 
-    def put_back(self, connection: _Connection, *, is_complete: bool) -> None:
-        """A call has ended; called by it."""
-        if connection in self._used:
-            self._used.discard(connection)
+    def end(self, call: HttpCall) -> None:
+        """A call is closed; called by it."""
+        if call in self._calls:
+            self._calls.discard(call)
             self._room.release()
-        if is_complete and connection.is_open:
-            connection.idle_since_s = monotonic()
-            self._idle.append(connection)
-        else:
-            connection.close()
 
     def lose(self, reason: str) -> None:
         """Break all connections: the calls in flight fail with `reason`."""
-        idle, self._idle = self._idle, deque()
-        for connection in idle:
-            connection.close()
-        for connection in list(self._used):
-            connection.lose(reason)
+        self.close()
+        for call in list(self._calls):
+            call.lose(reason)
 
-    def answered(self, lane: Lane, now_ns: int, failure: str | None) -> None:
-        """As an owner of lanes."""
-        del now_ns
-        if isinstance(lane, _Connection) and lane.call is not None:
-            lane.call.on_end(failure)
+    # Requests that are called back.
 
-    def responded(self, lane: Lane) -> None:
-        """An answer of HTTP is one response."""
-
-    def _kept(self) -> _Connection | None:
-        """The connection that was used last, if it is still good; those that were idle for long are closed."""
-        oldest_s = monotonic() - MAX_IDLE_S
-        while self._idle and (not self._idle[0].is_open or self._idle[0].idle_since_s < oldest_s):
-            self._idle.popleft().close()
+    def take(self) -> HttpConnection | None:
+        """An idle connection, if there is one."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open:
+            if not connection.transport.is_closing():
                 return connection
         return None
 
-    async def _connect(self) -> _Connection:
+    def connect(self, asking: Connecting) -> asyncio.Task[None]:
+        """Open a connection for a request, which may cancel this."""
+        task = asyncio.get_running_loop().create_task(self._connect_for(asking), name=f"connect to {self.address}")
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return task
+
+    async def _connect_for(self, asking: Connecting) -> None:
+        try:
+            connection = await self._connect()
+        except ServerError as error:
+            asking.unreachable(error.message)
+        else:
+            asking.connected(connection)
+
+    async def _connect(self) -> HttpConnection:
+        """Raises CallError, or InvalidArgumentError for TLS files that cannot be used."""
         if self.address.tls is not None and self._context is None:
             self._context = self.address.tls.context("http/1.1")
-        connection = _Connection(self.address, self)
+        if self._arena is None:
+            self._arena = Arena()
+        connection = HttpConnection(self, self._heads, self._arena)
         try:
-            await self.address.open(lambda: connection, self._context, self._connect_timeout_s)
+            await self.address.open(lambda: connection, self._context, self._connect_timeout_s, self._poller)
         except OSError as error:
             raise not_connected(connect_failure(error, self._connect_timeout_s)) from None
         return connection
 
+    # Called by connections.
 
-def connect_failure(error: OSError, timeout_s: float) -> str:
-    """Why a connection was not opened, without the address."""
-    if isinstance(error, TimeoutError):
-        return f"no connection within {timeout_s:g} s"
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    return f"no TLS: {error}" if isinstance(error, ssl.SSLError) else f"no connection: {error}"
+    def give_back(self, connection: HttpConnection) -> None:
+        connection.idle_since_s = monotonic()
+        self._idle.append(connection)
+
+    def forget(self, connection: HttpConnection) -> None:
+        with suppress(ValueError):
+            self._idle.remove(connection)
+
+    # The end.
+
+    def sweep(self) -> None:
+        """Close connections that were idle for long."""
+        oldest_s = monotonic() - MAX_IDLE_S
+        while self._idle and self._idle[0].idle_since_s < oldest_s:
+            self._idle.popleft().abandon()
+
+    def close(self) -> None:
+        """Close idle connections; the others close when their answers are complete."""
+        while self._idle:
+            self._idle.pop().abandon()
+
+    async def stop(self) -> None:
+        """Close idle connections, and open none any more."""
+        self.close()
+        connecting = list(self._connecting)
+        for task in connecting:
+            task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
 
 
 async def http_lines(pool: HttpPool, path: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:

@@ -9,11 +9,11 @@ import struct
 from contextlib import suppress
 from typing import Final
 
-from modelserver.client.address import Address
+from modelserver.client.address import Address, connect_failure
+from modelserver.client.http_pool import CONNECT_TIMEOUT_S
 from modelserver.core.recognition import Memory
 from modelserver.core.tensor import Buffer
-from modelserver.errors import UnavailableError
-from modelserver.router.http_upstream import open_connection
+from modelserver.errors import InvalidArgumentError
 from modelserver.wire.context import Flushable, WireContext
 from modelserver.wire.http2.frame import (
     ACK,
@@ -446,7 +446,7 @@ class GrpcPool:
         self._address = address
         self._poller = poller
         self._context = context
-        self._tls: ssl.SSLContext | None = None if address.tls is None else address.tls.context("h2")
+        self._tls: ssl.SSLContext | None = None
         self._upstreams: list[GrpcUpstream] = []
         self._waiting: list[AskingCall] = []
         self._connecting: asyncio.Task[None] | None = None
@@ -490,8 +490,12 @@ class GrpcPool:
         upstream = GrpcUpstream(self, self._context)
         reason = ""
         try:
-            await open_connection(self._context.loop, self._poller, self._address, self._tls, upstream)
-        except UnavailableError as error:
+            if self._address.tls is not None and self._tls is None:
+                self._tls = self._address.tls.context("h2")
+            await self._address.open(lambda: upstream, self._tls, CONNECT_TIMEOUT_S, self._poller)
+        except OSError as error:
+            reason = connect_failure(error, CONNECT_TIMEOUT_S)
+        except InvalidArgumentError as error:
             reason = error.message
         self._connecting = None
         waiting, self._waiting = self._waiting, []

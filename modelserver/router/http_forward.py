@@ -6,6 +6,9 @@ import asyncio
 import time
 from typing import Final
 
+from modelserver.client.heads import HOP_FIELDS, AnswerHead
+from modelserver.client.http_connection import HttpConnection
+from modelserver.client.http_pool import Connecting
 from modelserver.core.body_pipe import BodyPipe
 from modelserver.core.tensor import Buffer
 from modelserver.endpoints.endpoint import Endpoint, Outcome
@@ -20,7 +23,6 @@ from modelserver.router.affinity import (
     sequence_of_json,
 )
 from modelserver.router.families import error_event, errors_of
-from modelserver.router.http_upstream import HOP_FIELDS, AnswerHead, Asking, HttpUpstream
 from modelserver.router.replicas import Replicas, Waiting
 
 HOPS: Final = "x-modelserver-router-hops"
@@ -82,7 +84,7 @@ class Passage(RouteMemo):
         return self.start + b"\r\n"
 
 
-class HttpForward(Asking, Waiting):
+class HttpForward(Connecting, Waiting):
     """From the request to the end of its answer. Event loop thread only.
 
     The body is `_pieces`, which are kept so that they can be sent again while `_is_kept`. `_exchange` is None as long
@@ -131,7 +133,7 @@ class HttpForward(Asking, Waiting):
         self._prompt: Prompt | None = None
         self._tried: tuple[Endpoint, ...] = ()
         self._endpoint: Endpoint | None = None
-        self._upstream: HttpUpstream | None = None
+        self._upstream: HttpConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._start_ns = 0
         # The answer in pieces, and the last bytes of it.
@@ -198,7 +200,7 @@ class HttpForward(Asking, Waiting):
         if endpoint is not None:
             self._replicas.endpoints.finish(endpoint, outcome, start_ns=self._start_ns, problem=problem)
 
-    def connected(self, upstream: HttpUpstream) -> None:
+    def connected(self, upstream: HttpConnection) -> None:
         self._connecting = None
         self._upstream = upstream
         pieces, is_chunked = self._pieces, self._length is None

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from modelserver.client.address import Address, Tls, parse_address
+from modelserver.client.http_pool import HttpPool
 from modelserver.endpoints.endpoint import Endpoint, EndpointState
 from modelserver.endpoints.endpoint_set import EndpointSet
 from modelserver.errors import SHUTTING_DOWN, InvalidArgumentError, UnavailableError
 from modelserver.router.affinity import LearnedPrefixes, PinnedSessions, Prompt
 from modelserver.router.grpc_upstream import GrpcPool
-from modelserver.router.http_upstream import HttpPool
 from modelserver.wire.context import WireContext
 from modelserver.wire.sockets.poller import Poller
 
@@ -73,7 +73,7 @@ class Replica:
     __slots__ = ("grpc", "http")
 
     def __init__(self, address: Address, context: WireContext, poller: Poller) -> None:
-        self.http = HttpPool(address, context.loop, poller, context.arena)
+        self.http = HttpPool(address, poller=poller, arena=context.arena)
         self.grpc = GrpcPool(address, poller, context)
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class Replicas:
 
     def pool(self, url: str, *, default_port: int) -> HttpPool:
         """Connections to another server than a replica."""
-        return HttpPool(self._address(url, default_port), self._context.loop, self._poller, self._context.arena)
+        return HttpPool(self._address(url, default_port), poller=self._poller, arena=self._context.arena)
 
     def _address(self, url: str, default_port: int) -> Address:
         is_secure = url.startswith(("https://", "grpcs://"))
@@ -267,9 +267,8 @@ class Replicas:
 
     def _sweep(self) -> None:
         self._sweeper = self._context.loop.call_later(_SWEEP_S, self._sweep)
-        now_s = self._context.loop.time()
         for replica in self._replicas.values():
-            replica.http.sweep(now_s)
+            replica.http.sweep()
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine to its end, beside the loop's other work."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.client.heads import ChunkedBody, MalformedAnswerError, failure_text, read_head
+from modelserver.client.heads import AnswerHead, ChunkedBody, MalformedAnswerError, failure_text
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from modelserver.client.heads import ChunkedBody, MalformedAnswerError, failure_
 def test_heads(
     raw: bytes, status: int, length: int | None, is_chunked: bool, is_last: bool, json_len: int | None
 ) -> None:
-    head = read_head(raw)
+    head = AnswerHead(raw + b"\r\n\r\n")
     assert (head.status, head.length, head.is_chunked, head.is_last, head.json_len) == (
         status,
         length,
@@ -36,7 +36,7 @@ def test_heads(
 @pytest.mark.parametrize("raw", [b"", b"PRI * HTTP/2.0", b"HTTP/1.1 OK", b"HTTP/1.1 200 OK\r\nContent-Length: x"])
 def test_what_is_no_head(raw: bytes) -> None:
     with pytest.raises(MalformedAnswerError):
-        read_head(raw)
+        AnswerHead(raw + b"\r\n\r\n")
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 100])

@@ -116,7 +116,7 @@ async def test_a_connection_that_the_server_closes_is_opened_again() -> None:
 async def test_bytes_behind_an_answer_are_a_failure() -> None:
     async with scripted(OK + b"more", OK) as (lane, told):
         lane.send(REQUEST)
-        assert await told.next() == "4 bytes follow the 5 that Content-Length announced"
+        assert await told.next() == "the answer cannot be read: 4 bytes follow the 5 that Content-Length announced"
         lane.send(REQUEST)
         assert await told.next() is None
 

@@ -18,6 +18,7 @@ from modelserver.bench.work import Collected, EndpointType, LlmWork, Share
 from modelserver.client.address import Address
 from modelserver.client.http_lane import HttpLane
 from modelserver.client.lane import Answers, Lane
+from modelserver.wire.context import Arena
 
 DONE = b"[DONE]"
 # Names that Triton's models give to their text.
@@ -94,8 +95,8 @@ def _has_text(choice: dict[str, Any]) -> bool:
 class EventLane(HttpLane):
     """A connection whose answers are streams of events; an answer in one piece counts as one event."""
 
-    def __init__(self, address: Address, answers: Answers, endpoint_type: EndpointType) -> None:
-        super().__init__(address, answers)
+    def __init__(self, address: Address, answers: Answers, arena: Arena, endpoint_type: EndpointType) -> None:
+        super().__init__(address, answers, arena)
         self._endpoint_type = endpoint_type
         self._events = EventReader()
         self.input_tokens: int | None = None
@@ -141,6 +142,7 @@ class EventLanes(Answers):
     def __init__(self, work: LlmWork) -> None:
         self._work = work
         self._lanes: list[EventLane] = []
+        self._arena = Arena()
 
     async def take(self, num_lanes: int, answers: Answers) -> list[Lane]:
         new = [self._make() for _ in range(num_lanes - len(self._lanes))]
@@ -161,7 +163,7 @@ class EventLanes(Answers):
         self._lanes.clear()
 
     def _make(self) -> EventLane:
-        return EventLane(self._work.address, self, self._work.endpoint_type)
+        return EventLane(self._work.address, self, self._arena, self._work.endpoint_type)
 
     def _use(self, index: int, answers: Answers) -> Lane:
         lane = self._lanes[index]
