@@ -19,6 +19,7 @@ import torch
 from .attention.paged import DeviceInputs, IntArray
 from .cuda_graphs import Capture, Captured, capture_each, measure_each
 from .draw import NUM_DRAW_COLUMNS, draw_columns, draw_on_device, uniforms
+from .lora.step import TILE_ROWS, CapturedAdapters, most_tiles, tile_table
 from .sequence import Sequence as TokenSequence
 from .step_context import StepContext
 from .step_inputs import StepInputs
@@ -38,8 +39,15 @@ class Ending(enum.Enum):
     LOGITS = "logits"  # the sampler goes on from there
 
 
+# Of a graph: rows, ending, and whether rows have adapters.
+_Key = tuple[int, Ending, bool]
+
+
 class CapturedDecode:
-    """`width`: blocks of the longest sequence. The inputs lie in static memory, for `max_num_seqs` rows."""
+    """`width`: blocks of the longest sequence. The inputs lie in static memory, for `max_num_seqs` rows.
+
+    Steps whose rows have some of `num_adapters` adapters are graphs of their own, so that others pay nothing for them.
+    """
 
     def __init__(
         self,
@@ -49,6 +57,7 @@ class CapturedDecode:
         device: torch.device,
         max_num_seqs: int,
         width: int,
+        num_adapters: int = 0,
         capture: Capture,
     ) -> None:
         self._network = network
@@ -59,8 +68,11 @@ class CapturedDecode:
         self._columns = torch.zeros(_NUM_COLUMNS * most, dtype=torch.int64, device=device)
         self._tables = torch.zeros(most, width, dtype=torch.int32, device=device)
         self._draws = torch.zeros(NUM_DRAW_COLUMNS * most, dtype=torch.float64, device=device)
+        self._num_adapters = num_adapters
+        self._kinds = (False, True) if num_adapters else (False,)
+        self._tiles = torch.full((most_tiles(most, num_adapters), 3), -1, dtype=torch.int32, device=device)
         # Two of each: the device may still read one while the next step is written.
-        targets = (self._columns, self._tables, self._draws)
+        targets = (self._columns, self._tables, self._draws, self._tiles)
         self._staged = [[_pinned(torch.zeros_like(target, device="cpu"), device) for target in targets] for _ in "ab"]
         # Whose parameters the draws of the step before have: they change only with the batch.
         self._drawn: list[TokenSequence] = []
@@ -68,7 +80,7 @@ class CapturedDecode:
         # Those of the step before, and its ending if none of them could get another.
         self._ended: tuple[list[TokenSequence], Ending] = [], Ending.LOGITS
         self._turn = 0
-        self._captured: dict[tuple[int, Ending], Captured] = {}
+        self._captured: dict[_Key, Captured] = {}
         self._has_failed = False
 
     def can_run(self, step: StepInputs) -> bool:
@@ -80,17 +92,22 @@ class CapturedDecode:
 
     def measure(self, used: Callable[[], int]) -> int:
         """The bytes that all graphs will take, see `measure_each`."""
-        return measure_each(self._captures(), len(Ending), used)
+        return measure_each(self._captures(), len(Ending) * len(self._kinds), used)
 
     def _captures(self) -> list[Callable[[], bool]]:
         self._draws.fill_(1.0)
-        return [partial(self._capture_empty, size, ending) for size in reversed(self._sizes) for ending in Ending]
+        return [
+            partial(self._capture_empty, (size, ending, has_adapters))
+            for size in reversed(self._sizes)
+            for has_adapters in self._kinds
+            for ending in Ending
+        ]
 
-    def _capture_empty(self, size: int, ending: Ending) -> bool:
+    def _capture_empty(self, key: _Key) -> bool:
         """Capture with inputs that have no tokens; whether that succeeded."""
-        columns = _by_column(self._columns, size).zero_()
+        columns = _by_column(self._columns, key[0]).zero_()
         columns[2].fill_(-1)
-        return self._graph(size, ending) is not None
+        return self._graph(key) is not None
 
     def run(
         self, step: StepInputs, unread: IntArray, last_token_ids: torch.Tensor | None
@@ -106,7 +123,8 @@ class CapturedDecode:
         if ending is Ending.LOGITS or sequences != step.sequences:
             ending = ending_of(step.sequences)
             self._ended = step.sequences, ending
-        if self._has_failed and (size, ending) not in self._captured:
+        key = size, ending, bool(step.adapter_slots)
+        if self._has_failed and key not in self._captured:
             return None
         staged = self._staged[self._turn]
         self._turn = 1 - self._turn
@@ -118,7 +136,9 @@ class CapturedDecode:
             columns[0][rows] = last_token_ids[sources]
         if ending is Ending.DRAWN:
             self._stage_draws(staged[2], step, size)
-        captured = self._graph(size, ending)
+        if step.adapter_slots:
+            self._stage_tiles(staged[3], step, size)
+        captured = self._graph(key)
         if captured is None:
             return None
         captured.replay()
@@ -126,14 +146,14 @@ class CapturedDecode:
             return captured.output[:count], ending
         return captured.output[_by_column(self._columns, size)[4, : len(step.sampled_rows)]], ending
 
-    def _graph(self, size: int, ending: Ending) -> Captured | None:
-        captured = self._captured.get((size, ending))
+    def _graph(self, key: _Key) -> Captured | None:
+        captured = self._captured.get(key)
         if captured is None and not self._has_failed:
             try:
-                captured = self._captured[size, ending] = self._capture(lambda: self._compute(size, ending))
+                captured = self._captured[key] = self._capture(lambda: self._compute(*key))
             except RuntimeError as error:  # out of memory, or what a graph cannot hold
                 self._has_failed = True
-                logger.warning("steps of %d sequences are computed without CUDA graphs: %s", size, error)
+                logger.warning("steps of %d sequences are computed without CUDA graphs: %s", key[0], error)
         return captured
 
     def _stage(
@@ -167,10 +187,18 @@ class CapturedDecode:
         view[:, len(sequences) :] = 1.0  # of padding: greedy, at any temperature but zero
         self._draws[: len(used)].copy_(used, non_blocking=True)
 
-    def _compute(self, size: int, ending: Ending) -> torch.Tensor:
+    def _stage_tiles(self, staged: torch.Tensor, step: StepInputs, size: int) -> None:
+        used = staged[: most_tiles(size, self._num_adapters)]
+        view = used.fill_(-1).numpy()
+        found = tile_table(step.adapter_slots, step.adapter_bounds, TILE_ROWS)
+        view[: len(found)] = found
+        self._tiles[: len(used)].copy_(used, non_blocking=True)
+
+    def _compute(self, size: int, ending: Ending, has_adapters: bool) -> torch.Tensor:
         input_ids, positions, slots, lens = _by_column(self._columns, size)[:4]
         inputs = DeviceInputs(size, slots, lens, self._tables[:size])
-        step = StepContext(positions=positions, attention=self._attention, inputs=inputs)
+        adapters = CapturedAdapters(self._tiles[: most_tiles(size, self._num_adapters)]) if has_adapters else None
+        step = StepContext(positions=positions, attention=self._attention, inputs=inputs, adapters=adapters)
         logits = self._network.logits(self._network(input_ids, step))
         if ending is Ending.LOGITS:
             return logits

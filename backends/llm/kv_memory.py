@@ -149,8 +149,7 @@ def reserve_states(states: RecurrentStates, options: EngineOptions, *, device: t
 
 def reserve_adapters(adapted: AdaptedLayers, options: EngineOptions, *, device: torch.device, what: str) -> Reservation:
     """Room for the adapters of `max_loras` slots, and of what is embedded. UnavailableError, if there is too little."""
-    rank = options.lora_rank
-    num_bytes = adapted.slot_bytes(rank) * (options.num_lora_slots + 1)
+    rank, num_bytes = options.lora_rank, adapted.num_bytes()
     reservation = device_memory(device).reserve(
         num_bytes,
         available=available_bytes(device, options.gpu_memory_utilization),
@@ -160,4 +159,10 @@ def reserve_adapters(adapted: AdaptedLayers, options: EngineOptions, *, device: 
         advice="lower max_loras or max_lora_rank, or unload a model",
     )
     logger.info("%s: %d adapters of rank %d may take %.1f MiB", what, options.num_lora_slots, rank, num_bytes / _MIB)
+    try:
+        if adapted.allocate():
+            reservation.settle()
+    except BaseException:
+        reservation.release()
+        raise
     return reservation

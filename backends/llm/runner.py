@@ -143,7 +143,8 @@ class Runner:
             if self._followers is not None:
                 self._followers.step(step)
             pictures = None if self.tower is None else take_pictures(step, self._device)
-            is_plain = pictures is None and adapters is None and step.rope_positions.ndim == 1 and not step.scored
+            is_plain = pictures is None and step.rope_positions.ndim == 1 and not step.scored
+            is_plain = is_plain and (adapters is None or not adapters.has_gains)
             unread = self._unread(step)
             ran = None
             if self._captured is not None and is_plain and self._taps is None and self._captured.can_run(step):
@@ -557,6 +558,7 @@ def _make_graphs(loaded: LoadedNetwork, attention: PagedAttention, options: Engi
             device=loaded.device,
             max_num_seqs=options.max_num_seqs,
             width=-(-loaded.max_model_len // blocks.block_size),
+            num_adapters=0 if loaded.adapted is None else options.num_lora_slots,
             capture=graphs,
         )
     pieces = CapturedPieces(

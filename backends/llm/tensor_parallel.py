@@ -439,6 +439,8 @@ def _compute(pipe: Connection, board: StepBoard, loaded: LoadedNetwork, options:
     attention = make_attention(options.attention_backend, blocks, loaded.attention)
     fresh = make_sdpa(blocks, loaded.attention)
     with torch.inference_mode():
+        if loaded.adapted is not None:
+            loaded.adapted.allocate()
         while True:
             packed = pipe.recv_bytes()
             adapted = loaded.adapted

@@ -215,6 +215,48 @@ def step_experts_in_one_product() -> dict[str, Any]:
     return found
 
 
+def step_adapters_beside_the_layer_that_they_add_to() -> dict[str, Any]:
+    """Queries, keys and values of Llama 3.1 8B with eight adapters of rank 16: the kernels, the same by torch for each
+    adapter, and the layer itself.
+    """
+    require_gpu()
+    require("triton")
+    import torch
+    from modelserver_backends.llm.lora.step import RowTiles, tile_table
+    from modelserver_backends.llm.lora.triton_lora import LayerSlots
+
+    device, inputs, widths, num_adapters, rank = torch.device("cuda", 0), 4096, (4096, 1024, 1024), 8, 16
+    common = {"dtype": torch.bfloat16, "device": device}
+    slots = LayerSlots(widths, inputs, num_slots=num_adapters + 1, max_rank=rank, **common)
+    weight = torch.randn(sum(widths), inputs, **common)
+    placed = {
+        (slot, part): slots.place(slot + 1, part, torch.randn(rank, inputs), torch.randn(width, rank))
+        for slot in range(num_adapters)
+        for part, width in enumerate(widths)
+    }
+    found = {}
+    for num_rows in (8, 64, 2048):
+        each = num_rows // num_adapters
+        bounds = list(range(0, num_rows + 1, each))
+        tile_rows = 64 if num_rows > 64 else 16
+        tiles = RowTiles(torch.from_numpy(tile_table(range(num_adapters), bounds, tile_rows)).to(device), tile_rows)
+        rows = torch.randn(num_rows, inputs, **common)
+        output = torch.zeros(num_rows, sum(widths), **common)
+
+        def one_by_one(rows: Any = rows, output: Any = output, each: int = each) -> None:
+            for (slot, part), (down, up) in placed.items():
+                own, first = slice(slot * each, (slot + 1) * each), sum(widths[:part])
+                output[own, first : first + widths[part]].addmm_(rows[own] @ down.t(), up.t())
+
+        base = seconds(lambda: torch.nn.functional.linear(rows, weight))  # noqa: B023 - run at once
+        added = seconds(lambda: slots.add(output, rows, tiles))  # noqa: B023
+        by_torch = seconds(one_by_one)
+        found[f"{num_rows} rows"] = (
+            f"{added * 1e6:.0f} us, by torch {by_torch * 1e6:.0f} us, the layer itself {base * 1e6:.0f} us"
+        )
+    return found
+
+
 def step_the_engine_on_the_shapes_of_qwen3() -> dict[str, Any]:
     """nano-vllm's workload, beside the least time that the bandwidth allows."""
     require_gpu()

@@ -6,16 +6,20 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..kernels import packed_kernels_for
+from ..kernels import device_processors, packed_kernels_for
 from ..models.linear import Linear
 from ..models.linear_tensors import LinearTensors, Part
 from ..models.packed_matrix import PackedMatrix, pack_floats
 from ..step_context import StepContext
 from .adapter import Adapter, LowRank
-from .step import StepAdapters
+from .step import StepAdapters, device_slot
+
+if TYPE_CHECKING:
+    from .triton_lora import LayerSlots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,15 +55,24 @@ class _AdaptedPart:
         self._bias = bias
         self._slots: dict[int, _Placed] = {}
         self.has_gains = False
+        # Where kernels in Triton read it: the slots of its layer, of which it is a part with this number.
+        self.on_device: tuple[LayerSlots, int] | None = None
+
+    @property
+    def num_inputs(self) -> int:
+        """Of this rank."""
+        return int(self.tensors.share(self.part, torch.empty(0, self.part.num_inputs), inputs=1).shape[1])
 
     def place(self, slot: int, module: LowRank | None, kernels: ModuleType | None) -> None:
         """What a slot has from now on; None: nothing."""
         self._slots.pop(slot, None)
         if module is not None:
-            self._slots[slot] = self._placed(module, kernels)
+            self._slots[slot] = self._placed(slot, module, kernels)
+        elif self.on_device is not None:
+            self.on_device[0].clear(device_slot(slot), self.on_device[1])
         self.has_gains = any(placed.gain is not None for placed in self._slots.values())
 
-    def _placed(self, module: LowRank, kernels: ModuleType | None) -> _Placed:
+    def _placed(self, slot: int, module: LowRank, kernels: ModuleType | None) -> _Placed:
         tensors, part = self.tensors, self.part
         down, up = tensors.share(part, module.down, inputs=1), tensors.share(part, module.up, outputs=0)
         gain = offset = None
@@ -68,6 +81,9 @@ class _AdaptedPart:
             offset = None if self._bias is None else (1 - gain) * self._bias
         if kernels is not None:
             return _Placed(_packed(down, kernels), _packed(up, kernels), gain, offset)
+        if self.on_device is not None:
+            slots, number = self.on_device
+            return _Placed(*slots.place(device_slot(slot), number, down, up), gain, offset)
         return _Placed(tensors.placed(down), tensors.placed(up), gain, offset)
 
     def additions(self, slots: tuple[int, ...]) -> Iterator[bytes]:
@@ -125,8 +141,25 @@ class LoraLinear:
         self.base = linear
         self._parts = tuple(parts)
         self._kernels = kernels
+        self._on_device: LayerSlots | None = None
         self._key: object = None
         self._additions = b""
+
+    def keep_on_device(self, num_slots: int, max_rank: int) -> None:
+        """Take the memory of all slots, for kernels in Triton."""
+        from .triton_lora import LayerSlots
+
+        tensors, parts = self._parts[0].tensors, self._parts
+        self._on_device = LayerSlots(
+            [part.num_outputs for part in parts],
+            parts[0].num_inputs,
+            num_slots=num_slots,
+            max_rank=max_rank,
+            dtype=tensors.dtype,
+            device=tensors.device,
+        )
+        for number, part in enumerate(parts):
+            part.on_device = self._on_device, number
 
     @property
     def has_gains(self) -> bool:
@@ -150,7 +183,7 @@ class LoraLinear:
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
         if step is None or step.adapters is None:
             return self.base.add_to(residual, rows, step)
-        if self.has_gains:
+        if step.adapters.has_gains and self.has_gains:
             return residual.add_(self(rows, step))
         residual = self.base.add_to(residual, rows, step)
         self._add(residual, rows, step.adapters)
@@ -162,7 +195,9 @@ class LoraLinear:
                 part.scale(output, step)
 
     def _add(self, output: torch.Tensor, rows: torch.Tensor, step: StepAdapters) -> None:
-        if self._kernels is None:
+        if self._on_device is not None:
+            self._on_device.add(output, rows, step.tiles)
+        elif self._kernels is None:
             for part in self._parts:
                 part.add(output, rows, step)
         elif rows.dtype is torch.float32 and output.is_contiguous():
@@ -191,12 +226,22 @@ class LoraLinear:
 
 
 class AdaptedLayers:
-    """All layers of a network that adapters may add to, by the names of their modules. `slots` adapters fit in."""
+    """All layers of a network that adapters may add to, by the names of their modules.
 
-    def __init__(self, device: torch.device) -> None:
+    `num_slots` adapters of ranks up to `max_rank` run at once, and one more for texts that are embedded.
+    """
+
+    def __init__(self, device: torch.device, *, num_slots: int, max_rank: int) -> None:
+        self.num_slots = num_slots + 1
+        self.max_rank = max_rank
+        self._device = device
         self._kernels = packed_kernels_for(device)
+        # On a GPU with Triton all slots have their memory from `allocate` on.
+        self._is_on_device = self._kernels is None and device_processors(device) is not None
+        self._layers: list[LoraLinear] = []
         self._parts: dict[str, _AdaptedPart] = {}
         self._placed: dict[int, Adapter] = {}
+        self._with_gains: set[int] = set()
         self._version = 0
 
     @property
@@ -214,12 +259,26 @@ class AdaptedLayers:
             parts.append(_AdaptedPart(single, first, num_outputs, part_bias))
             self._parts[part.name] = parts[-1]
             first += num_outputs
-        return LoraLinear(linear, parts, self._kernels)
+        self._layers.append(LoraLinear(linear, parts, self._kernels))
+        return self._layers[-1]
 
-    def slot_bytes(self, rank: int) -> int:
-        """What an adapter of this rank on all layers takes of the device at most."""
-        size = torch.float32.itemsize
-        return sum(rank * (part.num_inputs + part.num_outputs) * size for part in self.modules.values())
+    def num_bytes(self) -> int:
+        """What adapters of the greatest rank in all slots take of the device at most."""
+        parts, values = list(self._parts.values()), 0
+        if self._is_on_device:
+            from .triton_lora import padded_rank
+
+            values = padded_rank(self.max_rank) * sum(part.num_inputs + part.num_outputs for part in parts)
+            return self.num_slots * values * max([int(part.tensors.dtype.itemsize) for part in parts], default=0)
+        values = self.max_rank * sum(part.part.num_inputs + part.part.num_outputs for part in parts)
+        return self.num_slots * values * 4  # float32
+
+    def allocate(self) -> bool:
+        """Take the memory of the slots, where kernels in Triton read them. False: adapters take theirs as they come."""
+        if self._is_on_device:
+            for layer in self._layers:
+                layer.keep_on_device(self.num_slots, self.max_rank)
+        return self._is_on_device
 
     def place(self, slot: int, adapter: Adapter) -> bool:
         """Put an adapter that was checked into a slot. False: it is there already."""
@@ -229,12 +288,16 @@ class AdaptedLayers:
             for name, part in self._parts.items():
                 part.place(slot, adapter.modules.get(name), self._kernels)
         self._placed[slot] = adapter
+        self._with_gains.discard(slot)
+        if any(module.gain is not None for module in adapter.modules.values()):
+            self._with_gains.add(slot)
         self._version += 1
         return True
 
     def step(self, slots: Sequence[int], bounds: Sequence[int]) -> StepAdapters:
         """The adapters of a step, by its runs."""
-        return StepAdapters(slots, bounds, self._version)
+        has_gains = not self._with_gains.isdisjoint(slots)
+        return StepAdapters(slots, bounds, self._version, device=self._device, has_gains=has_gains)
 
 
 def _packed(matrix: torch.Tensor, kernels: ModuleType) -> PackedMatrix:

@@ -102,7 +102,9 @@ def load_network(
         raise UnsupportedError("speculative_config.method mtp is not supported with tensor_parallel_size")
     with torch.inference_mode():
         check_layers(checkpoint, scheme, family, config, rank)
-        adapted = AdaptedLayers(device) if options.serves_adapters else None
+        adapted = None
+        if options.serves_adapters:
+            adapted = AdaptedLayers(device, num_slots=options.num_lora_slots, max_rank=options.lora_rank)
         weights = Weights(
             checkpoint,
             scheme,

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[4]
 CASES = Path(__file__).with_name("triton_cases.py")
 COMPILED = Path(__file__).with_name("triton_compiled.py")
 KERNELS = [
+    "_add_expanded",
     "_add_splits",
     "_attend",
     "_decode",
@@ -23,6 +24,7 @@ KERNELS = [
     "_prefill",
     "_rope_and_store",
     "_round_rows",
+    "_shrink",
 ]
 
 
@@ -30,6 +32,8 @@ KERNELS = [
 @pytest.mark.parametrize(
     "case",
     [
+        "adapters",
+        "adapted",
         "rope_and_store",
         "decode",
         "prefill",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +25,11 @@ from modelserver_backends.llm.captured_decode import CapturedDecode
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.embedding.head import load_head
 from modelserver_backends.llm.engine import Engine, GenerationRequest
+from modelserver_backends.llm.lora import layers as lora_layers
+from modelserver_backends.llm.lora.registry import Adapters
+from modelserver_backends.llm.lora.step import EMBEDDING_SLOT, RowTiles, tile_table
+from modelserver_backends.llm.lora.triton_lora import LayerSlots
+from modelserver_backends.llm.lora.uses import AdapterUse
 from modelserver_backends.llm.models import mlp, norm, packed_matrix, triton_gate
 from modelserver_backends.llm.models.load import LoadedNetwork
 from modelserver_backends.llm.options import EngineOptions
@@ -32,6 +38,7 @@ from modelserver_backends.llm.runner import Runner
 from modelserver_backends.llm.sampler import Sampler
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.step_context import StepContext
+from safetensors.torch import save_file
 from support.checkpoints import network_of
 from support.tiny_checkpoints import write_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -356,13 +363,90 @@ def mixture() -> None:
             assert found[0] == found[1]
 
 
+def adapters() -> None:
+    """A layer of three parts with slots of unlike ranks, of which some are empty; runs longer than a tile, and rows
+    that have none. Slots are filled anew, and a row gives the same bits in other company.
+    """
+    widths, num_inputs, dtypes = (300, 40, 7), 1100, (torch.float32, torch.float16)
+    for dtype, max_rank in itertools.product(dtypes, (5, 80)):
+        tolerance = 1e-3 if dtype is torch.float32 else 2e-2
+        slots = LayerSlots(widths, num_inputs, num_slots=4, max_rank=max_rank, dtype=dtype, device=torch.device(DEVICE))
+        kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        for slot, part, rank in ((0, 0, 1), (1, 0, max_rank), (1, 2, 3), (3, 1, max_rank), (1, 0, 4), (0, 0, 0)):
+            slots.clear(slot, part)
+            kept.pop((slot, part), None)
+            if rank:
+                down, up = torch.randn(rank, num_inputs) / 32, torch.randn(widths[part], rank)
+                kept[slot, part] = slots.place(slot, part, down.to(dtype), up.to(dtype))
+                assert torch.equal(kept[slot, part][1].cpu(), up.to(dtype))
+        for num_tile_rows, runs, bounds in ((16, (-1, 0, 2, EMBEDDING_SLOT), (0, 2, 40, 41, 45)), (64, (0,), (3, 90))):
+            table = torch.from_numpy(tile_table(runs, bounds, num_tile_rows)).to(DEVICE)
+            rows = torch.randn(bounds[-1], num_inputs + 3, device=DEVICE).to(dtype)[:, 3:]
+            output = torch.randn(bounds[-1], sum(widths), device=DEVICE).to(dtype)
+            expected = output.to(torch.float32, copy=True)
+            for run, slot in enumerate(runs):
+                places = slice(bounds[run], bounds[run + 1])
+                for part, first in enumerate((0, 300, 340)):
+                    if slot != -1 and (slot + 1 if slot >= 0 else 0, part) in kept:
+                        down, up = kept[slot + 1 if slot >= 0 else 0, part]
+                        narrow = (rows[places].float() @ down.float().T).to(dtype).float()
+                        expected[places, first : first + widths[part]] += narrow @ up.float().T
+            found = output.clone()
+            slots.add(found, rows, RowTiles(table, num_tile_rows))
+            torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+            alone = output[bounds[-2] :].clone()
+            table = torch.from_numpy(tile_table(runs[-1:], (0, len(alone)), num_tile_rows)).to(DEVICE)
+            slots.add(alone, rows[bounds[-2] :], RowTiles(table, num_tile_rows))
+            assert torch.equal(alone, found[bounds[-2] :])
+
+
+def adapted() -> None:
+    """Two adapters and the base in one batch: graphs and kernels give what torch gives of each alone."""
+    with TemporaryDirectory() as name:
+        directory = write_checkpoint(Path(name) / "base", "qwen3")
+        places = []
+        for seed, modules in enumerate((("q_proj", "v_proj", "down_proj"), ("o_proj", "up_proj"))):
+            place = Path(name) / f"a{seed}"
+            place.mkdir()
+            (place / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+            tensors = {}
+            with open_checkpoint(directory) as checkpoint:
+                for stored in checkpoint.names():
+                    if stored.removesuffix(".weight").endswith(modules):
+                        outputs, inputs = checkpoint.shape(stored)
+                        module = f"base_model.model.model.{stored.removesuffix('.weight')}"
+                        tensors[f"{module}.lora_A.weight"] = torch.randn(4, inputs) * 0.25
+                        tensors[f"{module}.lora_B.weight"] = torch.randn(outputs, 4) * 0.25
+            save_file(tensors, place / "adapter_model.safetensors")
+            places.append((f"a{seed}", str(place)))
+        uses = ["a1", None, "a0"]
+        together = generated(directory, is_on_kernels=True, adapters=places, uses=uses)
+        assert together == generated(directory, is_on_kernels=False, adapters=places, uses=uses)
+        assert together != generated(directory, is_on_kernels=True)
+
+
 def generated(
-    directory: Path, *, is_on_kernels: bool, quantization: str | None = None, max_tokens: int = 5
+    directory: Path,
+    *,
+    is_on_kernels: bool,
+    quantization: str | None = None,
+    max_tokens: int = 5,
+    adapters: Sequence[tuple[str, str]] = (),
+    uses: Sequence[str | None] = (None, None, None),
 ) -> list[list[int]]:
     options = EngineOptions(
-        device=DEVICE, max_model_len=64, max_num_seqs=4, block_size=8, dtype="float32", quantization=quantization
+        device=DEVICE,
+        max_model_len=64,
+        max_num_seqs=4,
+        block_size=8,
+        dtype="float32",
+        quantization=quantization,
+        lora_modules=tuple(adapters),
     )
+    lora_layers.device_processors = lambda _device: 4 if is_on_kernels else None
     loaded = network_of(directory, options)
+    if loaded.adapted is not None:
+        assert loaded.adapted.allocate() is is_on_kernels
     blocks = KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device)
     kind = TritonLatentAttention if loaded.kv_layout.group.shared_width else TritonAttention
     attention = kind(blocks, loaded.attention, num_processors=4)
@@ -378,13 +462,15 @@ def generated(
         captured=make_captured(loaded, attention) if is_on_kernels else None,
         is_asynchronous=is_on_kernels,
     )
-    engine = Engine(options=options, runner=runner, tokenizer=None)
+    known = Adapters.of(runner.target, options) if adapters else None
+    engine = Engine(options=options, runner=runner, tokenizer=None, adapters=known)
     requests = [
         GenerationRequest(
             prompt_token_ids=list(range(9, 9 + length)),
             params=SamplingParams(temperature=temperature, top_p=top_p, seed=1, max_tokens=max_tokens, ignore_eos=True),
+            adapters=() if use is None else (AdapterUse(use),),
         )
-        for length, temperature, top_p in ((11, 0.0, 1.0), (3, 0.7, 1.0), (17, 1.0, 0.9))
+        for (length, temperature, top_p), use in zip(((11, 0.0, 1.0), (3, 0.7, 1.0), (17, 1.0, 0.9)), uses, strict=True)
     ]
     for request in requests:
         engine.add(request)
@@ -407,10 +493,20 @@ class Replayed:
 
 
 def make_captured(loaded: LoadedNetwork, attention: TritonAttention) -> CapturedDecode:
-    return CapturedDecode(loaded.network, attention, device=loaded.device, max_num_seqs=4, width=8, capture=Replayed)
+    return CapturedDecode(
+        loaded.network,
+        attention,
+        device=loaded.device,
+        max_num_seqs=4,
+        width=8,
+        num_adapters=0 if loaded.adapted is None else loaded.adapted.num_slots - 1,
+        capture=Replayed,
+    )
 
 
 CASES = {
+    "adapters": adapters,
+    "adapted": adapted,
     "captured": captured,
     "mixture": mixture,
     "rope_and_store": rope_and_store,

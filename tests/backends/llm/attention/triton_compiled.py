@@ -7,6 +7,8 @@ import sys
 import torch
 from modelserver_backends.llm import triton_draw
 from modelserver_backends.llm.attention import triton_kernels, triton_latent
+from modelserver_backends.llm.lora.step import RowTiles
+from modelserver_backends.llm.lora.triton_lora import LayerSlots
 from modelserver_backends.llm.models import triton_gate, triton_linear
 from modelserver_backends.llm.quantization.device_packing import pack_for_device
 from support.described_weights import FORMS, described_weight
@@ -77,6 +79,20 @@ def latent_attention() -> None:
     )
 
 
+def adapters(device: TritonDevice) -> None:
+    """Queries, keys and values of Llama 3.1 8B with adapters of ranks 16 and 256, in steps of few rows and of many."""
+    for max_rank in (16, 256):
+        slots = LayerSlots(
+            (4096, 1024, 1024), 4096, num_slots=2, max_rank=max_rank, dtype=BFLOAT16, device=torch.device("cpu")
+        )
+        num_programs = []
+        for num_rows, tile_rows in ((8, 16), (17, 16), (256, 64)):
+            rows, output = (torch.zeros(num_rows, width, dtype=BFLOAT16) for width in (4096, 6144))
+            slots.add(output, rows, RowTiles(torch.zeros(3, 3, dtype=torch.int32), tile_rows))
+            num_programs.append(device.num_programs)
+        assert num_programs[0] == num_programs[1], "the number of rows compiles nothing"
+
+
 def others() -> None:
     logits = torch.zeros(2, 151_936)
     triton_draw.draw(logits, logits, torch.ones(6, 2, dtype=torch.float64))
@@ -95,6 +111,7 @@ if __name__ == "__main__":
     device.install()
     for compiled in (attention, latent_attention, others):
         compiled()
+    adapters(device)
     other_steps(device)
     assert {launch.stream for launch in device.launches} == {device.stream}
     print(*sorted({launch.name for launch in device.launches}))
