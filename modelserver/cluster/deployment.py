@@ -34,6 +34,7 @@ _OWN_FLAGS = frozenset(
     {
         *("host", "http_address", "grpc_address", "metrics_address", "http_port", "grpc_port", "metrics_port"),
         *("allow_http", "allow_grpc", "shared_ports", "reuse_http_port", "reuse_grpc_port", "log_format", "log_file"),
+        *("nnodes", "node_rank", "master_addr", "master_port"),
     }
 )
 _TLS_FLAGS = frozenset({"tls_cert", "tls_key", "tls_client_ca", "grpc_use_ssl", "grpc_use_ssl_mutual"})
@@ -41,21 +42,18 @@ _TLS_FLAGS = frozenset({"tls_cert", "tls_key", "tls_client_ca", "grpc_use_ssl", 
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one replica owns. `memory` is a number of bytes, or text such as 2Gi; `custom` are resources that the
-    operator gave to nodes of the cluster, by name. `nodes` is there to be refused clearly."""
+    operator gave to nodes of the cluster, by name. With `nodes` above 1 it owns so much of each of as many nodes, which
+    share the ranks of its language models."""
 
     cpus: _Amount = 1.0
     gpus: _Amount = 0.0
     memory: int | str = 0
     custom: dict[str, _Amount] = {}
-    nodes: _Positive = 1
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
 
     def __post_init__(self) -> None:
-        _ = self.memory_bytes
-        if self.nodes > 1:
-            raise ValueError(
-                "'nodes' must be 1: a replica over several machines is not supported, as its processes would have to "
-                "exchange activations between hosts; use a model whose tensor parallelism fits the GPUs of one machine"
-            )
+        if not (self.memory_bytes or self.cpus or self.gpus or any(self.custom.values())) and self.nodes > 1:
+            raise ValueError("'nodes' above 1 needs some resource of each: set 'cpus' or 'gpus'")
 
     @property
     def memory_bytes(self) -> int:

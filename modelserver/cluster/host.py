@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import random
 import re
+import socket
 import sys
 import threading
 import time
@@ -23,7 +25,7 @@ from modelserver.client.server_client import ServerClient
 from modelserver.client.server_process import ServerProcess
 from modelserver.cluster.deployment import Pool
 from modelserver.cluster.planner import ReplicaState
-from modelserver.errors import ServerError
+from modelserver.errors import ServerError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,9 @@ _ASK_TIMEOUT_S: Final = 2.0
 _NUM_FAILED_ASKS: Final = 3
 _INFLIGHT: Final = re.compile(rb"^modelserver_inflight_requests (\S+)", re.MULTILINE)
 _NUM_LINES: Final = 5
+# A node that has ended is started again after so many seconds.
+_FOLLOWER_PAUSE_S: Final = 1.0
+_GROUP_PORTS: Final = range(20_000, 30_000)
 # The server goes on for as long after the request to drain, so that routers learn of it first.
 _DRAIN_DELAY_S: Final = 2
 
@@ -52,6 +57,22 @@ class Report(msgspec.Struct, frozen=True):
     num_starts: int = 1
 
 
+class Group(msgspec.Struct, frozen=True):
+    """Where the nodes of a replica meet, and the key by which they know each other."""
+
+    address: str
+    port: int
+    key: str
+
+    def words(self, pool: Pool, node: int) -> list[str]:
+        """The arguments of `modelserver serve` on one of the nodes."""
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return [
+            *(f"--nnodes={pool.resources.nodes}", f"--node-rank={node}"),
+            *(f"--master-addr={address}", f"--master-port={self.port}"),
+        ]
+
+
 @dataclass(frozen=True, slots=True)
 class _Order:
     """`drains` ends the server for good; otherwise it is started once more."""
@@ -62,9 +83,11 @@ class _Order:
 class ReplicaHost:
     """Starts the server at once; all methods return at once and may be called from any thread."""
 
-    def __init__(self, replica: str, pool: Pool, *, host: str, node: str) -> None:
-        """`host` is the address to listen at, `node` the name of the machine for people."""
+    def __init__(self, replica: str, pool: Pool, *, host: str, node: str, key: str = "") -> None:
+        """`host` is the address to listen at, `node` the name of the machine for people; `key` is for replicas of
+        several nodes."""
         self._replica, self._pool, self._host, self._node = replica, pool, host, node
+        self._group = Group(host, _free_port(host), key) if pool.resources.nodes > 1 else None
         self._num_starts = 1
         self._report = Report(replica, pool, node, ReplicaState.STARTING)
         self._server: ServerProcess | None = None
@@ -74,6 +97,10 @@ class ReplicaHost:
 
     def report(self) -> Report:
         return self._report
+
+    def group(self) -> Group | None:
+        """What the other nodes of the replica must know; None: there are none."""
+        return self._group
 
     def restart(self) -> None:
         """Start the server again after it failed; nothing happens while it runs."""
@@ -110,10 +137,9 @@ class ReplicaHost:
         words = [
             *(f"--host={self._host}", "--http-port=0", "--grpc-port=0", "--metrics-port=0"),
             *(f"--drain-delay-secs={_DRAIN_DELAY_S}", *self._pool.words),
+            *(self._group.words(self._pool, 0) if self._group is not None else []),
         ]
-        environment = {**os.environ, **self._pool.env}
-        if not self._pool.resources.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides GPUs from owners of some only
+        environment = _environment(self._pool, self._group)
         server = self._server = ServerProcess(words, environment=environment, on_line=_echo)
         timeout_s = self._pool.rollout.start_timeout_s
         started_s, num_failed_asks = time.monotonic(), 0
@@ -181,6 +207,39 @@ class ReplicaHost:
             problem=problem,
             num_starts=self._num_starts,
         )
+
+
+class FollowerHost:
+    """Keeps a further node of a replica at its work until this process ends; knows no requests."""
+
+    def __init__(self, pool: Pool, node: int, group: Group) -> None:
+        self._pool, self._node, self._group = pool, node, group
+        self._thread = threading.Thread(target=self._run, name="follower-host", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            words = self._group.words(self._pool, self._node)
+            environment = _environment(self._pool, self._group)
+            ServerProcess(words, environment=environment, on_line=_echo).close()
+            time.sleep(_FOLLOWER_PAUSE_S)
+
+
+def _environment(pool: Pool, group: Group | None) -> dict[str, str]:
+    environment = {**os.environ, **pool.env}
+    if not pool.resources.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides GPUs from owners of some only
+    if group is not None:
+        environment["MODELSERVER_GROUP_KEY"] = group.key
+    return environment
+
+
+def _free_port(host: str) -> int:
+    """One that the system gives to nobody who asks for any port, so that it is free again after a restart."""
+    for port in random.sample(_GROUP_PORTS, len(_GROUP_PORTS)):
+        with suppress(OSError), socket.create_server((host, port)):
+            return port
+    raise UnavailableError(f"no port from {_GROUP_PORTS[0]} to {_GROUP_PORTS[-1]} of {host} is free")
 
 
 def _echo(line: str) -> None:

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import importlib
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from modelserver.cluster.deployment import Pool
-from modelserver.cluster.host import ReplicaHost, Report
+from modelserver.cluster.host import FollowerHost, ReplicaHost, Report
 from modelserver.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
 
 NAMESPACE: Final = "modelserver"
 _HOST: Final = "replica:"
+# The further nodes of a replica, and the placement group of all of them.
+_FOLLOWER: Final = "node:"
+_GROUP: Final = "replica:"
 _STATE: Final = b"plans"
 
 
@@ -54,10 +59,17 @@ class StateStore:
 class HostActor(ReplicaHost):
     """A host on the node where Ray put it."""
 
-    def __init__(self, replica: str, pool: Pool) -> None:
+    def __init__(self, replica: str, pool: Pool, key: str = "") -> None:
         ray = import_ray()
         node = ray.get_runtime_context().get_node_id()
-        super().__init__(replica, pool, host=ray.util.get_node_ip_address(), node=node)
+        super().__init__(replica, pool, host=ray.util.get_node_ip_address(), node=node, key=key)
+
+
+class FollowerActor(FollowerHost):
+    """A further node of the replica of the host `leader`. Ray starts it again, where its bundle is, when it dies."""
+
+    def __init__(self, pool: Pool, node: int, leader: Any) -> None:
+        super().__init__(pool, node, import_ray().get(leader.group.remote()))
 
 
 @dataclass(slots=True)
@@ -75,6 +87,7 @@ class Hosts:
         """Finds those that run already."""
         self._ray = import_ray()
         self._kind = self._ray.remote(HostActor)
+        self._follower_kind = self._ray.remote(FollowerActor)
         self._actors: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
         # The nodes where replicas are, or should come to be.
@@ -97,20 +110,35 @@ class Hosts:
         return str(self._ray.util.get_node_ip_address())
 
     def start(self, replica: str, pool: Pool) -> None:
-        """Ask for a host with the pool's resources; Ray places it as soon as a node has them."""
+        """Ask for a host with the pool's resources, and for further nodes; Ray places them as soon as there is room."""
         own = pool.resources
         options: dict[str, Any] = {"num_cpus": own.cpus, "num_gpus": own.gpus, "resources": dict(own.custom)}
         if own.memory_bytes:
             options["memory"] = own.memory_bytes
-        self._actors[replica] = self._kind.options(
+        strategies = self._group(replica, pool) if own.nodes > 1 else [self._strategy(replica, pool)]
+        common = {"namespace": NAMESPACE, "lifetime": "detached", **options}
+        leader = self._actors[replica] = self._kind.options(
             name=f"{_HOST}{replica}",
-            namespace=NAMESPACE,
-            lifetime="detached",
             max_restarts=0,
             max_concurrency=4,
-            scheduling_strategy=self._strategy(replica, pool),
-            **options,
-        ).remote(replica, pool)
+            scheduling_strategy=strategies[0],
+            **common,
+        ).remote(replica, pool, secrets.token_hex(16))
+        for node, strategy in enumerate(strategies[1:], 1):
+            self._follower_kind.options(
+                name=f"{_FOLLOWER}{replica}:{node}", max_restarts=-1, scheduling_strategy=strategy, **common
+            ).remote(pool, node, leader)
+
+    def _group(self, replica: str, pool: Pool) -> list[Any]:
+        """The places of a replica's nodes, each another node of the cluster, which are taken together."""
+        own = pool.resources
+        needed = {"CPU": own.cpus, "GPU": own.gpus, "memory": own.memory_bytes, **own.custom}
+        bundle = {name: amount for name, amount in needed.items() if amount}
+        group = self._ray.util.placement_group(
+            [bundle] * own.nodes, "STRICT_SPREAD", name=f"{_GROUP}{replica}", lifetime="detached"
+        )
+        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        return [strategy(group, placement_group_bundle_index=index) for index in range(own.nodes)]
 
     def _strategy(self, replica: str, pool: Pool) -> Any:
         """Of the nodes with room, prefer the one with the fewest replicas of the pool: Ray itself does not know which
@@ -150,6 +178,13 @@ class Hosts:
         self._nodes.pop(replica, None)
         if actor is not None:
             self._ray.kill(actor, no_restart=True)
+        with suppress(ValueError):  # it has no further nodes
+            group = self._ray.util.get_placement_group(f"{_GROUP}{replica}")
+            for node in range(1, group.bundle_count):
+                with suppress(ValueError):
+                    follower = self._ray.get_actor(f"{_FOLLOWER}{replica}:{node}", namespace=NAMESPACE)
+                    self._ray.kill(follower, no_restart=True)
+            self._ray.util.remove_placement_group(group)
 
     def ask(self, timeout_s: float) -> Answers:
         """Ask every host that does not owe an answer, and return the reports that arrived in time."""
