@@ -51,7 +51,7 @@ nightly: $(VENV)/.dev
 # The wheel and the parts in C, built as a user's machine builds them, for other processors, and with sanitizers: minutes
 # of compiling. And servers on a Ray cluster of three nodes.
 packages: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow tests/packaging tests/cluster/test_ray.py tests/core/test_accelerator.py tests/backends/llm/test_vectors.py $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow tests/packaging tests/cluster/test_ray.py tests/cluster/test_ray_nodes.py tests/core/test_accelerator.py tests/backends/llm/test_vectors.py $(ARGS)
 
 # The language models' kernels in Triton's interpreter. Its wheel for Linux is large, and nothing else needs it: it lies
 # in a directory of its own, where torch does not find it when a server starts.
