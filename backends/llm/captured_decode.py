@@ -10,13 +10,15 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from .attention.paged import DeviceInputs, IntArray
+from .attention.paged import DeviceInputs, IntArray, copied_together
+from .block_tables import TableChanges
 from .cuda_graphs import Capture, Captured, capture_each, measure_each
 from .draw import NUM_DRAW_COLUMNS, draw_columns, draw_on_device, uniforms
 from .lora.step import TILE_ROWS, CapturedAdapters, most_tiles, tile_table
@@ -26,9 +28,13 @@ from .step_inputs import StepInputs
 
 logger = logging.getLogger(__name__)
 
-# Of each row: input id, position, slot, length; then rows that are sampled; then rows whose token is not read yet, and
-# where it is.
-_NUM_COLUMNS = 7
+# Of each row: input id, position, where its keys go, length, the sequence's slot; then rows that are sampled; then rows
+# whose token is not read yet, and where it is.
+_NUM_COLUMNS = 8
+# Of a row of padding: its keys go nowhere, and it sees nothing.
+_PADDING = np.array([[0], [0], [-1], [0]])
+# Blocks that a step may have anew per row. A block is full after 16 tokens or more, so only new sequences have many.
+_CHANGES_PER_ROW = 8
 
 
 class Ending(enum.Enum):
@@ -44,9 +50,11 @@ _Key = tuple[int, Ending, bool]
 
 
 class CapturedDecode:
-    """`width`: blocks of the longest sequence. The inputs lie in static memory, for `max_num_seqs` rows.
+    """`width`: blocks of the longest sequence, which has a slot below `max_num_seqs`.
 
-    Steps whose rows have some of `num_adapters` adapters are graphs of their own, so that others pay nothing for them.
+    Of a step all that is new goes to the device by one copy. Block tables stay there, by slots, and a step sends the
+    blocks that they lack. Steps whose rows have some of `num_adapters` adapters are graphs of their own, so that others
+    pay nothing for them.
     """
 
     def __init__(
@@ -64,16 +72,17 @@ class CapturedDecode:
         self._attention = attention
         self._capture = capture
         self._sizes = batch_sizes(max_num_seqs)
-        most = self._sizes[-1]
-        self._columns = torch.zeros(_NUM_COLUMNS * most, dtype=torch.int64, device=device)
-        self._tables = torch.zeros(most, width, dtype=torch.int32, device=device)
-        self._draws = torch.zeros(NUM_DRAW_COLUMNS * most, dtype=torch.float64, device=device)
         self._num_adapters = num_adapters
         self._kinds = (False, True) if num_adapters else (False,)
-        self._tiles = torch.full((most_tiles(most, num_adapters), 3), -1, dtype=torch.int32, device=device)
-        # Two of each: the device may still read one while the next step is written.
-        targets = (self._columns, self._tables, self._draws, self._tiles)
-        self._staged = [[_pinned(torch.zeros_like(target, device="cpu"), device) for target in targets] for _ in "ab"]
+        most = self._sizes[-1]
+        self._room = _CHANGES_PER_ROW * most
+        num_words = _Layout(most, num_adapters).num_words + 2 * self._room
+        self._static = torch.zeros(num_words, dtype=torch.int64, device=device)
+        # The last row is that of padding.
+        self._tables = torch.zeros(max_num_seqs + 1, width, dtype=torch.int32, device=device)
+        self._changes = TableChanges(max_num_seqs, width)
+        # Two: the device may still read one while the next step is written.
+        self._staged = [_pinned(torch.zeros(num_words, dtype=torch.int64), device) for _ in "ab"]
         # Whose parameters the draws of the step before have: they change only with the batch.
         self._drawn: list[TokenSequence] = []
         self._drawn_columns = np.empty((NUM_DRAW_COLUMNS, 0))
@@ -84,7 +93,7 @@ class CapturedDecode:
         self._has_failed = False
 
     def can_run(self, step: StepInputs) -> bool:
-        return step.batch.num_decodes == len(step.batch.lens) <= self._sizes[-1]
+        return step.num_decodes == len(step.lens) <= self._sizes[-1]
 
     def capture_all(self) -> None:
         """Capture every graph, the largest first, whose memory the others share."""
@@ -95,7 +104,6 @@ class CapturedDecode:
         return measure_each(self._captures(), len(Ending) * len(self._kinds), used)
 
     def _captures(self) -> list[Callable[[], bool]]:
-        self._draws.fill_(1.0)
         return [
             partial(self._capture_empty, (size, ending, has_adapters))
             for size in reversed(self._sizes)
@@ -105,8 +113,11 @@ class CapturedDecode:
 
     def _capture_empty(self, key: _Key) -> bool:
         """Capture with inputs that have no tokens; whether that succeeded."""
-        columns = _by_column(self._columns, key[0]).zero_()
+        columns, draws, tiles = _Layout(key[0], self._num_adapters).of(self._static)
+        columns.zero_()
         columns[2].fill_(-1)
+        draws.fill_(1.0)
+        tiles.fill_(-1)
         return self._graph(key) is not None
 
     def run(
@@ -117,7 +128,7 @@ class CapturedDecode:
 
         `unread` [2, n]: rows whose token only the device knows, and its place in `last_token_ids`.
         """
-        count = len(step.batch.lens)
+        count = len(step.lens)
         size = next(size for size in self._sizes if size >= count)
         sequences, ending = self._ended
         if ending is Ending.LOGITS or sequences != step.sequences:
@@ -126,25 +137,18 @@ class CapturedDecode:
         key = size, ending, bool(step.adapter_slots)
         if self._has_failed and key not in self._captured:
             return None
-        staged = self._staged[self._turn]
-        self._turn = 1 - self._turn
-        self._stage(staged[0], staged[1], step, size, unread)
+        columns = self._send(step, size, ending, unread)
         if unread.size:
             assert last_token_ids is not None, "a sequence awaits a token that no step has sampled"
-            columns = _by_column(self._columns, size)
-            rows, sources = columns[5:, : unread.shape[1]]
+            rows, sources = columns[6:, : unread.shape[1]]
             columns[0][rows] = last_token_ids[sources]
-        if ending is Ending.DRAWN:
-            self._stage_draws(staged[2], step, size)
-        if step.adapter_slots:
-            self._stage_tiles(staged[3], step, size)
         captured = self._graph(key)
         if captured is None:
             return None
         captured.replay()
         if step.sampled_rows is None:
             return captured.output[:count], ending
-        return captured.output[_by_column(self._columns, size)[4, : len(step.sampled_rows)]], ending
+        return captured.output[columns[5, : len(step.sampled_rows)]], ending
 
     def _graph(self, key: _Key) -> Captured | None:
         captured = self._captured.get(key)
@@ -156,65 +160,95 @@ class CapturedDecode:
                 logger.warning("steps of %d sequences are computed without CUDA graphs: %s", key[0], error)
         return captured
 
-    def _stage(
-        self, columns: torch.Tensor, tables: torch.Tensor, step: StepInputs, size: int, unread: IntArray
-    ) -> None:
-        batch = step.batch
-        count, width = batch.block_tables.shape
-        view = _by_column(columns, size).numpy()
-        view[:4, :count] = (step.input_ids, step.rope_positions, batch.slots, batch.lens)
-        view[:2, count:size] = 0
-        view[2, count:size] = -1
-        view[3, count:size] = 0
+    def _send(self, step: StepInputs, size: int, ending: Ending, unread: IntArray) -> torch.Tensor:
+        """Bring what is new in a step to the device. The columns there."""
+        layout = _Layout(size, self._num_adapters)
+        staged = self._staged[self._turn]
+        self._turn = 1 - self._turn
+        columns, draws, tiles = (part.numpy() for part in layout.of(staged))
+        count = len(step.lens)
+        columns[:5, :count] = (step.input_ids, step.rope_positions, step.slots, step.lens, step.table_rows)
+        columns[:4, count:] = _PADDING
+        columns[4, count:] = len(self._tables) - 1
         if step.sampled_rows is not None:
-            view[4, : len(step.sampled_rows)] = step.sampled_rows
-        view[5:, : unread.shape[1]] = unread
-        tables.numpy()[:count, :width] = batch.block_tables
-        # Without gaps: a copy of parts of rows would go through memory that is not pinned, and wait.
-        used = _NUM_COLUMNS * size
-        self._columns[:used].copy_(columns[:used], non_blocking=True)
-        self._tables[:size].copy_(tables[:size], non_blocking=True)
+            columns[5, : len(step.sampled_rows)] = step.sampled_rows
+        columns[6:, : unread.shape[1]] = unread
+        if ending is Ending.DRAWN:
+            self._put_draws(draws, step)
+        if step.adapter_slots:
+            found = tile_table(step.adapter_slots, step.adapter_bounds, TILE_ROWS)
+            tiles[: len(found)] = found
+            tiles[len(found) :] = -1
+        places, blocks = self._changes.take(step.tables, step.table_rows)
+        used, num_changes = layout.num_words, len(places)
+        if num_changes <= self._room:
+            end = used + 2 * num_changes
+            changes = staged[used:end].numpy()
+            changes[:num_changes] = places
+            changes[num_changes:] = blocks
+            self._static[:end].copy_(staged[:end], non_blocking=True)
+            self._change_tables(*self._static[used:end].view(2, num_changes))
+        else:
+            self._static[:used].copy_(staged[:used], non_blocking=True)
+            self._change_tables(*copied_together([places, blocks], self._static.device))
+        return layout.of(self._static)[0]
 
-    def _stage_draws(self, staged: torch.Tensor, step: StepInputs, size: int) -> None:
+    def _change_tables(self, places: torch.Tensor, blocks: torch.Tensor) -> None:
+        if len(places):
+            self._tables.view(-1)[places] = blocks.to(torch.int32)
+
+    def _put_draws(self, draws: np.ndarray[Any, np.dtype[np.float64]], step: StepInputs) -> None:
+        """`draws` [NUM_DRAW_COLUMNS, size]"""
         sequences = step.sequences
         if self._drawn != sequences:
             params = [sequence.params for sequence in sequences]
             self._drawn, self._drawn_columns = sequences, draw_columns(params, [0.0] * len(params))
-        used = staged[: NUM_DRAW_COLUMNS * size]
-        view = used.view(NUM_DRAW_COLUMNS, size).numpy()
-        view[:, : len(sequences)] = self._drawn_columns
-        view[4, : len(sequences)] = uniforms([sequence.seed for sequence in sequences], step.positions + 1)
-        view[:, len(sequences) :] = 1.0  # of padding: greedy, at any temperature but zero
-        self._draws[: len(used)].copy_(used, non_blocking=True)
-
-    def _stage_tiles(self, staged: torch.Tensor, step: StepInputs, size: int) -> None:
-        used = staged[: most_tiles(size, self._num_adapters)]
-        view = used.fill_(-1).numpy()
-        found = tile_table(step.adapter_slots, step.adapter_bounds, TILE_ROWS)
-        view[: len(found)] = found
-        self._tiles[: len(used)].copy_(used, non_blocking=True)
+        draws[:, : len(sequences)] = self._drawn_columns
+        draws[4, : len(sequences)] = uniforms([sequence.seed for sequence in sequences], step.positions + 1)
+        draws[:, len(sequences) :] = 1.0  # of padding: greedy, at any temperature but zero
 
     def _compute(self, size: int, ending: Ending, has_adapters: bool) -> torch.Tensor:
-        input_ids, positions, slots, lens = _by_column(self._columns, size)[:4]
-        inputs = DeviceInputs(size, slots, lens, self._tables[:size])
-        adapters = CapturedAdapters(self._tiles[: most_tiles(size, self._num_adapters)]) if has_adapters else None
+        columns, draws, tiles = _Layout(size, self._num_adapters).of(self._static)
+        input_ids, positions, slots, lens, rows = columns[:5]
+        inputs = DeviceInputs(size, slots, lens, self._tables[rows])
+        adapters = CapturedAdapters(tiles) if has_adapters else None
         step = StepContext(positions=positions, attention=self._attention, inputs=inputs, adapters=adapters)
         logits = self._network.logits(self._network(input_ids, step))
         if ending is Ending.LOGITS:
             return logits
         if ending is Ending.GREEDY:
             return logits.argmax(dim=-1)
-        return draw_on_device(logits, self._draws[: NUM_DRAW_COLUMNS * size].view(NUM_DRAW_COLUMNS, size))
+        return draw_on_device(logits, draws)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where a step of `size` rows lies in static memory: columns, parameters of draws, tiles of adapters."""
+
+    size: int
+    num_adapters: int
+
+    @property
+    def num_words(self) -> int:
+        """Of 8 bytes."""
+        return (_NUM_COLUMNS + NUM_DRAW_COLUMNS) * self.size + -(-3 * self._num_tiles // 2)
+
+    def of(self, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Views: int64 [columns, size], float64 [columns of draws, size], int32 [tiles, 3]."""
+        ends = _NUM_COLUMNS * self.size, (_NUM_COLUMNS + NUM_DRAW_COLUMNS) * self.size
+        columns = words[: ends[0]].view(_NUM_COLUMNS, self.size)
+        draws = words[ends[0] : ends[1]].view(torch.float64).view(NUM_DRAW_COLUMNS, self.size)
+        tiles = words[ends[1] : self.num_words].view(torch.int32)[: 3 * self._num_tiles]
+        return columns, draws, tiles.view(self._num_tiles, 3)
+
+    @property
+    def _num_tiles(self) -> int:
+        return most_tiles(self.size, self.num_adapters) if self.num_adapters else 0
 
 
 def _pinned(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Memory that `device` may read while the host goes on."""
     return values if device.type == "cpu" else values.pin_memory()
-
-
-def _by_column(values: torch.Tensor, size: int) -> torch.Tensor:
-    """[columns, size]: each size of batches has the columns at places of its own."""
-    return values[: _NUM_COLUMNS * size].view(_NUM_COLUMNS, size)
 
 
 def ending_of(sequences: Sequence[TokenSequence]) -> Ending:

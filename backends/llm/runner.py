@@ -19,6 +19,7 @@ from .attention.chunked import make_sdpa
 from .attention.kv_blocks import KvBlocks
 from .attention.paged import IntArray, PagedAttention, copied_together
 from .attention.picture_attention import PictureAttention
+from .block_tables import BlockTables
 from .captured_decode import CapturedDecode, Ending
 from .captured_pieces import CapturedPieces
 from .checkpoint import Checkpoint
@@ -123,6 +124,7 @@ class Runner:
         self.target = loaded.target
         self.draft_head = loaded.draft_head
         self._taps: tuple[frozenset[int], TakeStates] | None = None
+        self._tables = BlockTables(is_windowed=self.window is not None)
         self._thread = ComputeThread(self._device, num_threads)
         self._close = close
         # The step before: its sampled tokens, on the device, and by the slot of each sequence its row in them.
@@ -133,7 +135,7 @@ class Runner:
         """Start a step; the one before may still run, and its tokens need not have been read."""
         self._thread.settle()
         with torch.inference_mode():
-            step = StepInputs(plan.chunks, self.block_size, has_adapters=self.adapters is not None)
+            step = StepInputs(plan.chunks, self.block_size, has_adapters=self.adapters is not None, tables=self._tables)
             adapters = None
             if self.adapters is not None and step.adapter_slots:
                 for sequence in step.sequences:
@@ -250,14 +252,16 @@ class Runner:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states of all rows, and of those that are sampled, in the order of the plan."""
         sampled_rows = _NO_ROWS if step.sampled_rows is None else step.sampled_rows
-        input_ids, positions, rows, unread_rows, sources = copied_together(
-            [step.input_ids, step.rope_positions, sampled_rows, *unread], self._device
-        )
+        arrays = [step.input_ids, step.rope_positions, sampled_rows, *unread]
+        attention: Any = self._attention
+        if hasattr(attention, "prepare_with"):
+            inputs, copied = attention.prepare_with(step.batch, arrays)
+        else:
+            inputs, copied = attention.prepare(step.batch), copied_together(arrays, self._device)
+        input_ids, positions, rows, unread_rows, sources = copied
         if unread.size:
             assert self._last_token_ids is not None, "a sequence awaits a token that no step has sampled"
             input_ids[unread_rows] = self._last_token_ids[sources]
-        attention: Any = self._attention
-        inputs = attention.prepare(step.batch)
         if pictures is not None and self._picture_attention is not None:
             attention = self._picture_attention
             inputs = attention.prepare(inputs, pictures.runs)
@@ -386,6 +390,9 @@ def _reader(sampled: Sampled | None) -> Callable[[], list[SampledToken]]:
     """Reads tokens once they are there. On a GPU their copy is queued now, so that reading waits for no later step."""
     if sampled is None:
         return list
+    if sampled.token_ids.device.type == "cpu":
+        tokens = sampled.read()
+        return lambda: tokens
     if isinstance(sampled, VerifiedRows) or sampled.token_ids.device.type != "cuda" or sampled.logprobs is not None:
         return sampled.read
     host = torch.empty(sampled.token_ids.shape, dtype=torch.int64, pin_memory=True)
@@ -489,7 +496,7 @@ def _load(
             followers=followers,
             num_threads=num_threads,
             # The other ranks get their steps from the host, tokens and all.
-            is_asynchronous=loaded.device.type == "cuda" and followers is None,
+            is_asynchronous=can_capture(loaded.device) and followers is None,
             close=held.pop_all().close,
         )
 

@@ -7,9 +7,9 @@ from operator import itemgetter
 
 import numpy as np
 
-from .attention.paged import AttentionBatch, IntArray
+from .attention.paged import AttentionBatch
+from .block_tables import BlockTables
 from .plan import Chunk
-from .sequence import Sequence as TokenSequence
 
 _START = itemgetter(1)
 
@@ -23,31 +23,46 @@ class StepInputs:
     positions that rotations turn by. `scored`: chunks whose prompt's log-probabilities are asked for, and where their
     rows begin. `drafts`: by seq_id, those that the rows of a chunk end with.
     With adapters, rows of one adapter lie side by side; `adapter_slots` are those of the runs, which end at
-    `adapter_bounds`; none if no row has an adapter.
+    `adapter_bounds`; none if no row has an adapter. `num_decodes`, `num_queries`, `lens` and `slots` are those of
+    `batch`. `tables` are kept from step to step, `table_rows` [sequences] are their rows in it; without them the step
+    makes its own.
     """
 
     __slots__ = (
+        "_batch",
         "adapter_bounds",
         "adapter_slots",
-        "batch",
         "block_size",
         "drafts",
         "input_ids",
+        "lens",
+        "num_decodes",
+        "num_queries",
         "positions",
         "rope_positions",
         "sampled",
         "sampled_rows",
         "scored",
         "sequences",
+        "slots",
+        "table_rows",
+        "tables",
         "unread_rows",
         "unread_slots",
     )
 
-    def __init__(self, chunks: Sequence[Chunk], block_size: int, *, has_adapters: bool = False) -> None:
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        block_size: int,
+        *,
+        has_adapters: bool = False,
+        tables: BlockTables | None = None,
+    ) -> None:
         # One loop without calls per sequence: this is what the host does for every token of every step.
         ordered = sorted(chunks, key=_order_by_adapter) if has_adapters else _ordered(chunks)
         self.adapter_slots, self.adapter_bounds = _runs(ordered) if has_adapters else ([], [])
-        num_decodes = sum([chunk[2] == 1 for chunk in chunks])
+        self.num_decodes = sum([chunk[2] == 1 for chunk in chunks])
         input_ids: list[int] = []
         positions: list[int] = []
         self.unread_rows: list[int] = []
@@ -91,18 +106,35 @@ class StepInputs:
             ends = [row + 1 for row in rows]
             rows = [row for chunk, end in zip(self.sampled, ends, strict=True) for row in range(end - chunk[3], end)]
         self.sampled_rows = None if rows == list(range(num_rows)) else np.array(rows, dtype=np.int64)
-        num_queries = np.array([chunk[2] for chunk in ordered], dtype=np.int64)
-        starts = np.array([chunk[1] for chunk in ordered], dtype=np.int64)
-        tables = _tables(self.sequences)
-        table_rows = np.repeat(np.arange(len(ordered)), num_queries)
-        blocks = tables[table_rows, self.positions // block_size]
-        self.batch = AttentionBatch(
-            num_decodes=num_decodes,
-            num_queries=num_queries,
-            lens=starts + num_queries,
-            block_tables=tables,
-            slots=blocks * block_size + self.positions % block_size,
-        )
+        self.num_queries = np.array([chunk[2] for chunk in ordered], dtype=np.int64)
+        self.lens = np.array([chunk[1] for chunk in ordered], dtype=np.int64) + self.num_queries
+        if tables is None:
+            tables = BlockTables()
+            self.table_rows = tables.take_apart(self.sequences)
+        else:
+            self.table_rows = tables.take(self.sequences)
+        self.tables = tables
+        rows_of_tokens = self.table_rows
+        if num_rows > len(ordered):
+            rows_of_tokens = np.repeat(rows_of_tokens, self.num_queries)
+        blocks = tables.rows[rows_of_tokens, self.positions // block_size]
+        self.slots = blocks * block_size + self.positions % block_size
+        self._batch: AttentionBatch | None = None
+
+    @property
+    def batch(self) -> AttentionBatch:
+        """The sequences as attention takes them. Made when it is first asked for, while the step is launched: steps in
+        graphs have no use for it."""
+        if self._batch is None:
+            width = int(self.tables.counts[self.table_rows].max())
+            self._batch = AttentionBatch(
+                num_decodes=self.num_decodes,
+                num_queries=self.num_queries,
+                lens=self.lens,
+                block_tables=self.tables.rows[self.table_rows, :width],
+                slots=self.slots,
+            )
+        return self._batch
 
     @property
     def sequence_slots(self) -> list[int]:
@@ -117,15 +149,6 @@ def _ordered(chunks: Sequence[Chunk]) -> list[Chunk]:
     if len(decodes) < len(chunks):
         decodes += sorted([chunk for chunk in chunks if chunk[2] > 1], key=_START, reverse=True)
     return decodes
-
-
-def _tables(sequences: Sequence[TokenSequence]) -> IntArray:
-    """The blocks of each sequence, with zeros behind the last: all are copied at once."""
-    block_ids = [sequence.block_ids for sequence in sequences]
-    lens = np.array([len(each) for each in block_ids], dtype=np.int64)
-    tables = np.zeros((len(lens), lens.max()), dtype=np.int64)
-    tables[np.arange(tables.shape[1]) < lens[:, None]] = np.frombuffer(b"".join(block_ids), np.int64)
-    return tables
 
 
 def _order_by_adapter(chunk: Chunk) -> tuple[bool, int, int]:

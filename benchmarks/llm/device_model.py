@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from modelserver_backends.llm.block_tables import BlockTables
 from modelserver_backends.llm.engine import Engine, GenerationRequest
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.plan import SampledToken, StepPlan, StepResult
@@ -86,9 +87,10 @@ class ModelledRunner:
     window: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     steps_s: list[float] = field(default_factory=list)
+    tables: BlockTables = field(default_factory=BlockTables)
 
     def launch(self, plan: StepPlan) -> Computed:
-        StepInputs(plan.chunks, self.block_size)
+        StepInputs(plan.chunks, self.block_size, tables=self.tables)
         self.steps_s.append(self.roofline.step_s(plan))
         sampled = tuple([(SampledToken(4 + chunk[1] % 1000),) for chunk in plan.chunks if chunk[3]])
         return Computed(StepResult(sampled, {}))

@@ -15,9 +15,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from modelserver_backends.llm.block_tables import BlockTables
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.engine import Engine, GenerationRequest
 from modelserver_backends.llm.options import EngineOptions
@@ -56,10 +57,11 @@ class FreeRunner:
     eos_token_ids: frozenset[int] = frozenset()
     inputs_ns: int = 0
     own_ns: int = 0
+    tables: BlockTables = field(default_factory=BlockTables)
 
     def launch(self, plan: StepPlan) -> Computed:
         begin_ns = time.thread_time_ns()
-        StepInputs(plan.chunks, self.block_size)
+        _ = StepInputs(plan.chunks, self.block_size, tables=self.tables).batch
         self.inputs_ns = time.thread_time_ns() - begin_ns
         sampled = tuple((SampledToken(4 + chunk.start % (self.vocab_size - 4)),) for chunk in plan.chunks)
         self.own_ns = time.thread_time_ns() - begin_ns
@@ -78,9 +80,11 @@ def tokenizer() -> Iterator[Tokenizer]:
         yield Tokenizer.from_checkpoint(open_checkpoint(Path(directory)))
 
 
-def measure(num_running: int, *, is_streamed: bool, text: Tokenizer) -> tuple[list[float], list[float]]:
+def measure(
+    num_running: int, prompt_len: int, *, is_streamed: bool, text: Tokenizer
+) -> tuple[list[float], list[float]]:
     """Milliseconds of `NUM_STEPS` decode steps: of the engine, and of the network's inputs."""
-    runner = FreeRunner(num_running * 40 + 1, text.vocab_size)
+    runner = FreeRunner(num_running * (40 + prompt_len // 16) + 1, text.vocab_size, max_model_len=4096 + prompt_len)
     engine = Engine(
         options=EngineOptions(max_num_seqs=num_running, max_num_batched_tokens=8192),
         runner=runner,  # type: ignore[arg-type]  # what of it the engine calls
@@ -88,7 +92,7 @@ def measure(num_running: int, *, is_streamed: bool, text: Tokenizer) -> tuple[li
     )
     params = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
     for number in range(num_running):
-        prompt = [(number * 7 + position) % text.vocab_size for position in range(PROMPT_LEN)]
+        prompt = [(number * 7 + position) % text.vocab_size for position in range(prompt_len)]
         engine.add(GenerationRequest(prompt, params, is_streamed=is_streamed))
     while engine.statistics.num_running < num_running or engine.statistics.num_steps < WARMUP_STEPS:
         engine.step()
@@ -111,6 +115,7 @@ def percentile(values: list[float], percent: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 32, 256], help="sequences that decode at once")
+    parser.add_argument("--prompt", type=int, default=PROMPT_LEN, help="tokens of each prompt")
     arguments = parser.parse_args()
     print(f"CPU of the host per decode step in ms, {NUM_STEPS} steps")
     print("| running | streamed | engine p50 | engine p99 | inputs p50 | both p50 |")
@@ -118,7 +123,7 @@ def main() -> None:
     with tokenizer() as text:
         for num_running in arguments.running:
             for is_streamed in (True, False):
-                engine_ms, inputs_ms = measure(num_running, is_streamed=is_streamed, text=text)
+                engine_ms, inputs_ms = measure(num_running, arguments.prompt, is_streamed=is_streamed, text=text)
                 both = statistics.median(a + b for a, b in zip(engine_ms, inputs_ms, strict=True))
                 print(
                     f"| {num_running} | {'yes' if is_streamed else 'no'} | {statistics.median(engine_ms):.3f} "

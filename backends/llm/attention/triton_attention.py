@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -46,19 +48,27 @@ class TritonAttention:
         self._tile_queries = max(1, _TILE_ROWS // group)
 
     def prepare(self, batch: AttentionBatch) -> DeviceInputs:
-        """One copy to the device, from memory that it may read while the host goes on."""
-        arrays = [batch.slots, batch.lens, batch.block_tables]
+        return self.prepare_with(batch, ())[0]
+
+    def prepare_with(
+        self, batch: AttentionBatch, others: Sequence[IntArray]
+    ) -> tuple[DeviceInputs, list[torch.Tensor]]:
+        """The step, and other arrays on the device, flat: all by one copy, from memory that it may read while the host
+        goes on."""
+        arrays = [*others, batch.slots, batch.lens, batch.block_tables]
         has_prefill = batch.num_decodes < len(batch.lens)
         if has_prefill:
             arrays += self._prefill_arrays(batch)
-        slots, lens, tables, *prefill = copied_together(arrays, self._device)
-        return DeviceInputs(
+        copied = copied_together(arrays, self._device)
+        slots, lens, tables, *prefill = copied[len(others) :]
+        inputs = DeviceInputs(
             batch.num_decodes,
             slots,
             lens,
             tables.view(len(batch.lens), -1),
             PrefillTiles(*prefill) if has_prefill else None,
         )
+        return inputs, copied[: len(others)]
 
     def read(self, layer: int, block_ids: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv heads, tokens, head_dim] of the blocks."""

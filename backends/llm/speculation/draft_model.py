@@ -76,7 +76,9 @@ class DraftModel:
         if twin is None:
             twin = Generated(sequence.seq_id, list(token_ids), len(token_ids), _GREEDY)
             self._twins[sequence.seq_id] = twin
+            twin.slot = sequence.slot
             return twin
+        twin.slot = sequence.slot
         # Drafts follow the tokens that both had when the last ones were drafted.
         same = twin.num_prompt_tokens
         while same < min(len(twin.token_ids), len(token_ids)) and twin.token_ids[same] == token_ids[same]:

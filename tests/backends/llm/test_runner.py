@@ -36,7 +36,7 @@ def runner(checkpoint: Checkpoints) -> Any:
 
 
 def sequence_of(seq_id: int, tokens: list[int], blocks: list[int]) -> Sequence:
-    return Sequence(seq_id, list(tokens), len(tokens), GREEDY, block_ids=array("q", blocks))
+    return Sequence(seq_id, list(tokens), len(tokens), GREEDY, slot=seq_id, block_ids=array("q", blocks))
 
 
 def test_a_plan_of_chunks_and_decodes_in_any_order(runner: Runner, checkpoint: Checkpoints) -> None:

@@ -1,0 +1,109 @@
+"""The blocks of running sequences as one array, which is kept from step to step: a step writes only what is new."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from operator import attrgetter, is_
+
+import numpy as np
+
+from .attention.paged import IntArray
+from .sequence import Sequence as TokenSequence
+
+_BLOCK_IDS = attrgetter("block_ids")
+
+
+class BlockTables:
+    """`rows` [slots, blocks]: by the slot of a sequence its first `counts` [slots] blocks, then zeros.
+
+    `versions` [slots] change when the blocks that a row began with are others: another sequence has its slot, or the
+    same one has lost its blocks meanwhile. `is_windowed`: blocks before a window become `NULL_BLOCK`, so a row that
+    grows is another.
+    """
+
+    def __init__(self, *, is_windowed: bool = False) -> None:
+        self.rows = np.zeros((1, 1), dtype=np.int64)
+        self.counts = np.zeros(1, dtype=np.int64)
+        self.versions = np.zeros(1, dtype=np.int64)
+        self._is_windowed = is_windowed
+        self._held: list[array[int] | None] = [None]
+        # Of the step before: its sequences' blocks and slots.
+        self._last: list[array[int]] = []
+        self._last_slots = np.empty(0, dtype=np.int64)
+
+    def take(self, sequences: Sequence[TokenSequence]) -> IntArray:
+        """Write the blocks of a step's sequences, which have different slots; these slots, in their order."""
+        return self._take(sequences, None)
+
+    def take_apart(self, sequences: Sequence[TokenSequence]) -> IntArray:
+        """The same of sequences that may have no slots of their own: each has the row of its place."""
+        return self._take(sequences, list(range(len(sequences))))
+
+    def _take(self, sequences: Sequence[TokenSequence], slots: list[int] | None) -> IntArray:
+        tables = list(map(_BLOCK_IDS, sequences))
+        if len(tables) != len(self._last) or not all(map(is_, tables, self._last)):
+            if slots is None:
+                slots = [sequence.slot for sequence in sequences]
+            self._make_room(max(slots) + 1, 0)
+            for slot, table in zip(slots, tables, strict=True):
+                if self._held[slot] is not table:
+                    self._held[slot] = table
+                    self.counts[slot] = 0
+                    self.versions[slot] += 1
+            self._last, self._last_slots = tables, np.array(slots, dtype=np.int64)
+        slots_of, counts = self._last_slots, np.array(list(map(len, tables)), dtype=np.int64)
+        grown = np.flatnonzero(counts != self.counts[slots_of])
+        if len(grown):
+            self._make_room(0, int(counts.max()))
+            for index, slot, count in zip(
+                grown.tolist(), slots_of[grown].tolist(), counts[grown].tolist(), strict=True
+            ):
+                first = int(self.counts[slot])
+                if first == 0:
+                    self.rows[slot, count:] = 0
+                elif self._is_windowed:
+                    first = 0
+                    self.versions[slot] += 1
+                self.rows[slot, first:count] = tables[index][first:]
+            self.counts[slots_of] = counts
+        return slots_of
+
+    def _make_room(self, num_slots: int, num_blocks: int) -> None:
+        old_slots, old_blocks = self.rows.shape
+        if num_slots <= old_slots and num_blocks <= old_blocks:
+            return
+        slots, blocks = (
+            max(old, 2 * new if new > old else 0) for old, new in ((old_slots, num_slots), (old_blocks, num_blocks))
+        )
+        rows, self.rows = self.rows, np.zeros((slots, blocks), dtype=np.int64)
+        self.rows[:old_slots, :old_blocks] = rows
+        for name in ("counts", "versions"):
+            setattr(self, name, np.concatenate((getattr(self, name), np.zeros(slots - old_slots, dtype=np.int64))))
+        self._held += [None] * (slots - old_slots)
+
+
+class TableChanges:
+    """What a copy of `BlockTables` elsewhere lacks. `width`: the blocks of a row of it."""
+
+    def __init__(self, num_slots: int, width: int) -> None:
+        self._width = width
+        self._counts = np.zeros(num_slots, dtype=np.int64)
+        self._versions = np.full(num_slots, -1, dtype=np.int64)
+
+    def take(self, tables: BlockTables, slots: IntArray) -> tuple[IntArray, IntArray]:
+        """Places in the copy, as one row, and the blocks that go there, so that the rows `slots` of it are whole."""
+        versions, counts = tables.versions[slots], tables.counts[slots]
+        known = np.where(self._versions[slots] == versions, self._counts[slots], 0)
+        changed = np.flatnonzero(known < counts)
+        if not len(changed):
+            return _NONE, _NONE
+        slots, known, counts = slots[changed], known[changed], counts[changed]
+        self._versions[slots], self._counts[slots] = versions[changed], counts
+        lens = counts - known
+        rows = np.repeat(slots, lens)
+        columns = np.arange(len(rows)) + np.repeat(known - (np.cumsum(lens) - lens), lens)
+        return rows * self._width + columns, tables.rows[rows, columns]
+
+
+_NONE = np.empty(0, dtype=np.int64)
