@@ -1,21 +1,25 @@
-"""What failures on a Ray cluster cost: `python -m benchmarks.cluster [--planner]`.
+"""What failures on a Ray cluster cost: `python -m benchmarks.cluster [--planner | --redis redis-server]`.
 
 A cluster of a head and three nodes on this machine has three replicas of the model `identity` behind a router that four
 clients ask all the time, 50 times a second each. Each row is an event: the requests that failed, the longest time in
 which a client had no answer, and the time until all replicas were ready again. With --planner only the planner: the
-time of one plan for 10,000 replicas that are replaced while some of them fail.
+time of one plan for 10,000 replicas that are replaced while some of them fail. With --redis, a redis-server program,
+only the loss of the head: Ray keeps its state in that server, the head is killed with the controller on it, and
+another one is started at its address after ten seconds; then a server is killed, for the controller to replace.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import json
 import os
 import random
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PORT, DISCOVERY_PORT = 9710, 9713
 NUM_CLIENTS, PAUSE_S, PATIENCE_S = 4, 0.02, 120.0
 NUM_SIMULATED = 10_000
+HEAD = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 << 20}
 BODY = b'{"inputs":[{"name":"INPUT0","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
 POOL = Pool(
     "echo",
@@ -102,6 +107,37 @@ def simulate() -> None:
     )
 
 
+class Load:
+    """All clients, until their report."""
+
+    def __init__(self) -> None:
+        self._clients = [Client() for _ in range(NUM_CLIENTS)]
+        for client in self._clients:
+            client.start()
+
+    def report(self, name: str, recovered_s: float | None = None) -> None:
+        for client in self._clients:
+            client.is_over.set()
+        for client in self._clients:
+            client.join()
+        failed, longest_s = (
+            sum(each.num_failed for each in self._clients),
+            max(each.longest_s for each in self._clients),
+        )
+        recovered = "" if recovered_s is None else f"{recovered_s:.1f}"
+        print(f"{name:<34} {failed:>8} {longest_s:>14.2f} {recovered:>14}", flush=True)
+
+
+def start_router(url: str) -> subprocess.Popen[bytes]:
+    words = [f"--discover={url}", f"--http-port={PORT}", f"--grpc-port={PORT + 1}", f"--metrics-port={PORT + 2}"]
+    router = subprocess.Popen(
+        [sys.executable, "-m", "modelserver", "route", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    time.sleep(8)
+    print(f"{'event':<34} {'failed':>8} {'no answer, s':>14} {'recovered, s':>14}")
+    return router
+
+
 class Bench:
     """The cluster, with the calls of its controller."""
 
@@ -124,9 +160,7 @@ class Bench:
 
     def row(self, name: str, event: Callable[[], None], is_changed: Callable[[], bool]) -> None:
         """Have `event` happen under load; it has been seen when `is_changed`."""
-        clients = [Client() for _ in range(NUM_CLIENTS)]
-        for client in clients:
-            client.start()
+        load = Load()
         time.sleep(3)
         began_s = time.monotonic()
         event()
@@ -135,25 +169,12 @@ class Bench:
         self.settle()
         recovered_s = time.monotonic() - began_s
         time.sleep(2)
-        for client in clients:
-            client.is_over.set()
-        for client in clients:
-            client.join()
-        failed, longest_s = sum(each.num_failed for each in clients), max(each.longest_s for each in clients)
-        print(f"{name:<34} {failed:>8} {longest_s:>14.2f} {recovered_s:>14.1f}", flush=True)
+        load.report(name, recovered_s)
 
     def run(self) -> None:
         self.deploy(POOL)
-        url = self.controller.call("status")["pools"][0]["discover"]
-        words = [f"--discover={url}", f"--http-port={PORT}", f"--grpc-port={PORT + 1}", f"--metrics-port={PORT + 2}"]
-        router = subprocess.Popen(
-            [sys.executable, "-m", "modelserver", "route", *words],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        router = start_router(self.controller.call("status")["pools"][0]["discover"])
         try:
-            time.sleep(8)
-            print(f"{'event':<34} {'failed':>8} {'no answer, s':>14} {'recovered, s':>14}")
             self._rows()
         finally:
             router.terminate()
@@ -196,17 +217,94 @@ class Bench:
         )
 
 
+class HeadLoss:
+    """A cluster whose head may end: all that this process asks of it is a command of its own."""
+
+    def __init__(self, redis: str, directory: Path) -> None:
+        store_port, self._port = PORT + 5, PORT + 6
+        words = [redis, f"--port {store_port}", "--bind 127.0.0.1", "--save ''", f"--dir {directory}"]
+        self._store = subprocess.Popen(" ".join(words), shell=True, stdout=subprocess.DEVNULL, start_new_session=True)
+        os.environ["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{store_port}"
+        self._file = directory / "deploy.yaml"
+        document = {"discovery_port": DISCOVERY_PORT, "pools": [msgspec.to_builtins(POOL)]}
+        self._file.write_bytes(msgspec.yaml.encode(document))
+
+    def run(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        time.sleep(1)  # the store starts
+        head = {**HEAD, "gcs_server_port": self._port}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        router: subprocess.Popen[bytes] | None = None
+        try:
+            for _ in range(3):
+                cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
+            self._command("deploy", str(self._file), "--wait=120")
+            router = start_router(self._status()["discover"])
+            before = {each["pid"] for each in self._status()["replicas"]}
+            load = Load()
+            time.sleep(3)
+            cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+            time.sleep(10)
+            load.report("the head is away for 10 s")
+            load, began_s = Load(), time.monotonic()
+            cluster.head_node = None
+            cluster.add_node(**head)
+            kept = self._until(lambda pool: pool["settled"], "settled")
+            seconds = time.monotonic() - began_s
+            load.report("another head starts", seconds)
+            print(
+                f"servers that were kept: {len(before & {each['pid'] for each in kept['replicas']})} of {len(before)}"
+            )
+            load, began_s, victim = Load(), time.monotonic(), min(before)
+            os.kill(victim, signal.SIGKILL)
+            self._until(
+                lambda pool: pool["settled"] and victim not in {each["pid"] for each in pool["replicas"]}, "replaced"
+            )
+            load.report("a server is killed after that", time.monotonic() - began_s)
+        finally:
+            if router is not None:
+                router.terminate()
+                router.wait()
+            cluster.shutdown()
+            os.killpg(self._store.pid, signal.SIGTERM)
+
+    def _command(self, *words: str) -> str:
+        command = [sys.executable, "-m", "modelserver", *words, f"--address=127.0.0.1:{self._port}"]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=150, check=True).stdout
+
+    def _status(self) -> Any:
+        (pool,) = json.loads(self._command("cluster", "status", "--json"))["pools"]
+        return pool
+
+    def _until(self, is_so: Callable[[Any], bool], what: str) -> Any:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                pool = self._status()
+            except subprocess.CalledProcessError:
+                pool = None
+            if pool is not None and is_so(pool):
+                return pool
+            assert time.monotonic() < deadline_s, f"the pool is not {what}: {pool}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--planner", action="store_true", help="only the planner, without Ray")
+    parser.add_argument("--redis", metavar="PROGRAM", help="only the loss of the head, with this redis-server")
+    arguments = parser.parse_args()
+    if arguments.redis:
+        with tempfile.TemporaryDirectory() as directory:
+            HeadLoss(arguments.redis, Path(directory)).run()
+        return
     simulate()
-    if parser.parse_args().planner:
+    if arguments.planner:
         return
     import ray
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
     try:
         for _ in range(3):
             cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
