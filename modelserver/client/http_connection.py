@@ -11,6 +11,7 @@ from typing import Final
 from modelserver.client.heads import END_OF_HEAD, AnswerHead, AnswerHeads, ChunkedBody, MalformedAnswerError
 from modelserver.core.tensor import Buffer
 from modelserver.wire.context import Arena
+from modelserver.wire.sockets.transport import SocketTransport
 
 # After the end of a connection without an answer: until the peer's system would have refused our request.
 _REFUSAL_WAIT_S: Final = 0.03
@@ -162,8 +163,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
-        asking, self._asking = self._asking, None
         self._owner.forget(self)
+        if isinstance(error, ConnectionResetError | BrokenPipeError) and isinstance(self.transport, SocketTransport):
+            self._receive_last()
+        asking, self._asking = self._asking, None
         if asking is None:
             return
         head = self._head
@@ -176,6 +179,13 @@ class HttpConnection(asyncio.BufferedProtocol):
         what = "the connection broke" if error else "the server closed the connection"
         where = "within its answer" if has_answer else "without an answer"
         asking.lost(f"{what} {where}" + (f": {error}" if error else ""), is_refused=is_refused)
+
+    def _receive_last(self) -> None:
+        """The answer of a peer that closed without reading the whole request may still lie in the system."""
+        opened = self.transport.get_extra_info("socket")
+        with suppress(OSError):
+            while self._asking is not None and (nbytes := opened.recv_into(self._arena)):
+                self.buffer_updated(nbytes)
 
     def pause_writing(self) -> None:
         self.is_full = True
@@ -245,7 +255,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _finish(self, head: AnswerHead) -> None:
         """The answer is complete: the connection is free, unless it must close."""
         self._asking = self._head = self._chunks = None
-        if head.is_last or not self._is_whole:
+        if head.is_last or not self._is_whole or self.is_lost:
             self._owner.forget(self)
             self.transport.abort()
         else:

@@ -43,6 +43,19 @@ class ErrorWriter(abc.ABC):
         return self.refused(403, f"This API is restricted, expecting header '{header}'", "restricted")
 
 
+class EarlyAnswerError(ServerError):
+    """The error of a body whose request was answered before it was complete: the rest of it is not wanted."""
+
+    def __init__(self, response: HttpResponse) -> None:
+        super().__init__(f"answered with {response.status}")
+        self.response = response
+
+
+def body_refused(error: ServerError, errors: ErrorWriter) -> HttpResponse:
+    """The answer to a request whose body is not taken."""
+    return error.response if isinstance(error, EarlyAnswerError) else errors.failed(error)
+
+
 # The one table from error code to HTTP status, and the body of every error.
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from modelserver.core.tensor import Buffer
 from modelserver.endpoints.endpoint import Endpoint, Outcome
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter, RouteMemo
-from modelserver.protocol.response import HttpResponse
+from modelserver.protocol.response import EarlyAnswerError, HttpResponse
 from modelserver.router.affinity import (
     SESSION_HEADER,
     Prompt,
@@ -92,6 +92,7 @@ class HttpForward(Connecting, Waiting):
     """
 
     __slots__ = (
+        "_begun_early",
         "_connecting",
         "_early",
         "_endpoint",
@@ -141,8 +142,9 @@ class HttpForward(Connecting, Waiting):
         self._tail = b""
         self._media_type = ""
         self._room: asyncio.Task[None] | None = None
-        # A whole answer that was there before the end of the request.
-        self._early: HttpResponse | None = None
+        # The head of an answer that begins before the request is complete, and as much of the body as has arrived.
+        self._begun_early: AnswerHead | None = None
+        self._early: list[bytes] = []
         self._is_over = False
         replicas.counts.begin()
 
@@ -234,7 +236,7 @@ class HttpForward(Connecting, Waiting):
 
     def take(self, piece: bytes) -> None:
         """The next piece of the body."""
-        if self._is_over or self._early is not None or self._writer is not None:
+        if self._is_over:
             return  # the replica has answered
         is_first = not self._num_kept
         self._num_kept += len(piece)
@@ -256,7 +258,7 @@ class HttpForward(Connecting, Waiting):
     @property
     def takes_more(self) -> bool:
         """Whether the client should send more now."""
-        if self._is_over or self._early is not None:
+        if self._is_over:
             return True
         upstream = self._upstream
         return self._num_kept <= _MAX_KEPT_BYTES if upstream is None else not upstream.is_full
@@ -265,15 +267,18 @@ class HttpForward(Connecting, Waiting):
         """The body is complete, and this is where the answer goes."""
         self._exchange = exchange
         self._is_whole = True
-        if self._early is not None:
-            early, self._early = self._early, None
-            self._respond(early)
-        elif not self._is_over:
-            exchange.on_disconnect = self._leave
-            if not self._num_kept:
-                self.choose()
-            elif self._upstream is not None:
-                self._upstream.send(_LAST_CHUNK if self._length is None else b"", is_whole=True)
+        if self._is_over:
+            return
+        exchange.on_disconnect = self._leave
+        if not self._num_kept:
+            self.choose()
+        elif self._upstream is not None:
+            self._upstream.send(_LAST_CHUNK if self._length is None else b"", is_whole=True)
+            if self._begun_early is not None:
+                early, self._early = self._early, []
+                self.begun(self._begun_early)
+                for piece in early:
+                    self.more(piece)
 
     def has_room(self) -> None:
         if self._upload is not None:
@@ -306,20 +311,21 @@ class HttpForward(Connecting, Waiting):
         return True
 
     def _respond(self, response: HttpResponse) -> None:
-        exchange = self._exchange
-        if exchange is None:
-            self._early = response
-            self.has_room()
-            return
+        exchange, upload = self._exchange, self._upload
         self._end()
-        exchange.respond(response)
+        if exchange is not None:
+            exchange.respond(response)
+        elif upload is not None:
+            upload.fail(EarlyAnswerError(response))
 
     def begun(self, head: AnswerHead) -> None:
         exchange, upstream = self._exchange, self._upstream
-        if exchange is None or upstream is None:
-            # It answers at length before it has the request.
-            self._break("the replica answered before the request was complete")
+        if upstream is None:
             return
+        if exchange is None:
+            self._begun_early, self._early = head, []
+            return
+        self._begun_early = None
         self._pieces = []
         headers = list(head.headers)
         if head.length is not None:
@@ -330,7 +336,9 @@ class HttpForward(Connecting, Waiting):
 
     def more(self, data: bytes) -> None:
         writer = self._writer
-        assert writer is not None, "the answer has begun"
+        if writer is None:
+            self._keep_early(data)
+            return
         self._tail = data[-2:]
         try:
             if not writer.send(data) and self._upstream is not None and self._room is None:
@@ -338,6 +346,12 @@ class HttpForward(Connecting, Waiting):
                 self._room = asyncio.get_running_loop().create_task(self._wait_for_room(writer))
         except ConnectionError:
             self._leave()
+
+    def _keep_early(self, data: bytes) -> None:
+        """A part of an answer whose request is not complete: it is sent as a whole, unless the request ends before."""
+        self._early.append(data)
+        if sum(map(len, self._early)) > _MAX_KEPT_BYTES:
+            self._break("the replica answered at length before the request was complete")
 
     async def _wait_for_room(self, writer: ResponseWriter) -> None:
         try:
@@ -350,6 +364,10 @@ class HttpForward(Connecting, Waiting):
             self._upstream.resume()
 
     def ended(self) -> None:
+        early, self._begun_early = self._begun_early, None
+        if early is not None:
+            self.answered(early, b"".join(self._early))
+            return
         self._finish(Outcome.DONE)
         self._close()
 
@@ -362,6 +380,7 @@ class HttpForward(Connecting, Waiting):
 
     def lost(self, reason: str, *, is_refused: bool) -> None:
         self._finish(Outcome.LOST, reason)
+        self._begun_early = None
         if self._writer is not None:
             self._break_off(reason)
             return
@@ -398,20 +417,12 @@ class HttpForward(Connecting, Waiting):
         if self._upstream is not None:
             self._upstream.abandon()
             self._finish(Outcome.LOST, text)
-        if self._exchange is None and self._upload is not None:
-            self._end()
-            self._upload.fail(UnavailableError(text))
-        else:
-            self._respond(errors_of(self._head.path).refused(502, text))
+        self._respond(errors_of(self._head.path).refused(502, text))
 
     def _fail(self, error: ServerError) -> None:
         """There is no replica for the request."""
         self._replicas.counts.num_unserved += 1
-        if self._exchange is None and self._upload is not None:
-            self._end()
-            self._upload.fail(error)
-        else:
-            self._respond(errors_of(self._head.path).failed(error))
+        self._respond(errors_of(self._head.path).failed(error))
 
     def unserved(self, error: ServerError) -> None:
         self._fail(error)

@@ -137,7 +137,7 @@ async def _deaf(call: StreamCall) -> None:
 
 
 class HttpExamples(HttpHandler):
-    """`/`, `/echo`, `/head`, `/size/<n>`, `/pieces/<n>/<size>`, `/hold`; 404 for all else."""
+    """`/` and `/v2/health/ready`, `/echo`, `/head`, `/size/<n>`, `/pieces/<n>/<size>`, `/hold`; 404 for all else."""
 
     def __init__(self) -> None:
         self.held: list[HttpExchange] = []
@@ -155,7 +155,7 @@ class HttpExamples(HttpHandler):
     def handle(self, exchange: HttpExchange) -> None:
         self.num_requests += 1
         match exchange.head.path.strip("/").split("/"):
-            case [""]:
+            case [""] | ["v2", "health", "ready"]:
                 exchange.respond(_plain(b"hello"))
             case ["echo"]:
                 exchange.respond(HttpResponse(200, [("content-type", "application/octet-stream")], (exchange.body,)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from modelserver.errors import PayloadTooLargeError, ServerError
 from modelserver.protocol.exchange import HttpExchange, HttpHandler, ResponseWriter
-from modelserver.protocol.response import HttpResponse, message_response
+from modelserver.protocol.response import HttpResponse, body_refused, message_response
 from modelserver.telemetry.wire_counts import Protocol, Violation
 from modelserver.wire.assembly import owner_of
 from modelserver.wire.body import MIN_DIRECT_BYTES
@@ -425,7 +425,7 @@ class RequestReader(asyncio.BufferedProtocol, abc.ABC):
         self._finish()
 
     def _refuse_body(self, incoming: Incoming, error: ServerError) -> None:
-        response = self._frontend.errors(incoming.request.http.path).failed(error)
+        response = body_refused(error, self._frontend.errors(incoming.request.http.path))
         self._max_dropped = max(_MAX_DROPPED_BYTES, self._context.limits.max_body_bytes)
         if incoming.collector.is_piped:  # no limit of the wire's
             self._end_with(response)

@@ -10,7 +10,7 @@ from typing import Final
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
-from modelserver.protocol.response import ErrorWriter, HttpResponse
+from modelserver.protocol.response import ErrorWriter, HttpResponse, body_refused
 from modelserver.telemetry.wire_counts import Violation
 from modelserver.wire.address import peer_of
 from modelserver.wire.assembly import owner_of
@@ -178,7 +178,7 @@ class RestExchange(HttpExchange, Http2Stream):
             too_large = isinstance(error, PayloadTooLargeError)
             self.connection.count(Violation.BODY_TOO_LARGE if too_large else Violation.ASSEMBLY_BUDGET)
         self.phase = RUNNING
-        self.respond(self._errors().failed(error))
+        self.respond(body_refused(error, self._errors()))
 
     def _widen(self, num_received: int, collector: BodyCollector) -> None:
         """Widen the window for the rest of a body of known length; for any other, by the bytes that were taken."""
