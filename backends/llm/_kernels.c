@@ -29,12 +29,15 @@
 #define INLINED static inline __attribute__((always_inline))
 #endif
 
-/* Tokens whose softmax is taken at once, tokens whose codes are decoded at once, and heads that share the keys and values
- * read for them.
+/* Tokens whose softmax is taken at once, and how far their scores lie apart for two queries; tokens whose codes are
+ * decoded at once; queries that share the values read for them; queries of a strip, and what these have in floats.
  */
 #define TILE 128
+#define SCORES (TILE + 16)
 #define DECODED 32
 #define MAX_QUERIES 4
+#define MAX_ROWS 32
+#define STRIP_VALUES (MAX_ROWS * 128)
 #define MAX_DIM 576
 #define MAX_ROTATIONS 8
 
@@ -56,16 +59,19 @@ typedef struct {
     int64_t num_blocks, block_size, num_tokens, num_items, num_rows, width, num_threads;
 } Plan;
 
-/* A token that attends to the first `length` of its sequence. */
+/* A strip: `count` tokens that follow each other, of which the first attends to the first `length` of its sequence. */
 typedef struct {
-    int64_t token, row, length;
+    int64_t token, row, length, count;
 } Item;
 
-/* The view of a query: tokens [first, stop) of the sequence whose blocks are in `table`, through one KV head. */
+/* What a strip of `num_tokens` tokens sees through one KV head: tokens up to `stop` of the sequence whose blocks are in
+ * `table`, and each token after the first one more; of a `window`, if that is not 0, the last of these. `num_queries`
+ * query heads of each token read the KV head; so many bytes lie between these, and their outputs, of two tokens.
+ */
 typedef struct {
     const char *layer;
     const int64_t *table;
-    int64_t first, stop;
+    int64_t stop, window, num_tokens, num_queries, query_bytes, output_bytes;
     int64_t kv_head, num_kv_heads, head_dim, shared_dim, block_size, block_bytes, page_bytes;
     int is_half, coding;
     float softcap;
@@ -94,6 +100,25 @@ static inline int64_t item_bytes(const Geometry *g)
 static inline int64_t page_bytes(const Geometry *g)
 {
     return g->block_size * (g->head_dim * item_bytes(g) + (g->coding != AS_THEY_COME ? 4 : 0));
+}
+
+/* Queries of a strip. */
+static inline int64_t most_rows(int64_t head_dim)
+{
+    const int64_t most = STRIP_VALUES / head_dim / MAX_QUERIES * MAX_QUERIES;
+    return most < MAX_QUERIES ? MAX_QUERIES : most > MAX_ROWS ? MAX_ROWS : most;
+}
+
+/* Row `row` of a strip is a query head of one of its tokens: what these see ends a token later each. */
+static inline int64_t stop_of(const Sight *sight, int64_t row)
+{
+    return sight->stop + row / sight->num_queries;
+}
+
+static inline int64_t first_of(const Sight *sight, int64_t row)
+{
+    const int64_t first = stop_of(sight, row) - sight->window;
+    return sight->window > 0 && first > 0 ? first : 0;
 }
 
 /* Half precision is bfloat16: the upper half of a float. */
@@ -149,7 +174,7 @@ static inline void set_element(void *values, int64_t at, float value, int is_hal
 
 typedef struct {
     int width;
-    void (*attend)(const Sight *, const void *, int64_t, float, void *);
+    void (*attend)(const Sight *, const char *, float, char *);
     void (*turn)(void *, const void *, const void *, int64_t, int);
     void (*normalise)(const void *, const void *, void *, int64_t, double, int);
     void (*gate)(const void *, const void *, void *, int64_t, int);
@@ -264,8 +289,12 @@ static void attend_part(const Work *shared, int64_t part)
     const Sight sight = {
         .layer = layer->layer,
         .table = tables_of(layer->plan) + item->row * layer->plan->width,
-        .first = layer->window > 0 && item->length > layer->window ? item->length - layer->window : 0,
         .stop = item->length,
+        .window = layer->window,
+        .num_tokens = item->count,
+        .num_queries = num_queries,
+        .query_bytes = (g->num_heads + num_pages(g)) * head_bytes,
+        .output_bytes = g->num_heads * output_bytes,
         .kv_head = kv_head,
         .num_kv_heads = g->num_kv_heads,
         .head_dim = g->head_dim,
@@ -280,8 +309,7 @@ static void attend_part(const Work *shared, int64_t part)
     };
     const int64_t row = item->token * (g->num_heads + num_pages(g)) + kv_head * group + first;
     const int64_t output_row = item->token * g->num_heads + kv_head * group + first;
-    chosen->attend(&sight, layer->heads + row * head_bytes, num_queries, (float)g->scale,
-                   layer->output + output_row * output_bytes);
+    chosen->attend(&sight, layer->heads + row * head_bytes, (float)g->scale, layer->output + output_row * output_bytes);
 }
 
 #ifndef WITHOUT_PYTHON
@@ -294,7 +322,7 @@ static void attend_layer(Layer *layer)
     share(&layer->work, step->num_tokens * (g->num_heads + num_pages(g)) * g->head_dim);
     int64_t num_seen = 0;
     for (int64_t item = 0; item < step->num_items; item++)
-        num_seen += items_of(step)[item].length;
+        num_seen += items_of(step)[item].length * items_of(step)[item].count;
     layer->work.compute = attend_part;
     layer->work.num_parts = step->num_items * g->num_kv_heads * parts_of_head(g);
     share(&layer->work, num_seen * g->num_heads * g->head_dim);
@@ -381,14 +409,23 @@ static const char *fault_of(const Geometry *g, const Py_buffer views[4])
     return NULL;
 }
 
-/* Rows of at most `most_queries` attend here, each query by itself; the others only store their keys and values. */
+/* How many tokens a strip has: as many as share what they read, but parts for all threads. */
+static int64_t strip_tokens(const Geometry *g, int64_t num_tokens, int64_t num_threads)
+{
+    const int64_t most = most_rows(g->head_dim) * g->num_kv_heads / g->num_heads;
+    const int64_t shared = num_tokens * g->num_kv_heads / (4 * num_threads), fit = most < shared ? most : shared;
+    return g->shared_dim > 0 || fit < 1 ? 1 : fit;
+}
+
+/* Rows of at most `most_queries` attend here; the others only store their keys and values. */
 static PyObject *make_plan(const Geometry *g, const Py_buffer views[4], int64_t most_queries, int64_t num_threads)
 {
     const int64_t *num_queries = views[0].buf, *lens = views[1].buf;
     const int64_t num_rows = views[2].shape[0];
+    const int64_t each = strip_tokens(g, views[3].shape[0], num_threads);
     int64_t num_items = 0;
     for (int64_t row = 0; row < num_rows; row++)
-        num_items += num_queries[row] <= most_queries ? num_queries[row] : 0;
+        num_items += num_queries[row] <= most_queries ? (num_queries[row] + each - 1) / each : 0;
     Plan head = {g->num_blocks, g->block_size, views[3].shape[0], num_items, num_rows, views[2].shape[1], num_threads};
     const Py_ssize_t items_at = (Py_ssize_t)sizeof head + views[3].len;
     const Py_ssize_t tables_at = items_at + (Py_ssize_t)(num_items * (int64_t)sizeof(Item));
@@ -403,8 +440,10 @@ static PyObject *make_plan(const Geometry *g, const Py_buffer views[4], int64_t 
     int64_t token = 0;
     for (int64_t row = 0; row < num_rows; token += num_queries[row], row++)
         if (num_queries[row] <= most_queries)
-            for (int64_t query = 0; query < num_queries[row]; query++)
-                *items++ = (Item){token + query, row, lens[row] - num_queries[row] + 1 + query};
+            for (int64_t query = 0; query < num_queries[row]; query += each) {
+                const int64_t left = num_queries[row] - query;
+                *items++ = (Item){token + query, row, lens[row] - left + 1, left < each ? left : each};
+            }
     return plan;
 }
 

@@ -163,13 +163,13 @@ INLINE void NAME(score)(const float *query, const void *keys, int64_t count, int
     for (int64_t token = 0; token < count; token += WIDTH) {
         vec sums[WIDTH];
         const int64_t last = count - 1 - token, first = token * dim;
+        /* From zero on, so that compilers have one way only to join products and sums. */
         if (last >= WIDTH - 1 && whole > 0) {
-            vec part = NAME(load)(query, 0, 0);
 #pragma GCC unroll 16
             for (int i = 0; i < WIDTH; i++)
-                sums[i] = part * NAME(load)(keys, first + i * dim, is_half);
-            for (int64_t at = WIDTH; at < whole; at += WIDTH) {
-                part = NAME(load)(query, at, 0);
+                sums[i] = NAME(all)(0.0f);
+            for (int64_t at = 0; at < whole; at += WIDTH) {
+                const vec part = NAME(load)(query, at, 0);
 #pragma GCC unroll 16
                 for (int i = 0; i < WIDTH; i++)
                     sums[i] += part * NAME(load)(keys, first + i * dim + at, is_half);
@@ -190,68 +190,80 @@ INLINE void NAME(score)(const float *query, const void *keys, int64_t count, int
             scores[token] += query[at] * element(keys, token * dim + at, is_half);
 }
 
-/* Adds to outputs [queries, dim] the values of `count` tokens, weighed by weights [queries, TILE]. There are `stride`
- * values between the beginnings of two tokens.
+/* Adds to outputs [queries, dim] the values of `count` tokens, weighed by weights [queries, SCORES]. There are `stride`
+ * values between the beginnings of two tokens. Of these, `num_parts` vectors from number `at` on.
  */
-INLINE void NAME(weigh)(const float *weights, const void *values, int64_t count, int64_t dim, int64_t stride,
-                        float *outputs, int num_queries, int is_half)
+INLINE void NAME(weigh_parts)(const float *weights, const void *values, int64_t count, int64_t dim, int64_t stride,
+                              float *outputs, int64_t at, const int num_queries, const int num_parts, const int is_half)
 {
-    int64_t at = 0;
-    for (; at + 2 * WIDTH <= dim; at += 2 * WIDTH) {
-        vec low[MAX_QUERIES], high[MAX_QUERIES];
+    vec sums[MAX_QUERIES][8];
 #pragma GCC unroll 4
-        for (int query = 0; query < num_queries; query++) {
-            low[query] = NAME(load)(outputs, query * dim + at, 0);
-            high[query] = NAME(load)(outputs, query * dim + at + WIDTH, 0);
-        }
-        for (int64_t token = 0; token < count; token++) {
-            vec value_low = NAME(load)(values, token * stride + at, is_half);
-            vec value_high = NAME(load)(values, token * stride + at + WIDTH, is_half);
+    for (int query = 0; query < num_queries; query++)
+#pragma GCC unroll 8
+        for (int part = 0; part < num_parts; part++)
+            sums[query][part] = NAME(load)(outputs, query * dim + at + part * WIDTH, 0);
+    const char *token_values = (const char *)values + (is_half ? 2 : 4) * at;
+    for (int64_t token = 0; token < count; token++, token_values += (is_half ? 2 : 4) * stride) {
+        vec weight[MAX_QUERIES];
 #pragma GCC unroll 4
-            for (int query = 0; query < num_queries; query++) {
-                float weight = weights[query * TILE + token];
-                low[query] += weight * value_low;
-                high[query] += weight * value_high;
-            }
-        }
+        for (int query = 0; query < num_queries; query++)
+            weight[query] = NAME(all)(weights[query * SCORES + token]);
+#pragma GCC unroll 8
+        for (int part = 0; part < num_parts; part++) {
+            const vec value = NAME(load)(token_values, part * WIDTH, is_half);
 #pragma GCC unroll 4
-        for (int query = 0; query < num_queries; query++) {
-            NAME(store)(outputs, query * dim + at, low[query], 0);
-            NAME(store)(outputs, query * dim + at + WIDTH, high[query], 0);
+            for (int query = 0; query < num_queries; query++)
+                sums[query][part] += weight[query] * value;
         }
     }
+#pragma GCC unroll 4
+    for (int query = 0; query < num_queries; query++)
+#pragma GCC unroll 8
+        for (int part = 0; part < num_parts; part++)
+            NAME(store)(outputs, query * dim + at + part * WIDTH, sums[query][part], 0);
+}
+
+/* All of them: as many vectors at a time as there are sums that need not wait for one another. */
+INLINE void NAME(weigh)(const float *weights, const void *values, int64_t count, int64_t dim, int64_t stride,
+                        float *outputs, const int num_queries, const int is_half)
+{
+    const int most = num_queries > 2 ? (WIDTH == 16 ? 4 : 2) : num_queries == 2 && WIDTH < 16 ? 4 : 8;
+    int64_t at = 0;
+    for (; at + most * WIDTH <= dim; at += most * WIDTH)
+        NAME(weigh_parts)(weights, values, count, dim, stride, outputs, at, num_queries, most, is_half);
+    for (; most > 2 && at + 2 * WIDTH <= dim; at += 2 * WIDTH)
+        NAME(weigh_parts)(weights, values, count, dim, stride, outputs, at, num_queries, 2, is_half);
     for (; at + WIDTH <= dim; at += WIDTH)
-        for (int query = 0; query < num_queries; query++) {
-            vec sum = NAME(load)(outputs, query * dim + at, 0);
-            for (int64_t token = 0; token < count; token++)
-                sum += weights[query * TILE + token] * NAME(load)(values, token * stride + at, is_half);
-            NAME(store)(outputs, query * dim + at, sum, 0);
-        }
+        NAME(weigh_parts)(weights, values, count, dim, stride, outputs, at, num_queries, 1, is_half);
     for (; at < dim; at++)
         for (int query = 0; query < num_queries; query++)
             for (int64_t token = 0; token < count; token++)
                 outputs[query * dim + at] +=
-                    weights[query * TILE + token] * element(values, token * stride + at, is_half);
+                    weights[query * SCORES + token] * element(values, token * stride + at, is_half);
 }
 
-/* Turns `count` scores into weights in place; returns their sum, and the factor by which earlier sums must shrink. */
-INLINE float NAME(soften)(float *scores, int64_t count, float softcap, float *greatest, float *shrinkage)
+/* Turns scores [first, count) into weights in place; returns their sum, and the factor by which earlier sums must
+ * shrink. */
+INLINE float NAME(soften)(float *scores, int64_t first, int64_t count, float softcap, float *greatest, float *shrinkage)
 {
     vec most = NAME(all)(-INFINITY), sum = NAME(all)(0.0f);
+    const int64_t begin = first / WIDTH * WIDTH;
     int64_t at;
-    for (at = 0; at < count; at += WIDTH) {
+    for (at = begin; at < count; at += WIDTH) {
         vec part = NAME(load)(scores, at, 0);
         if (softcap > 0.0f)
             part = softcap * NAME(hyperbolic_tangent)(part / softcap);
         if (at + WIDTH > count)
             for (int lane = (int)(count - at); lane < WIDTH; lane++)
                 part[lane] = -INFINITY;
+        for (int lane = 0; lane < first - at; lane++)
+            part[lane] = -INFINITY;
         NAME(store)(scores, at, part, 0);
         most = NAME(greater)(part, most);
     }
     float before = *greatest, now = NAME(greatest_lane)(most);
     now = now > before ? now : before;
-    for (at = 0; at < count; at += WIDTH) {
+    for (at = begin; at < count; at += WIDTH) {
         vec weights = NAME(exponential)(NAME(load)(scores, at, 0) - now);
         NAME(store)(scores, at, weights, 0);
         sum += weights;
@@ -328,155 +340,251 @@ INLINE void NAME(decode)(const char *restrict codes, int64_t count, int coding, 
     }
 }
 
-/* Scores of tokens [start, stop), at most TILE of them, by query [queries, TILE]: the codes are decoded for all queries
- * at once, and a token's scale comes after its sum.
+/* The scores of WIDTH tokens for `num_rows` queries, SCORES floats apart, in the order of `score`. `dim` is a multiple of
+ * WIDTH. What is read of a token serves all of the queries.
  */
-INLINE void NAME(score_codes)(const Sight *sight, const float *queries, int num_queries, int64_t start, int64_t stop,
-                              float *scores)
+INLINE void NAME(score_together)(const float *queries, const float *keys, int64_t dim, float *scores, const int num_rows)
 {
-    float decoded[DECODED * MAX_DIM], found[DECODED + WIDTH], scales[DECODED];
-    const int64_t dim = sight->head_dim, block_size = sight->block_size;
-    for (int64_t at = start, count; at < stop; at += count) {
-        const int64_t offset = at % block_size;
-        const char *page = page_of(sight, at / block_size, 0);
-        count = block_size - offset < stop - at ? block_size - offset : stop - at;
-        count = count < DECODED ? count : DECODED;
-        NAME(decode)(page + offset * dim, count * dim, sight->coding, decoded);
-        memcpy(scales, page + block_size * dim + 4 * offset, 4 * (size_t)count);
-        for (int query = 0; query < num_queries; query++) {
-            if (dim == 64)
-                NAME(score)(queries + query * 64, decoded, count, 64, found, 0);
-            else if (dim == 128)
-                NAME(score)(queries + query * 128, decoded, count, 128, found, 0);
-            else
-                NAME(score)(queries + query * dim, decoded, count, dim, found, 0);
-            for (int64_t token = 0; token < count; token++)
-                scores[query * TILE + at - start + token] = found[token] * scales[token];
+    vec quarters[4][WIDTH / 4];
+#pragma GCC unroll 1 /* they stay in memory, and sums in registers */
+    for (int quarter = 0; quarter < WIDTH / 4; quarter++) {
+        const float *key = keys + 4 * quarter * dim;
+        vec sums[4][4];
+#pragma GCC unroll 4
+        for (int token = 0; token < 4; token++)
+#pragma GCC unroll 4
+            for (int row = 0; row < num_rows; row++)
+                sums[row][token] = NAME(all)(0.0f);
+        for (int64_t at = 0; at < dim; at += WIDTH) {
+            vec parts[4];
+#pragma GCC unroll 4
+            for (int row = 0; row < num_rows; row++)
+                parts[row] = NAME(load)(queries, row * dim + at, 0);
+#pragma GCC unroll 4
+            for (int token = 0; token < 4; token++) {
+                vec part = NAME(load)(key, token * dim + at, 0);
+#pragma GCC unroll 4
+                for (int row = 0; row < num_rows; row++)
+                    sums[row][token] += parts[row] * part;
+            }
         }
+        /* As `sums_of_lanes` begins. */
+#pragma GCC unroll 4
+        for (int row = 0; row < num_rows; row++) {
+            vec first = SHUFFLE(sums[row][0], sums[row][1], OWN_LANE, 1) + SHUFFLE(sums[row][0], sums[row][1], PARTNER_LANE, 1);
+            vec second = SHUFFLE(sums[row][2], sums[row][3], OWN_LANE, 1) + SHUFFLE(sums[row][2], sums[row][3], PARTNER_LANE, 1);
+            quarters[row][quarter] = SHUFFLE(first, second, OWN_LANE, 2) + SHUFFLE(first, second, PARTNER_LANE, 2);
+        }
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < num_rows; row++) {
+        vec found = quarters[row][0];
+#if WIDTH > 4
+        found = SHUFFLE(found, quarters[row][1], OWN_LANE, 4) + SHUFFLE(found, quarters[row][1], PARTNER_LANE, 4);
+#endif
+#if WIDTH > 8
+        vec last = SHUFFLE(quarters[row][2], quarters[row][3], OWN_LANE, 4) +
+                   SHUFFLE(quarters[row][2], quarters[row][3], PARTNER_LANE, 4);
+        found = SHUFFLE(found, last, OWN_LANE, 8) + SHUFFLE(found, last, PARTNER_LANE, 8);
+#endif
+        NAME(store)(scores, row * SCORES, found, 0);
     }
 }
 
-/* Adds the values of tokens [start, stop) to outputs [queries, dim]. Their scales go into `weights`. */
-INLINE void NAME(weigh_codes)(const Sight *sight, float *weights, int num_queries, int64_t start, int64_t stop,
-                              float *outputs)
+/* Queries whose scores are computed together. */
+#define TOGETHER (WIDTH == 16 ? 4 : 2)
+
+/* The scores of `count` tokens that follow each other in memory, for `num_rows` queries. */
+INLINE void NAME(score_run)(const float *queries, const void *keys, int64_t count, int64_t dim, float *scores, int num_rows,
+                            int is_half)
 {
-    float decoded[DECODED * MAX_DIM], scales[DECODED];
-    const int64_t dim = sight->head_dim, block_size = sight->block_size;
-    for (int64_t at = start, count; at < stop; at += count) {
-        const int64_t offset = at % block_size;
-        const char *page = page_of(sight, at / block_size, 1);
-        float *own = weights + (at - start);
-        count = block_size - offset < stop - at ? block_size - offset : stop - at;
-        count = count < DECODED ? count : DECODED;
-        NAME(decode)(page + offset * dim, count * dim, sight->coding, decoded);
-        memcpy(scales, page + block_size * dim + 4 * offset, 4 * (size_t)count);
-        for (int query = 0; query < num_queries; query++)
-            for (int64_t token = 0; token < count; token++)
-                own[query * TILE + token] *= scales[token];
-        switch (num_queries) {
-        case 1: NAME(weigh)(own, decoded, count, dim, dim, outputs, 1, 0); break;
-        case 2: NAME(weigh)(own, decoded, count, dim, dim, outputs, 2, 0); break;
-        case 3: NAME(weigh)(own, decoded, count, dim, dim, outputs, 3, 0); break;
-        default: NAME(weigh)(own, decoded, count, dim, dim, outputs, 4, 0);
-        }
+    int row = 0;
+    const int64_t whole = is_half || dim % WIDTH != 0 ? 0 : count / WIDTH * WIDTH;
+    for (; whole > 0 && row + TOGETHER <= num_rows; row += TOGETHER) {
+        for (int64_t token = 0; token < whole; token += WIDTH)
+            NAME(score_together)(queries + row * dim, (const float *)keys + token * dim, dim, scores + row * SCORES + token,
+                                 TOGETHER);
+        for (int other = row; whole < count && other < row + TOGETHER; other++)
+            NAME(score)(queries + other * dim, (const float *)keys + whole * dim, count - whole, dim,
+                        scores + other * SCORES + whole, 0);
+    }
+    for (; row < num_rows; row++) {
+        const float *query = queries + row * dim;
+        float *found = scores + row * SCORES;
+        if (is_half)
+            NAME(score)(query, keys, count, dim, found, 1);
+        else if (dim == 64)
+            NAME(score)(query, keys, count, 64, found, 0);
+        else if (dim == 128)
+            NAME(score)(query, keys, count, 128, found, 0);
+        else
+            NAME(score)(query, keys, count, dim, found, 0);
     }
 }
 
-/* One to MAX_QUERIES heads of a token over the pages of their KV head, tile by tile with a running softmax. It begins
- * with their sinks, if they have any: a token's score whose values are zero.
+/* Adds the values of `count` tokens to outputs of `num_rows` <= MAX_QUERIES queries. */
+INLINE void NAME(weigh_run)(const float *weights, const void *values, int64_t count, int64_t width, int64_t stride,
+                            float *outputs, int num_rows, int is_half)
+{
+    /* Constants, so that loops over them are unrolled and sums stay in registers. */
+#define WEIGH(number) \
+    case number: \
+        if (is_half) \
+            NAME(weigh)(weights, values, count, width, stride, outputs, number, 1); \
+        else \
+            NAME(weigh)(weights, values, count, width, stride, outputs, number, 0); \
+        break;
+    switch (num_rows) {
+        WEIGH(1)
+        WEIGH(2)
+        WEIGH(3)
+        WEIGH(4)
+    }
+#undef WEIGH
+}
+
+/* Keys (part 0) or values (part 1) of tokens [at, at + *count), of which this sets the number that follow each other in
+ * memory. They are floats, made into such in `decoded`, or bfloat16 where few queries read them. Codes have scales, too.
  */
-TARGET static void NAME(attend_heads)(const Sight *sight, const float *queries, const float *sinks, int num_queries,
+INLINE const void *NAME(read_run)(const Sight *sight, int64_t at, int64_t stop, int part, int is_half, int64_t *count,
+                                  float *decoded, float *scales)
+{
+    const int64_t dim = sight->head_dim, block_size = sight->block_size, offset = at % block_size;
+    const char *page = page_of(sight, at / block_size, part);
+    *count = block_size - offset < stop - at ? block_size - offset : stop - at;
+    if (sight->coding == AS_THEY_COME && !sight->is_half)
+        return page + 4 * offset * dim;
+    if (is_half)
+        return page + 2 * offset * dim;
+    *count = *count < DECODED ? *count : DECODED;
+    if (sight->coding == AS_THEY_COME) {
+        const uint16_t *halves = (const uint16_t *)page + offset * dim;
+        for (int64_t each = 0; each < *count * dim; each++) {
+            const uint32_t bits = (uint32_t)halves[each] << 16;
+            memcpy(decoded + each, &bits, sizeof bits);
+        }
+        return decoded;
+    }
+    NAME(decode)(page + offset * dim, *count * dim, sight->coding, decoded);
+    memcpy(scales, page + block_size * dim + 4 * offset, 4 * (size_t)*count);
+    return decoded;
+}
+
+/* Adds the values of a run of tokens, those that each of a few rows sees: the ones that all see for all at once. */
+INLINE void NAME(weigh_seen)(const Sight *sight, const float *weights, const void *values, int64_t at, int64_t stop,
+                             int64_t row, int num_rows, float *outputs, int64_t width, int is_half)
+{
+    const int64_t dim = sight->head_dim, end = stop < stop_of(sight, row) ? stop : stop_of(sight, row);
+    const int64_t last_first = first_of(sight, row + num_rows - 1), begin = at > last_first ? at : last_first;
+#define VALUES(token) ((const char *)values + (is_half ? 2 : 4) * (((token) - at) * dim + dim - width))
+    for (int each = 0; each < num_rows; each++) {
+        const int64_t first = first_of(sight, row + each), own = at > first ? at : first;
+        const int64_t seen = stop_of(sight, row + each), last = stop < seen ? stop : seen, next = begin < last ? begin : last;
+        if (own < next)
+            NAME(weigh_run)(weights + each * SCORES + own - at, VALUES(own), next - own, width, dim, outputs + each * width, 1,
+                            is_half);
+    }
+    if (begin < end)
+        NAME(weigh_run)(weights + begin - at, VALUES(begin), end - begin, width, dim, outputs, num_rows, is_half);
+    for (int each = 0; each < num_rows; each++) {
+        const int64_t seen = stop_of(sight, row + each), last = stop < seen ? stop : seen, own = end > begin ? end : begin;
+        if (own < last)
+            NAME(weigh_run)(weights + each * SCORES + own - at, VALUES(own), last - own, width, dim, outputs + each * width, 1,
+                            is_half);
+    }
+#undef VALUES
+}
+
+/* A strip of rows over the pages of their KV head, tile by tile with a running softmax. Tiles begin at the same tokens
+ * for all queries, so that a query's result does not depend on the others. It begins with its sink, if it has one: a
+ * token's score whose values are zero.
+ */
+TARGET static void NAME(attend_strip)(const Sight *sight, const float *queries, const float *sinks, int num_rows,
                                       float *outputs)
 {
-    float scores[MAX_QUERIES * TILE + WIDTH], greatest[MAX_QUERIES], sums[MAX_QUERIES], shrinkage;
-    const int64_t dim = sight->head_dim, block_size = sight->block_size;
-    const int is_half = sight->is_half, is_shared = sight->shared_dim > 0;
-    const int64_t width = is_shared ? sight->shared_dim : dim;
-    for (int query = 0; query < num_queries; query++) {
-        greatest[query] = sinks == NULL ? -INFINITY : sinks[query];
-        sums[query] = sinks == NULL ? 0.0f : 1.0f;
+    float scores[MAX_ROWS * SCORES], greatest[MAX_ROWS], sums[MAX_ROWS], decoded[DECODED * MAX_DIM], scales[DECODED];
+    const int64_t dim = sight->head_dim, width = sight->shared_dim > 0 ? sight->shared_dim : dim;
+    const int is_half = sight->is_half && sight->coding == AS_THEY_COME && num_rows <= MAX_QUERIES;
+    /* A few queries wait for memory, which is read ahead where one goes on and on. */
+    const int together = sight->coding == AS_THEY_COME && num_rows <= MAX_QUERIES ? 1 : num_rows;
+    const int64_t first = first_of(sight, 0), last = stop_of(sight, num_rows - 1);
+    for (int row = 0; row < num_rows; row++) {
+        const int64_t head = row % sight->num_queries;
+        greatest[row] = sinks == NULL ? -INFINITY : sinks[head];
+        sums[row] = sinks == NULL ? 0.0f : 1.0f;
     }
-    memset(outputs, 0, sizeof(float) * (size_t)(num_queries * width));
-    for (int64_t start = sight->first; start < sight->stop; start += TILE) {
-        const int64_t stop = start + TILE < sight->stop ? start + TILE : sight->stop;
-        if (sight->coding != AS_THEY_COME)
-            NAME(score_codes)(sight, queries, num_queries, start, stop, scores);
-        for (int query = 0; query < num_queries && sight->coding == AS_THEY_COME; query++)
-            /* The next query overwrites the values beyond the last score. */
-            for (int64_t at = start, count; at < stop; at += count) {
-                const int64_t offset = at % block_size;
-                count = block_size - offset < stop - at ? block_size - offset : stop - at;
-                const char *keys = page_of(sight, at / block_size, 0);
-                float *found = scores + query * TILE + (at - start);
-#define SCORE(dim, is_half) \
-    NAME(score)(queries + query * (dim), keys + (is_half ? 2 : 4) * offset * (dim), count, dim, found, is_half)
-                if (is_half)
-                    SCORE(dim, 1);
-                else if (dim == 32)
-                    SCORE(32, 0);
-                else if (dim == 64)
-                    SCORE(64, 0);
-                else if (dim == 128)
-                    SCORE(128, 0);
-                else
-                    SCORE(dim, 0);
-#undef SCORE
+    memset(outputs, 0, sizeof(float) * (size_t)(num_rows * width));
+    for (int64_t start = first / TILE * TILE; start < last; start += TILE) {
+        const int64_t begin = start > first ? start : first, end = start + TILE < last ? start + TILE : last;
+        for (int row = 0; row < num_rows; row += together)
+            for (int64_t at = begin, count; at < end; at += count) {
+                const void *keys = NAME(read_run)(sight, at, end, 0, is_half, &count, decoded, scales);
+                float *found = scores + row * SCORES + at - start;
+                NAME(score_run)(queries + row * dim, keys, count, dim, found, together, is_half);
+                for (int each = 0; each < together && sight->coding != AS_THEY_COME; each++)
+                    for (int64_t token = 0; token < count; token++)
+                        found[each * SCORES + token] *= scales[token];
             }
-        for (int query = 0; query < num_queries; query++) {
-            sums[query] = NAME(soften)(scores + query * TILE, stop - start, sight->softcap, greatest + query, &shrinkage) +
-                          sums[query] * shrinkage;
+        for (int row = 0; row < num_rows; row++) {
+            const int64_t seen = stop_of(sight, row), unseen = first_of(sight, row);
+            const int64_t own = begin > unseen ? begin : unseen, stop = end < seen ? end : seen;
+            if (own >= stop)
+                continue;
+            float shrinkage;
+            sums[row] = NAME(soften)(scores + row * SCORES, own - start, stop - start, sight->softcap, greatest + row,
+                                     &shrinkage) +
+                        sums[row] * shrinkage;
             if (shrinkage != 1.0f)
                 for (int64_t at = 0; at < width; at++)
-                    outputs[query * width + at] *= shrinkage;
+                    outputs[row * width + at] *= shrinkage;
         }
-        if (sight->coding != AS_THEY_COME) {
-            NAME(weigh_codes)(sight, scores, num_queries, start, stop, outputs);
-            continue;
-        }
-        for (int64_t at = start, count; at < stop; at += count) {
-            const int64_t offset = at % block_size;
-            count = block_size - offset < stop - at ? block_size - offset : stop - at;
-            const char *values =
-                page_of(sight, at / block_size, !is_shared) + (is_half ? 2 : 4) * (offset * dim + dim - width);
-            const float *weights = scores + (at - start);
-            /* Constants, so that loops over them are unrolled and sums stay in registers. */
-#define WEIGH(number) \
-    if (num_queries == number) { \
-        if (is_half) \
-            NAME(weigh)(weights, values, count, width, dim, outputs, number, 1); \
-        else \
-            NAME(weigh)(weights, values, count, width, dim, outputs, number, 0); \
-    }
-            WEIGH(1)
-            WEIGH(2)
-            WEIGH(3)
-            WEIGH(4)
-#undef WEIGH
+        for (int64_t at = begin, count; at < end; at += count) {
+            const void *values = NAME(read_run)(sight, at, end, sight->shared_dim == 0, is_half, &count, decoded, scales);
+            float *weights = scores + at - start;
+            for (int row = 0; row < num_rows && sight->coding != AS_THEY_COME; row++)
+                for (int64_t token = 0; token < count; token++)
+                    weights[row * SCORES + token] *= scales[token];
+            for (int row = 0; row < num_rows; row += MAX_QUERIES)
+                NAME(weigh_seen)(sight, weights + row * SCORES, values, at, at + count, row,
+                                 num_rows - row < MAX_QUERIES ? num_rows - row : MAX_QUERIES, outputs + row * width, width,
+                                 is_half);
         }
     }
-    for (int query = 0; query < num_queries; query++)
+    for (int row = 0; row < num_rows; row++)
         for (int64_t at = 0; at < width; at++)
-            outputs[query * width + at] /= sums[query];
+            outputs[row * width + at] /= sums[row];
 }
 
-/* A token's `num_query_heads` query heads and those of one KV head: from the step's memory to float32, scaled. */
-TARGET static void NAME(attend)(const Sight *sight, const void *queries, int64_t num_queries, float scale, void *outputs)
+/* The query heads that read one KV head, of all tokens of a strip: from the step's memory to float32, scaled. */
+TARGET static void NAME(attend)(const Sight *sight, const char *queries, float scale, char *outputs)
 {
-    float scaled[MAX_QUERIES * MAX_DIM], sums[MAX_QUERIES * MAX_DIM];
-    const int64_t dim = sight->head_dim, width = sight->shared_dim > 0 ? sight->shared_dim : dim;
-    for (int64_t query = 0; query < num_queries; query += MAX_QUERIES) {
-        const int number = num_queries - query < MAX_QUERIES ? (int)(num_queries - query) : MAX_QUERIES;
-        const int64_t first = query * dim, count = number * dim;
-        int64_t at = 0;
-        for (; at + WIDTH <= count; at += WIDTH)
-            NAME(store)(scaled, at, scale * NAME(load)(queries, first + at, sight->is_half), 0);
-        for (; at < count; at++)
-            scaled[at] = scale * element(queries, first + at, sight->is_half);
-        NAME(attend_heads)(sight, scaled, sight->sinks == NULL ? NULL : sight->sinks + query, number, sums);
-        for (at = 0; at + WIDTH <= number * width; at += WIDTH)
-            NAME(store)(outputs, query * width + at, NAME(load)(sums, at, 0), sight->is_half);
-        for (; at < number * width; at++)
-            set_element(outputs, query * width + at, sums[at], sight->is_half);
+    float scaled[STRIP_VALUES], mixed[STRIP_VALUES];
+    const int64_t dim = sight->head_dim, width = sight->shared_dim > 0 ? sight->shared_dim : dim, group = sight->num_queries;
+    const int64_t size = sight->is_half ? 2 : 4, most = sight->num_tokens > 1 ? group : most_rows(dim);
+    for (int64_t head = 0; head < group; head += most) {
+        const int64_t together = group - head < most ? group - head : most, count = together * dim;
+        Sight seen = *sight;
+        seen.num_queries = together;
+        for (int64_t token = 0; token < sight->num_tokens; token++) {
+            const char *given = queries + token * sight->query_bytes + head * dim * size;
+            float *own = scaled + token * count;
+            int64_t at = 0;
+            for (; at + WIDTH <= count; at += WIDTH)
+                NAME(store)(own, at, scale * NAME(load)(given, at, sight->is_half), 0);
+            for (; at < count; at++)
+                own[at] = scale * element(given, at, sight->is_half);
+        }
+        NAME(attend_strip)(&seen, scaled, sight->sinks == NULL ? NULL : sight->sinks + head,
+                           (int)(together * sight->num_tokens), mixed);
+        for (int64_t token = 0; token < sight->num_tokens; token++) {
+            char *written = outputs + token * sight->output_bytes + head * width * size;
+            const float *own = mixed + token * together * width;
+            int64_t at = 0;
+            for (; at + WIDTH <= together * width; at += WIDTH)
+                NAME(store)(written, at, NAME(load)(own, at, 0), sight->is_half);
+            for (; at < together * width; at++)
+                set_element(written, at, own[at], sight->is_half);
+        }
     }
 }
 
@@ -550,3 +658,4 @@ TARGET static void NAME(gate)(const void *gates, const void *ups, void *output, 
 #undef OWN_LANE
 #undef PARTNER_LANE
 #undef OTHER_LANE
+#undef TOGETHER

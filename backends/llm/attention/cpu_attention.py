@@ -1,8 +1,9 @@
 """Attention by our own kernels for CPUs (`_kernels.c`), straight over the blocks of the KV cache: nothing is gathered.
 
 Turning by position, keeping and attending are one call per layer, which lets other threads of Python run meanwhile and
-uses the threads of torch. Long chunks of prompts attend by SDPA, which reads what many queries see once; so memory is
-used as `SdpaAttention` does.
+uses the threads of torch. Tokens of a chunk attend in strips, which read keys and values once for all of their queries;
+a token's result has the same bits in any chunk. Long chunks of latent attention attend by SDPA; so memory is used as
+`SdpaAttention` does.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .sdpa import Prefill, SdpaAttention
 
 # `coding` of `_kernels.c`, by the dtype of codes.
 _CODINGS = {torch.int8: 1, torch.float8_e4m3fn: 2}
-# A chunk of more queries goes through SDPA. Measured of fresh prompts: at 512 it takes twice as long as the kernels, at
-# 1,024 a third longer, since each query reads for itself.
+# A chunk of latent attention with more queries goes through SDPA. Measured of fresh prompts: at 512 it takes twice as
+# long as the kernels, at 1,024 a third longer, since each query reads for itself.
 _MOST_QUERIES = 512
 
 
@@ -50,6 +51,7 @@ class CpuAttention:
         self._kept_shape = (group.num_parts, group.num_heads)
         self._heads_shape = (spec.num_heads + group.num_parts * group.num_heads, group.key_width)
         self._width = spec.num_heads * group.output_width
+        self._most_queries = _MOST_QUERIES if group.shared_width else 1 << 62
         self._geometry = struct.pack(
             "9q2d",
             spec.num_heads,
@@ -72,11 +74,11 @@ class CpuAttention:
             batch.lens,
             batch.block_tables,
             batch.slots,
-            _MOST_QUERIES,
+            self._most_queries,
             torch.get_num_threads(),
         )
-        has_long = batch.num_decodes < len(batch.lens) and int(batch.num_queries.max()) > _MOST_QUERIES
-        prefills = self._sdpa.long_prefills(batch, _MOST_QUERIES) if has_long else {}
+        has_long = batch.num_decodes < len(batch.lens) and int(batch.num_queries.max()) > self._most_queries
+        prefills = self._sdpa.long_prefills(batch, self._most_queries) if has_long else {}
         return CpuInputs(len(batch.slots), plan, prefills)
 
     def read(self, layer: int, block_ids: IntArray) -> tuple[torch.Tensor, torch.Tensor]:

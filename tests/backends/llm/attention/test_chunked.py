@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from modelserver_backends.llm.attention import cpu_attention, twins
+from modelserver_backends.llm.attention import twins
 from modelserver_backends.llm.attention.choose import make_attention
 from modelserver_backends.llm.attention.chunked import chunked_batch, make_sdpa
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
@@ -36,9 +36,7 @@ def blocks_and_batch(num_layers: int) -> tuple[KvBlocks, AttentionBatch]:
 
 @pytest.mark.parametrize("name", ["sdpa", *(() if KERNELS is None else ("cpu",))])
 @pytest.mark.parametrize("chunk", [8, 16, 24, 64])
-@pytest.mark.parametrize("most_queries", [3, 512])
-def test_a_mixed_step(name: str, chunk: int, most_queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_attention, "_MOST_QUERIES", most_queries)
+def test_a_mixed_step(name: str, chunk: int) -> None:
     blocks, batch = blocks_and_batch(2)
     spec = AttentionSpec(num_heads=4, windows=(None, None), scale=0.3, chunks=(chunk, None))
     attention = make_attention(name, blocks, spec)

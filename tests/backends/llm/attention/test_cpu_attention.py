@@ -134,18 +134,35 @@ if KERNELS is not None:
         torch.testing.assert_close(found, expected, atol=3e-5, rtol=1e-4)
         torch.testing.assert_close(SdpaAttention(step.blocks, spec).kept(0), kept, atol=1e-6, rtol=1e-6)
 
-    @pytest.mark.parametrize("most_queries", [4, 20])
-    def test_long_chunks_go_through_sdpa(most_queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cpu_attention, "_MOST_QUERIES", most_queries)
-        for window in (None, 7):
-            step = Step(16, 8, (4, 2), torch.float32)
-            spec = AttentionSpec(num_heads=4, windows=(window,), scale=0.3, sinks=(torch.randn(4),))
-            expected, kept = step.expected(spec, None)
-            attention = CpuAttention(KERNELS, step.blocks, spec)
-            queries, kv = step.heads[:, :4], step.heads[:, 4:].unflatten(1, (2, 2))
-            found = attention(0, queries, kv, attention.prepare(step.batch))
-            torch.testing.assert_close(found, expected, atol=3e-5, rtol=1e-4)
-            torch.testing.assert_close(SdpaAttention(step.blocks, spec).kept(0), kept, atol=0, rtol=0)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, *CODES], ids=str)
+    @pytest.mark.parametrize(("head_dim", "block_size", "heads"), [SHAPES[2], SHAPES[4], SHAPES[5], (128, 16, (3, 3))])
+    def test_a_token_has_the_same_bits_in_any_chunk(
+        width: int, head_dim: int, block_size: int, heads: tuple[int, int], dtype: torch.dtype
+    ) -> None:
+        """Whatever shares the keys that are read for it, and through a window whose beginning moves."""
+        codes = dtype if dtype in CODES else None
+        step = Step(head_dim, block_size, heads, torch.float32 if codes else dtype, codes)
+        threads = torch.get_num_threads()
+        try:
+            for window, sinks in ((None, torch.randn(heads[0])), (7, None), (40, None)):
+                spec = AttentionSpec(num_heads=heads[0], windows=(window,), scale=0.3, sinks=(sinks,))
+                attention, found = CpuAttention(KERNELS, step.blocks, spec), []
+                for torch_threads in (1, 5):
+                    torch.set_num_threads(torch_threads)
+                    found.append(attention.rope_and_attend(0, step.heads, None, attention.prepare(step.batch)))
+                alone = []
+                for token, slot in enumerate(step.slots):
+                    row = int((COUNTS.cumsum() <= token).sum())
+                    length = LENS[row] - COUNTS[: row + 1].sum() + token + 1
+                    batch = AttentionBatch(
+                        1, np.array([1]), np.array([length]), step.tables[row : row + 1], np.array([slot])
+                    )
+                    one = attention.prepare(batch)
+                    alone.append(attention.rope_and_attend(0, step.heads[token : token + 1].clone(), None, one))
+                assert torch.equal(found[0], torch.cat(alone))
+                assert torch.equal(*found)
+        finally:
+            torch.set_num_threads(threads)
 
     @pytest.mark.parametrize(("head_dim", "block_size", "heads"), SHAPES[1:6])
     def test_half_precision(width: int, head_dim: int, block_size: int, heads: tuple[int, int]) -> None:
@@ -225,9 +242,7 @@ if KERNELS is not None:
         assert torch.equal(*pieces)
 
     @pytest.mark.parametrize("codes", CODES)
-    def test_long_chunks_read_codes_through_sdpa(codes: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A fresh prompt too attends to what later steps will find of it."""
-        monkeypatch.setattr(cpu_attention, "_MOST_QUERIES", 4)
+    def test_a_fresh_prompt_attends_to_what_later_steps_find_of_it(codes: torch.dtype) -> None:
         step = Step(16, 8, (4, 2), torch.float32, codes)
         spec = AttentionSpec(num_heads=4, windows=(None,), scale=0.3)
         expected, _ = step.expected(spec, None)

@@ -108,7 +108,7 @@ static void check_codes(const Kernels *kernels, int64_t width, int is_half, int 
 /* ---- Attention ------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    int64_t dim, shared_dim, block_size, num_queries, first, stop;
+    int64_t dim, shared_dim, block_size, num_queries, num_tokens, window, stop;
     int is_half, coding, has_sinks;
     float softcap;
 } Case;
@@ -139,13 +139,15 @@ static int64_t output_width(const Sight *sight)
     return sight->shared_dim > 0 ? sight->shared_dim : sight->head_dim;
 }
 
-static void attend_exactly(const Sight *sight, const void *query, double scale, const float *sink, double *output)
+/* Of row `row` of the strip. */
+static void attend_exactly(const Sight *sight, int64_t row, const void *query, double scale, const float *sink,
+                           double *output)
 {
     const int64_t width = output_width(sight);
     const int part = sight->shared_dim == 0;
     double sum = sink == NULL ? 0.0 : exp((double)*sink);
     memset(output, 0, sizeof(double) * (size_t)width);
-    for (int64_t token = sight->first; token < sight->stop; token++) {
+    for (int64_t token = first_of(sight, row); token < stop_of(sight, row); token++) {
         double score = 0.0;
         for (int64_t at = 0; at < sight->head_dim; at++)
             score += scale * element(query, at, sight->is_half) * kept(sight, token, 0, at);
@@ -163,7 +165,9 @@ static void check_attention(const Case *c)
 {
     const Geometry g = {.num_heads = 2 * c->num_queries, .num_kv_heads = 2, .head_dim = c->dim, .is_half = c->is_half,
                         .block_size = c->block_size, .coding = c->coding};
-    const int64_t num_blocks = (c->stop - 1) / c->block_size + 1, block_bytes = 4 * page_bytes(&g);
+    const int64_t num_blocks = (c->stop + c->num_tokens - 2) / c->block_size + 1, block_bytes = 4 * page_bytes(&g);
+    const int64_t num_rows = c->num_queries * c->num_tokens, size = c->is_half ? 2 : 4;
+    const int64_t row_bytes = c->num_queries * c->dim * size;
     int64_t *table = memory(8 * num_blocks);
     char *layer = memory(num_blocks * block_bytes);
     float sinks[8];
@@ -171,7 +175,9 @@ static void check_attention(const Case *c)
         sinks[at] = drawn();
     for (int64_t block = 0; block < num_blocks; block++)
         table[block] = num_blocks - 1 - block;
-    const Sight sight = {.layer = layer, .table = table, .first = c->first, .stop = c->stop, .kv_head = 1,
+    const Sight sight = {.layer = layer, .table = table, .stop = c->stop, .window = c->window,
+                         .num_tokens = c->num_tokens, .num_queries = c->num_queries, .query_bytes = row_bytes,
+                         .output_bytes = row_bytes, .kv_head = 1,
                          .num_kv_heads = 2, .head_dim = c->dim, .shared_dim = c->shared_dim, .block_size = c->block_size, .block_bytes = block_bytes,
                          .page_bytes = page_bytes(&g), .is_half = c->is_half, .coding = c->coding,
                          .softcap = c->softcap, .sinks = c->has_sinks ? sinks : NULL};
@@ -186,16 +192,18 @@ static void check_attention(const Case *c)
                                                     scales + 4 * token);
             free(head);
         }
-    void *queries = drawn_values(c->num_queries * c->dim, c->is_half);
-    void *output = drawn_values(c->num_queries * c->dim, c->is_half);
-    double *exact = memory(8 * c->num_queries * c->dim);
-    for (int64_t query = 0; query < c->num_queries; query++)
-        attend_exactly(&sight, (char *)queries + query * c->dim * (c->is_half ? 2 : 4), 0.5,
-                       c->has_sinks ? sinks + query : NULL, exact + query * output_width(&sight));
+    char *queries = drawn_values(num_rows * c->dim, c->is_half), *output = drawn_values(num_rows * c->dim, c->is_half);
+    double *exact = memory(8 * num_rows * c->dim);
+    const int64_t width = output_width(&sight);
+    for (int64_t row = 0; row < num_rows; row++)
+        attend_exactly(&sight, row, queries + row * c->dim * size, 0.5,
+                       c->has_sinks ? sinks + row % c->num_queries : NULL, exact + row * width);
     for (int at = 0; at < NUM_KERNELS; at++)
         if (is_run(&all_kernels[at])) {
-            all_kernels[at].attend(&sight, queries, c->num_queries, 0.5f, output);
-            compare(&all_kernels[at], "attend", output, exact, c->num_queries * output_width(&sight), c->is_half);
+            all_kernels[at].attend(&sight, queries, 0.5f, output);
+            for (int64_t token = 0; token < c->num_tokens; token++)
+                compare(&all_kernels[at], "attend", output + token * row_bytes, exact + token * c->num_queries * width,
+                        c->num_queries * width, c->is_half);
         }
     free(table), free(layer), free(queries), free(output), free(exact);
 }
@@ -215,7 +223,7 @@ int main(void)
         const int is_shared = number < 42 && number % 4 == 3;
         const Case c = {.dim = dims[number % 7], .shared_dim = is_shared ? dims[number % 7] * 3 / 4 : 0,
                         .stop = stops[number / 7 % 3], .is_half = number / 21 % 2, .coding = number / 42, .block_size = blocks[number % 4], .num_queries = queries[number * 3 / 4 % 4],
-                        .first = number % 5 == 0 ? stops[number / 7 % 3] / 3 : 0, .has_sinks = number % 2,
+                        .window = number % 5 == 0 ? stops[number / 7 % 3] / 3 : 0, .num_tokens = !is_shared && number % 5 < 2 ? 4 : 1, .has_sinks = number % 2,
                         .softcap = number % 3 == 0 ? 3.0f : 0.0f};
         check_attention(&c);
     }
