@@ -143,12 +143,17 @@ class StepInputs:
 
 
 def _ordered(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Decodes, then chunks of more tokens; the longest first of both."""
+    """Decodes, then chunks of more tokens; those of the longest sequences first, of both."""
     decodes = [chunk for chunk in chunks if chunk[2] == 1]
     decodes.sort(key=_START, reverse=True)
     if len(decodes) < len(chunks):
-        decodes += sorted([chunk for chunk in chunks if chunk[2] > 1], key=_START, reverse=True)
+        decodes += sorted([chunk for chunk in chunks if chunk[2] > 1], key=_order_of_prompts)
     return decodes
+
+
+def _order_of_prompts(chunk: Chunk) -> tuple[int, int]:
+    """Of those that begin, neighbours are about as long: layers that keep states pad them to one length."""
+    return -chunk[1], chunk[2]
 
 
 def _order_by_adapter(chunk: Chunk) -> tuple[bool, int, int]:

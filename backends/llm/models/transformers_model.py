@@ -5,6 +5,7 @@ Slower than our own decoder, but there is nothing to write for a new family. tra
 
 from __future__ import annotations
 
+import logging
 import math
 from array import array
 from collections.abc import Iterator, Mapping
@@ -37,25 +38,36 @@ from .recurrent_states import RecurrentStates
 from .state_cache import StepCache
 from .state_probe import StateProbe, stateful_cache, unknown_states
 
+logger = logging.getLogger(__name__)
+
 # Steps over a few tokens as they come in service: several sequences in one, each from its own position on, and layers
 # that keep states going on from them.
-
-
-_LENS = (11, 8)
-# Of each step, what the two sequences add: a beginning, a chunk that goes on beside a first token, two chunks, a token
+_LENS = (11, 8, 5)
+# Of each step, what sequences add: a beginning, a chunk that goes on beside a first token, two chunks, a token
 # beside a chunk, and a token of each. Most tokens are elsewhere in their step than in their sequence.
-_STEPS = (
+_Steps = tuple[tuple[tuple[int, int, int], ...], ...]
+_STEPS: _Steps = (
     ((0, 0, 4),),
     ((0, 4, 3), (1, 0, 1)),
     ((0, 7, 2), (1, 1, 4)),
     ((0, 9, 1), (1, 5, 2)),
     ((0, 10, 1), (1, 7, 1)),
 )
+# Prompts of unlike lengths that begin together, chunks of one length that go on together, and a token of each.
+_STACKED_STEPS: _Steps = (
+    ((0, 0, 5), (1, 0, 4), (2, 0, 2)),
+    ((0, 5, 3), (1, 4, 3), (2, 2, 2)),
+    ((0, 8, 3), (1, 7, 1), (2, 4, 1)),
+)
 _BLOCK_SIZE = 16
 
 
 def check_steps(
-    network: TransformersNetwork, states: RecurrentStates | None, spec: AttentionSpec, kv_layout: KvLayout
+    network: TransformersNetwork,
+    states: RecurrentStates | None,
+    spec: AttentionSpec,
+    kv_layout: KvLayout,
+    steps: _Steps = _STEPS,
 ) -> None:
     """UnsupportedError, if logits differ from those of the model's own computation of each sequence as a whole."""
     device = network.device
@@ -70,8 +82,9 @@ def check_steps(
         for slot, length in enumerate(_LENS)
         for block_ids in [list(range(1 + slot * each, 1 + slot * each + each))]
     ]
+    sequences = sequences[: 1 + max(slot for chunks in steps for slot, _, _ in chunks)]
     found: dict[int, list[torch.Tensor]] = {sequence.seq_id: [] for sequence in sequences}
-    for chunks in _STEPS:
+    for chunks in steps:
         planned = [Chunk(sequences[slot], start, count, num_sampled=1) for slot, start, count in chunks]
         step = StepInputs(planned, block_size)
         ids, positions = (torch.from_numpy(rows).to(device) for rows in (step.input_ids, step.positions))
@@ -90,6 +103,7 @@ def check_steps(
         torch.cat([torch.cat(found[sequence.seq_id]) for sequence in sequences]),
         torch.cat(expected),
         is_exact=network.is_exact,
+        is_strict=steps is _STACKED_STEPS,
     )
 
 
@@ -308,7 +322,9 @@ def _weight_options(checkpoint: Checkpoint, config: Mapping[str, Any], device: t
 
 
 def _try_steps(network: TransformersNetwork, attention: AttentionSpec, kv_layout: KvLayout) -> None:
-    """Some layers of transformers forget their state where several tokens come: they get one at a time."""
+    """Some layers of transformers forget their state where several tokens come: they get one at a time. And some know
+    no padding, or compute a batch in other ways than a sequence alone: they get prompts one by one.
+    """
     states = network.states
     try:
         check_steps(network, states, attention, kv_layout)
@@ -317,6 +333,13 @@ def _try_steps(network: TransformersNetwork, attention: AttentionSpec, kv_layout
             raise
         states.is_stepwise = True
         check_steps(network, states, attention, kv_layout)
+    if states is not None:
+        states.stacks_prompts = True
+        try:
+            check_steps(network, states, attention, kv_layout, _STACKED_STEPS)
+        except (UnsupportedError, *_UNEXPECTED) as error:
+            logger.info("layers that keep states compute prompts one by one: %s", error)
+            states.stacks_prompts = False
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 import torch
 from modelserver_backends.llm import LLM, SamplingParams
 from modelserver_backends.llm.kv_memory import device_memory, reserve_states
+from modelserver_backends.llm.models import grouped_mixer
 from modelserver_backends.llm.models.recurrent_states import (
     RecurrentStates,
     StateGroup,
@@ -29,20 +30,43 @@ CONV, RECURRENT = StateKey("conv", 0, 0), StateKey("recurrent", 1, 0)
 SHAPES = {CONV: StateShape((2, 3), torch.float32), RECURRENT: StateShape((4,), torch.bfloat16)}
 
 
-def test_decodes_go_together_and_chunks_alone() -> None:
-    assert group_rows([5, 2, 0, 7, 1], [9, 4, 0, 0, 6], [1, 1, 1, 3, 2]) == [
-        StateGroup(0, 2, (5, 2), is_fresh=False),
-        StateGroup(2, 3, (0,), is_fresh=True),
-        StateGroup(3, 6, (7,), is_fresh=True),
-        StateGroup(6, 8, (1,), is_fresh=False),
+def test_decodes_and_prompts_of_about_one_length_go_together() -> None:
+    slots, starts, counts = [5, 2, 0, 7, 1, 8, 9, 3], [9, 4, 6, 6, 0, 0, 0, 0], [1, 1, 2, 2, 3, 4, 5, 90]
+    assert group_rows(slots, starts, counts, stacks_prompts=True, stacks_chunks=True) == [
+        StateGroup(0, (1, 1), (5, 2), is_fresh=False),
+        StateGroup(2, (2, 2), (0, 7), is_fresh=False),
+        StateGroup(6, (3, 4, 5), (1, 8, 9), is_fresh=True),
+        StateGroup(18, (90,), (3,), is_fresh=True),
     ]
+    alone = group_rows(slots, starts, counts)
+    assert [group.slots for group in alone] == [(5, 2), (0,), (7,), (1,), (8,), (9,), (3,)]
+    assert [group.start for group in alone] == [0, 2, 4, 6, 9, 13, 18]
+
+
+@pytest.mark.parametrize("is_understood", [True, False], ids=["padded", "one by one"])
+def test_prompts_of_a_step_are_computed_together_where_that_is_exact(
+    is_understood: bool, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that padding leads astray gets prompts one by one, as the trial at load finds."""
+    if not is_understood:
+        monkeypatch.setattr(StateGroup, "places", property(lambda group: torch.arange(sum(group.lengths))))
+    directory, prompts = checkpoint("qwen3_next"), [[7] * length for length in (9, 12, 3, 10, 1, 11)]
+    sizes: list[int] = []
+    cut = grouped_mixer._flat
+    with loaded_engine(directory, max_num_seqs=8) as engine:
+        monkeypatch.setattr(
+            grouped_mixer, "_flat", lambda output, group: (sizes.append(len(group.slots)), cut(output, group))[1]
+        )
+        found = [tokens for tokens, _ in generate(engine, prompts, 4)]
+    assert found == [reference_tokens(directory, prompt, 4) for prompt in prompts]
+    assert max(sizes[: sizes.index(6)]) == (4 if is_understood else 1)
 
 
 def test_a_sequence_that_begins_finds_nothing_of_the_one_before() -> None:
     states = RecurrentStates(SHAPES, CPU)
     states.allocate(2)
     states.tensor(CONV).fill_(7.0)
-    cache = GroupCache(states, StateGroup(0, 2, (1,), is_fresh=True))
+    cache = GroupCache(states, StateGroup(0, (2,), (1,), is_fresh=True))
     assert cache.get_conv_state(0) is None
     inputs = cache.update_conv_state(torch.ones(1, 2, 2), 0, conv_kernel_size=3)
     assert inputs.tolist() == [[[0.0, 1.0, 1.0]] * 2]
@@ -54,7 +78,7 @@ def test_a_sequence_that_begins_finds_nothing_of_the_one_before() -> None:
 def test_sequences_of_a_stack_each_keep_their_own() -> None:
     states = RecurrentStates(SHAPES, CPU)
     states.allocate(3)
-    cache = GroupCache(states, StateGroup(0, 2, (2, 0), is_fresh=False))
+    cache = GroupCache(states, StateGroup(0, (1, 1), (2, 0), is_fresh=False))
     cache.update_recurrent_state(torch.tensor([[2.0] * 4, [5.0] * 4]), 1)
     assert cache.update_conv_state(torch.ones(2, 2, 1), 0).shape == (2, 2, 4)
     cache.close()
