@@ -61,6 +61,7 @@ class LlmBackend(Backend):
     option_names = frozenset({NNODES, LEADER})
     supports_gpu = True
     completes_quickly = True
+    prefix_inputs = ("messages", "text_input", "input_ids")
 
     @classmethod
     def complete_config(cls, context: BackendContext) -> ModelConfig:

@@ -150,6 +150,9 @@ class Backend(abc.ABC):
     # Instances may be called on the event loop if the model's config wants that: they live in this process and have
     # no thread of their own. Those that run inline can. Read after `load`.
     can_run_inline: bool = False
+    # Inputs that requests begin with. An instance that goes in steps may keep what it has computed of a beginning, and
+    # then had better get the requests that share it: of the first of these inputs that a request has.
+    prefix_inputs: Sequence[str] = ()
     # Instances made when instance_group gives no count, by device kind.
     default_cpu_instances: ClassVar[int] = 1
     supports_gpu: ClassVar[bool] = False

@@ -27,6 +27,7 @@ from modelserver.scheduling.batch import FormBatch, form_batch
 from modelserver.scheduling.batcher import Batcher
 from modelserver.scheduling.direct import DirectScheduler
 from modelserver.scheduling.hold import held_form, hold_from
+from modelserver.scheduling.places import Places
 from modelserver.scheduling.scheduler import Scheduler
 from modelserver.scheduling.sequence_batcher import SequenceBatcher
 from modelserver.scheduling.strategy import BatchStrategy
@@ -84,6 +85,7 @@ class InstancePool(Engine):
         )
         instances, self.is_inline = self._make(plans)
         self._answers_later = any(instance.executor.answers_later for instance in instances)
+        self._goes_in_steps = any(instance.goes_in_steps for instance in instances)
         self._use(self._make_scheduler())
         self._serve_with(self._start(instances))
 
@@ -240,6 +242,7 @@ class InstancePool(Engine):
             clock=self._clock,
             default_max_queue_size=self._default_max_queue_size,
             form=form if hold is None else held_form(hold, form),
+            places=Places(self._backend.prefix_inputs) if self._goes_in_steps and hold is None else None,
             is_fair=self._is_fair,
             is_adaptive=self._is_adaptive,
         )

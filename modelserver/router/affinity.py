@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from modelserver.core.tensor import Buffer
 from modelserver.endpoints.endpoint import Endpoint, hash64
+from modelserver.endpoints.learned_prefixes import BLOCK_BYTES, MAX_BLOCKS, chained_blocks
 
 SESSION_HEADER: Final = "x-session-id"
 # Last segments of the paths whose requests have a prompt.
@@ -33,13 +34,6 @@ _SEARCHED_BYTES: Final = 4096
 _PROMPT_WITHIN: Final = 64 * 1024
 # A stateless key is made of the first of these sizes that the prompt fills.
 _KEY_BYTES: Final = (4096, 1024)
-_BLOCK_BYTES: Final = 256
-_MAX_BLOCKS: Final = 1024
-# A learned match must be this many blocks longer than that of the replica which the key prefers.
-_MIN_GAIN: Final = 4
-# An entry takes about this much: a node of the ordered dict, two numbers.
-_ENTRY_BYTES: Final = 256
-_MAX_MARKS: Final = 1024
 _MAX_SESSIONS: Final = 65_536
 
 
@@ -87,76 +81,14 @@ def prompt_of(body: Buffer) -> Prompt | None:
     found = _PROMPT.search(head)
     if found is None:
         return None
-    text = bytes(view[found.end() : found.end() + _BLOCK_BYTES * _MAX_BLOCKS])
+    text = bytes(view[found.end() : found.end() + BLOCK_BYTES * MAX_BLOCKS])
     volatile = _VOLATILE.search(text, 0, _VOLATILE_WITHIN)
     if volatile is not None:
         text = text[: volatile.start()] + text[volatile.end() :]
     # The model and the salt of its cache may stand on either side.
     scope = b"\0".join(_MODEL.findall(head, 0, found.start() + _SEARCHED_BYTES)[:2])
     size = next((size for size in _KEY_BYTES if len(text) >= size), len(text))
-    chained = hash(scope)
-    blocks = []
-    for at in range(0, len(text) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
-        chained = hash((chained, text[at : at + _BLOCK_BYTES]))
-        blocks.append(chained)
-    return Prompt(scope + b"\0" + text[:size], blocks)
-
-
-class LearnedPrefixes:
-    """Which replicas have seen which blocks of prompts. At most `max_bytes` of memory; the longest unused go first.
-
-    Hashes and marks are this process's own: other routers learn for themselves.
-    """
-
-    def __init__(self, max_bytes: int = 8 << 20) -> None:
-        self._max_entries = max_bytes // _ENTRY_BYTES
-        # A bit for each replica that has seen the block, by its chained hash.
-        self._seen: OrderedDict[int, int] = OrderedDict()
-        self._marks: dict[Endpoint, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-    def better(self, blocks: Sequence[int], preferred: Endpoint, allowed: Collection[Endpoint]) -> Endpoint | None:
-        """The least loaded of the allowed replicas that know most of the blocks, where they know enough more than
-        the preferred one; else None."""
-        if len(blocks) < _MIN_GAIN or not self._seen:
-            return None
-        own = self._marks.get(preferred, 0)
-        mask = 0
-        for each in allowed:
-            mask |= self._marks.get(each, 0)
-        length, own_length, best = 0, 0, 0
-        for block in blocks:
-            left = self._seen.get(block, 0) & (best or mask)
-            if not left:
-                break
-            best = left
-            length += 1
-            if left & own and own_length == length - 1:
-                own_length = length
-        if not best or best & own or length - own_length < _MIN_GAIN:
-            return None
-        known = [each for each in allowed if self._marks.get(each, 0) & best]
-        return min(known, key=lambda each: each.load)
-
-    def learn(self, blocks: Sequence[int], endpoint: Endpoint) -> None:
-        """This replica gets a prompt of these blocks."""
-        if not blocks:
-            return
-        mark = self._marks.get(endpoint)
-        if mark is None:
-            if len(self._marks) >= _MAX_MARKS:  # most of them are of replicas that have gone
-                self._marks.clear()
-                self._seen.clear()
-            mark = self._marks[endpoint] = 1 << len(self._marks)
-        seen = self._seen
-        # From the end, so that the first blocks are the last to be forgotten.
-        for block in reversed(blocks):
-            seen[block] = seen.get(block, 0) | mark
-            seen.move_to_end(block)
-        while len(seen) > self._max_entries:
-            seen.popitem(last=False)
+    return Prompt(scope + b"\0" + text[:size], chained_blocks(scope, text))
 
 
 class PinnedSessions:

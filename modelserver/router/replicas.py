@@ -13,8 +13,9 @@ from modelserver.client.address import Address, Tls, parse_address
 from modelserver.client.http_pool import HttpPool
 from modelserver.endpoints.endpoint import Endpoint, EndpointState
 from modelserver.endpoints.endpoint_set import EndpointSet
+from modelserver.endpoints.learned_prefixes import LearnedPrefixes
 from modelserver.errors import SHUTTING_DOWN, InvalidArgumentError, UnavailableError
-from modelserver.router.affinity import LearnedPrefixes, PinnedSessions, Prompt
+from modelserver.router.affinity import PinnedSessions, Prompt
 from modelserver.router.grpc_upstream import GrpcPool
 from modelserver.wire.context import WireContext
 from modelserver.wire.sockets.poller import Poller
@@ -108,7 +109,7 @@ class Replicas:
         self._context = context
         self._poller = Poller(context.loop)
         self._replicas: dict[Endpoint, Replica] = {}
-        self._learned = LearnedPrefixes()
+        self._learned: LearnedPrefixes[Endpoint] = LearnedPrefixes()
         self._sessions = PinnedSessions()
         self._waiting: dict[Waiting, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -22,6 +22,7 @@ from modelserver.scheduling.batch import Batch, FormBatch, ResponseOrder, can_ta
 from modelserver.scheduling.expiry import Alarm, ExpiryTimes, LoopCalls
 from modelserver.scheduling.fair_queue import FairQueue
 from modelserver.scheduling.parked_workers import ParkedWorkers, WaitingWorker
+from modelserver.scheduling.places import Places
 from modelserver.scheduling.policy import BatchingRules
 from modelserver.scheduling.queue import QueueEntry, RequestQueue, bucket_key
 from modelserver.scheduling.scheduler import QueueScheduler, ages_ns
@@ -53,15 +54,18 @@ class Batcher(QueueScheduler):
         clock: Clock | None = None,
         default_max_queue_size: int = 0,
         form: FormBatch = form_batch,
+        places: Places | None = None,
         is_fair: bool = False,
         is_adaptive: bool = False,
     ) -> None:
         """`form` forms batches in place of the usual function: custom batching, or a test hook.
 
-        `is_fair`: callers share the queue by weight. `is_adaptive`: requests that would be late are refused at once.
+        `places` choose an instance for each request, where requests go one by one. `is_fair`: callers share the queue
+        by weight. `is_adaptive`: requests that would be late are refused at once.
         """
         super().__init__(config.name, loop, statistics, clock)
         self._form = form
+        self._places = places
         self._rules = BatchingRules.from_config(config)
         self._default_max_queue_size = default_max_queue_size
         self._levels = PriorityLevels(config, default_max_queue_size=default_max_queue_size)
@@ -84,6 +88,11 @@ class Batcher(QueueScheduler):
     def queue_depth(self) -> int:
         """Requests that no worker has taken yet."""
         return len(self._queue)
+
+    @property
+    def _placing(self) -> Places | None:
+        """Where requests go one by one, each to its place."""
+        return self._places if self._rules.is_single else None
 
     def source(self, on_end: EndHook | None = None) -> Batcher:  # noqa: ARG002  # there are no sequences
         """The batcher itself: all workers share its queue."""
@@ -122,6 +131,8 @@ class Batcher(QueueScheduler):
         max_queue_size = policy.max_queue_size
         if expires_ns is not None and self._is_adaptive and self._queue:
             self._check_in_time(entry, deadline_ns, timeout_ns, now_ns)
+        places = self._placing
+        place = None if places is None else places.choose(request)
         wakes_thread = False
         dropped: QueueEntry | None = None
         with self._lock:
@@ -135,6 +146,10 @@ class Batcher(QueueScheduler):
                 if expires_ns is not None:
                     self._expiry.add(entry, expires_ns)
                 worker = None if self._is_wake_due else self._idle.next_to_wake
+                if places is not None and place is not None:
+                    own = places.add(entry, place)
+                    # Where it is at work, a sleeping one watches over the request.
+                    worker = own if own is not None or self._idle.is_watched else worker
                 if worker is not None and self._is_worth_a_wake(entry, now_ns):
                     wakes_thread = worker.wakes_after_turn
                     if not wakes_thread:
@@ -173,8 +188,10 @@ class Batcher(QueueScheduler):
             self._idle.unpark(worker)
             now_ns = self.now_ns()
             expired = self._remove_expired(now_ns) if self._expiry else []
-            batch, wait_until_ns = (None, None) if worker.is_closed else self._form(self._queue, self._rules, now_ns)
+            batch, wait_until_ns = (None, None) if worker.is_closed else self._form_for(worker, now_ns)
             worker.is_left = worker.is_closed
+            if worker.is_left and self._places is not None:
+                self._places.leave(worker)
             if batch is not None:
                 num_left = len(self._queue)
                 self._rate.note(len(batch.requests), num_left, now_ns)
@@ -194,6 +211,8 @@ class Batcher(QueueScheduler):
         with self._lock:
             self._idle.unpark(worker)
             worker.is_left = worker.is_closed
+            if self._places is not None:
+                self._places.leave(worker)
             self._look_again()
 
     def take_more(self, worker: WaitingWorker, limit: int) -> list[Batch]:
@@ -201,18 +220,34 @@ class Batcher(QueueScheduler):
         batches: list[Batch] = []
         with self._lock:
             now_ns = self.now_ns()
-            while len(batches) < limit and self._queue and not self._idle.can_wake and not worker.is_closed:
-                batch, _ = self._form(self._queue, self._rules, now_ns)
+            # Where requests have places, those who sleep were woken for what is theirs.
+            while (
+                len(batches) < limit
+                and self._queue
+                and (self._placing or not self._idle.can_wake)
+                and not worker.is_closed
+            ):
+                batch, _ = self._form_for(worker, now_ns)
                 if batch is None:
                     break
                 self._rate.note(len(batch.requests), len(self._queue), now_ns)
                 batches.append(batch)
         return batches
 
+    def _form_for(self, worker: WaitingWorker, now_ns: int) -> tuple[Batch | None, int | None]:
+        """As `form_batch`, for this worker. Called with the lock held."""
+        places = self._placing
+        if places is None:
+            return self._form(self._queue, self._rules, now_ns)
+        places.see(worker)
+        return places.take(self._queue, worker, now_ns)
+
     def deliver(self, deliveries: Iterable[Delivery]) -> None:
         """Hand responses to their requests' streams. Called from the event loop thread, once per batch."""
         if self._order is not None:
             deliveries = self._order.arrange(deliveries)
+        if self._places is not None:
+            deliveries = self._note_ends(self._places, deliveries)
         self._hand_over(deliveries)
 
     def close_worker(self, worker: WaitingWorker) -> None:
@@ -387,7 +422,14 @@ class Batcher(QueueScheduler):
         for request, error in answers:
             response = InferResponse(error=error)
             released = self._order.forget(request) if self._order is not None else []
-            self._hand_over([(request, response), *released])
+            deliveries: list[Delivery] = [(request, response), *released]
+            self._hand_over(deliveries if self._places is None else self._note_ends(self._places, deliveries))
+
+    def _note_ends(self, places: Places, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        found = list(deliveries)
+        with self._lock:
+            places.end(request for request, response in found if response.is_final)
+        return found
 
     # Expiry while all workers are busy. Event loop thread only.
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from modelserver.config.schema import ModelConfig
 from modelserver.core.request import InFlightRequest
+
+if TYPE_CHECKING:
+    from modelserver.scheduling.places import Place
 
 # At most this many requests that do not fit are skipped in search of ones that do.
 _MAX_LOOKAHEAD = 64
@@ -22,10 +25,11 @@ class QueueEntry:
 
     `level` is its priority level; a delayed entry comes after all others of its level. `enqueue_ns`
     counts for queue delay and statistics. `is_queued` until it is taken or dropped: the code that removes
-    an entry from the queue answers its request. `tag` is its place in a queue that callers share by weight.
+    an entry from the queue answers its request. `tag` is its place in a queue that callers share by weight. It waits
+    for the instance at `place`; None: for any.
     """
 
-    __slots__ = ("delays", "enqueue_ns", "is_delayed", "is_queued", "key", "level", "request", "rows", "tag")
+    __slots__ = ("delays", "enqueue_ns", "is_delayed", "is_queued", "key", "level", "place", "request", "rows", "tag")
 
     def __init__(
         self, request: InFlightRequest, level: int, enqueue_ns: int, key: Hashable = None, delays: bool = False
@@ -39,6 +43,7 @@ class QueueEntry:
         self.is_delayed = False
         self.is_queued = False
         self.tag = 0.0
+        self.place: Place | None = None
 
     @property
     def rank(self) -> int:

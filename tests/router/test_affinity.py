@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from modelserver.endpoints.endpoint import EndpointState, Member
+from modelserver.endpoints.endpoint import Endpoint, EndpointState, Member
 from modelserver.endpoints.endpoint_set import EndpointSet
+from modelserver.endpoints.learned_prefixes import LearnedPrefixes
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.router_options import resolve_router_options
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.router.affinity import (
-    LearnedPrefixes,
     prompt_of,
     sequence_of_json,
     sequence_of_message,
@@ -90,7 +90,7 @@ def endpoints(*names: str) -> EndpointSet:
 
 def test_what_was_learned_wins_where_it_is_longer() -> None:
     one, two, three = list(endpoints("a", "b", "c").endpoints)
-    learned = LearnedPrefixes()
+    learned: LearnedPrefixes[Endpoint] = LearnedPrefixes()
     learned.learn([1, 2, 3, 4, 5, 6], two)
     learned.learn([1, 2], one)
     everyone = [one, two, three]
@@ -104,7 +104,7 @@ def test_what_was_learned_wins_where_it_is_longer() -> None:
 
 def test_what_is_learned_has_a_bound() -> None:
     (one,) = endpoints("a").endpoints
-    learned = LearnedPrefixes(max_bytes=256 * 10)
+    learned: LearnedPrefixes[Endpoint] = LearnedPrefixes(max_bytes=256 * 10)
     learned.learn(range(8), one)
     learned.learn(range(100, 108), one)
     assert len(learned) == 10

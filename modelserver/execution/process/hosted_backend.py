@@ -91,6 +91,7 @@ class HostedBackend(Backend):
     def __init__(self, backend_class: type[Backend], context: BackendContext) -> None:
         super().__init__(context)
         self._class = backend_class
+        self.prefix_inputs = backend_class.prefix_inputs
         self._environment = PythonEnvironment()
 
     def load(self) -> None:
