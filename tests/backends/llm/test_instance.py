@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,8 +20,17 @@ from support.llm_integrity import check_integrity
 from support.llm_models import arrays, write_llm
 from support.recorder import Recorder
 
-from modelserver.backend import DeviceKind, InferRequest, ModelConfig, Placement, ResponseSender
+from modelserver.backend import (
+    DeviceKind,
+    InferRequest,
+    InstanceGroupKind,
+    ModelConfig,
+    ModelInstanceGroup,
+    Placement,
+    ResponseSender,
+)
 from modelserver.errors import InvalidArgumentError
+from modelserver.execution.model import Model
 
 PROMPT = "the model of a server answers"
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
@@ -372,3 +383,31 @@ def test_measurements_follow_the_engine(instance: LlmInstance) -> None:
     assert after["vllm:request_success", "length"].value == 1
     histogram = after["vllm:time_to_first_token_seconds",]
     assert (histogram.kind, sum(histogram.counts), len(histogram.counts)) == ("histogram", 1, len(histogram.bounds) + 1)
+
+
+async def test_of_two_engines_one_answers_what_begins_alike(backend: LlmBackend) -> None:
+    """The prefix is computed once, whatever the other engine does meanwhile."""
+    group = ModelInstanceGroup("g", InstanceGroupKind.KIND_CPU, 2)
+    context = replace(backend.context, config=replace(backend.context.config, instance_group=(group,)))
+    context = replace(context, config=LlmBackend.complete_config(context))
+    model = await asyncio.to_thread(Model.load, LlmBackend, context, loop=asyncio.get_running_loop())
+    begins = np.arange(5, 305, dtype=np.int32)
+
+    async def num_cached(token_ids: np.ndarray[Any, Any]) -> int:
+        inputs = {"input_ids": token_ids, "return_num_cached_tokens": True, "sampling_parameters": GREEDY}
+        counts = [
+            int(tensor.data.item())
+            async for response in model.infer(request_of(**arrays(**inputs)))
+            for tensor in response.outputs
+            if tensor.name == "num_cached_tokens"
+        ]
+        return counts[-1]
+
+    try:
+        for index in range(4):
+            calls = [num_cached(np.append(begins, np.int32(index))), num_cached(begins[::-1] + index)]
+            found = await asyncio.gather(*(calls if index % 2 else calls[::-1]))
+            assert sorted(found) == [0, 296 if index else 0]
+    finally:
+        model.stop()
+        await asyncio.to_thread(model.close, 5)
