@@ -97,6 +97,8 @@ class EngineOptions:
     max_cpu_loras: int | None = None
     kept_prefixes: Mapping[str, Any] = field(default_factory=dict)
     kept_prefix_directory: str | None = None
+    kept_weights_directory: str | None = None
+    kept_weights_gb: float = 32.0
     kv_offloading_size: float = 0.0
     kv_events_config: KvEventsConfig | None = None
     nodes: Nodes | None = None
@@ -295,6 +297,8 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "max_cpu_loras": integer,
     "kept_prefixes": _prefixes,
     "kept_prefix_directory": string,
+    "kept_weights_directory": string,
+    "kept_weights_gb": number,
     "kv_offloading_size": number,
     "kv_events_config": read_kv_events_config,
 }
@@ -421,6 +425,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "limit_mm_per_prompt": (lambda value: value >= 0, "at least 0"),
     "max_image_pixels": (lambda value: value >= 1, "at least 1"),
     "mm_processor_cache_gb": (lambda value: value >= 0, "at least 0"),
+    "kept_weights_gb": (lambda value: value >= 0, "at least 0 (GiB)"),
     "kv_offloading_size": (lambda value: 0 <= value <= 1 << 20, "from 0 to 1048576 (GiB)"),
     "max_loras": (lambda value: 1 <= value <= 1024, "from 1 to 1024"),
     "max_lora_rank": (lambda value: 1 <= value <= 4096, "from 1 to 4096"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +68,10 @@ class Checkpoint(Protocol):
 
     @property
     def digest(self) -> bytes:
-        """32 bytes that differ where the config, a tensor or its file differ. No tensor is read for it."""
+        """32 bytes that differ where the config, a tensor or its file differ. No tensor is read for it.
+
+        A file that is written to has another time of status change (`file_stamp`), whatever its bytes are.
+        """
         ...
 
     @property
@@ -163,6 +167,15 @@ def _usual_entries(entries: Mapping[str, Any]) -> dict[str, Any]:
     except (ImportError, ValueError, TypeError, KeyError):
         return {}
     return usual
+
+
+def file_stamp(status: os.stat_result) -> str:
+    """What is another one after a file was written to, or replaced.
+
+    The system itself sets the time of status change, at each write and each rename. No program can set it back, as it
+    can the time of modification.
+    """
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 def config_path(checkpoint: Checkpoint) -> Path:

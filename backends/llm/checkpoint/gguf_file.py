@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
+from .checkpoint import file_stamp
 from .gguf_types import REMOVED_TYPES, TENSOR_TYPES, TensorType
 
 _MAGIC = b"GGUF"
@@ -112,6 +113,7 @@ class GgufFile:
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 self._state = _state_of(descriptor)
+                self._stamp = file_stamp(os.fstat(descriptor))
                 header = _Header(path, descriptor, self._state[0])
                 header.read()
             finally:
@@ -131,7 +133,7 @@ class GgufFile:
     @property
     def stamp(self) -> str:
         """Changes with the file."""
-        return f"{self.path.name} {self._state}"
+        return f"{self.path.name} {self._stamp}"
 
     # Metadata. InvalidArgumentError for a value of another type than the caller expects.
 

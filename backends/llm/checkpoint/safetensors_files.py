@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from modelserver.backend import InvalidArgumentError
 
+from .checkpoint import file_stamp
 from .safetensors_header import StoredTensor, read_headers
 
 # What wrappers put before the names of the decoder inside; the longest first.
@@ -66,8 +67,7 @@ class SafetensorsFiles:
 
     def add_to_digest(self, update: Callable[[bytes], None]) -> None:
         for path in sorted({path for path, _, _ in self._places.values()}):
-            found = path.stat()
-            update(f"{path.name} {found.st_size} {found.st_mtime_ns}".encode())
+            update(f"{path.name} {file_stamp(path.stat())}".encode())
         for name, (path, stored, tensor) in sorted(self._places.items()):
             update(f"{name} {path.name} {stored} {tensor}".encode())
 

@@ -22,6 +22,7 @@ from ..pictures.families import sees_pictures
 from ..pictures.tower import Tower, load_tower
 from ..quantization import find_scheme, stored_method
 from ..quantization.checking import CheckingScheme, UnreadCheckpoint, WalkingScheme
+from ..quantization.kept import keeping
 from ..quantization.scheme import Scheme
 from ..quantization.stored import StoredScheme
 from .build import DecoderBuilder
@@ -101,13 +102,15 @@ def load_network(
     if predicts and rank.size > 1:
         raise UnsupportedError("speculative_config.method mtp is not supported with tensor_parallel_size")
     with torch.inference_mode():
-        check_layers(checkpoint, scheme, family, config, rank)
+        kept = keeping(checkpoint, scheme, options, dtype, device, rank)
+        if kept is None or not kept.is_read:  # what was kept was checked before
+            check_layers(checkpoint, scheme, family, config, rank)
         adapted = None
         if options.serves_adapters:
             adapted = AdaptedLayers(device, num_slots=options.num_lora_slots, max_rank=options.lora_rank)
         weights = Weights(
             checkpoint,
-            scheme,
+            kept or scheme,
             dtype=dtype,
             device=device,
             rank=rank,
@@ -119,6 +122,8 @@ def load_network(
         draft_head = None
         if predicts:
             draft_head = family.draft_head(build, network, max_len=max_model_len)
+    if kept is not None:
+        kept.keep(checkpoint)
     _log_layers(checkpoint, weights.layers)
     return LoadedNetwork(
         network,

@@ -297,6 +297,7 @@ class PackedExperts:
 
     def __init__(self, experts: Sequence[Sequence[PackedMatrixLinear]]) -> None:
         """`experts`: the parts of each, which lie side by side."""
+        self.experts = experts
         self._parts = [_PackedGroup(part) for part in zip(*experts, strict=True)]
         self._width = sum(part.num_outputs for part in self._parts)
         linears = [linear for parts in experts for linear in parts]
