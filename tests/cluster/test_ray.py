@@ -27,6 +27,8 @@ from support.routing import RunningRouter, running_router
 from support.waiting import until_true
 
 from modelserver.client.server_client import ServerClient
+from modelserver.cluster.serve_app import DeployedPools
+from modelserver.errors import InvalidArgumentError, UnavailableError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -170,6 +172,20 @@ def test_servers_hosts_and_nodes_that_die_are_replaced(
     # A request that a killed server had may have been processed, and is not asked again.
     assert len(load.failures) <= 3 * 3
     assert lost <= len(load.failures)
+
+
+def test_an_application_of_serve_is_healthy_as_its_pools_are(cluster: RunningCluster, port: int) -> None:
+    pool = {"name": "echo", "replicas": {"min": 1}, **ECHO}
+    application = DeployedPools({"discovery_port": port, "pools": [pool]})
+    application.check_health()
+    (replica,) = pools_now()["echo"]["replicas"]
+    os.kill(replica["pid"], signal.SIGKILL)
+    with pytest.raises(UnavailableError, match="pool echo: none of 1 replicas is ready"):
+        until_true(application.check_health, "the loss is noticed")  # type: ignore[arg-type]
+    until_true(lambda: pools_now()["echo"]["ready"] == 1, "it is ready again", interval_s=0.5)
+    application.check_health()
+    with pytest.raises(InvalidArgumentError, match=r"args: pools\[0\]"):
+        DeployedPools({"pools": [{"name": "echo"}]})
 
 
 def test_a_pool_goes_to_zero_and_comes_back_and_down_leaves_nothing(

@@ -11,7 +11,8 @@ from support.routing import OK, replicas, running_router
 from typer.main import get_command
 
 from modelserver.cli.main import app
-from modelserver.cluster.deployment import read_deployment
+from modelserver.cluster import serve_app
+from modelserver.cluster.deployment import parse_deployment, read_deployment
 from modelserver.options.router_options import resolve_router_options
 
 
@@ -53,3 +54,20 @@ def test_what_a_ray_cluster_deploys_can_be_read(tmp_path: Any) -> None:
     assert parsed.params["address"] == f"ray://ray-head-svc:{ports['client']}"
     (tmp_path / "deploy.yaml").write_text(found["ConfigMap"]["data"]["deploy.yaml"])
     assert read_deployment(tmp_path / "deploy.yaml").discovery_port == ports["discovery"]
+
+
+def test_what_a_ray_service_runs_is_there() -> None:
+    spec = documents("ray", "rayservice.yaml")["RayService"]["spec"]
+    config = yaml.safe_load(spec["serveConfigV2"])
+    (application,) = config["applications"]
+    assert application["import_path"] == f"{serve_app.__name__}:{serve_app.build.__name__}"
+    deployment = parse_deployment(application["args"], "args")
+    cluster = spec["rayClusterConfig"]
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in head["ports"]}
+    assert deployment.discovery_port == ports["discovery"]
+    (workers,) = cluster["workerGroupSpecs"]
+    (worker,) = workers["template"]["spec"]["containers"]
+    assert float(worker["resources"]["requests"]["cpu"]) >= deployment.pools[0].resources.cpus
+    # No proxy of Serve's: clients ask the routers.
+    assert config["proxy_location"] == "Disabled"
