@@ -127,7 +127,6 @@ DANGEROUS = re.compile(rf"^\s*(import|from) ({_MODULES})\b|\byaml\.load\(|(?<!de
 # Each file that may, and why no client's words come there.
 ALLOWED = {
     "backends/pytorch/archive.py",  # lists the opcodes of a checkpoint, and runs none
-    "backends/llm/tensor_parallel.py",  # what one rank of an engine tells the ranks that it has started
 }
 # What fetches an address: copies of models, traces, and our own commands.
 FETCHING = re.compile(r"^\s*(import|from) (urllib\.request|requests|httpx|aiohttp|urllib3)\b")

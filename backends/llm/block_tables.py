@@ -32,15 +32,16 @@ class BlockTables:
         self._last: list[array[int]] = []
         self._last_slots = np.empty(0, dtype=np.int64)
 
-    def take(self, sequences: Sequence[TokenSequence]) -> IntArray:
-        """Write the blocks of a step's sequences, which have different slots; these slots, in their order."""
-        return self._take(sequences, None)
+    def take(self, sequences: Sequence[TokenSequence], num_blocks: IntArray) -> IntArray:
+        """Write the blocks of a step's sequences, which have different slots: at least as many as `num_blocks` of each.
+        These slots, in their order."""
+        return self._take(sequences, num_blocks, None)
 
-    def take_apart(self, sequences: Sequence[TokenSequence]) -> IntArray:
+    def take_apart(self, sequences: Sequence[TokenSequence], num_blocks: IntArray) -> IntArray:
         """The same of sequences that may have no slots of their own: each has the row of its place."""
-        return self._take(sequences, list(range(len(sequences))))
+        return self._take(sequences, num_blocks, list(range(len(sequences))))
 
-    def _take(self, sequences: Sequence[TokenSequence], slots: list[int] | None) -> IntArray:
+    def _take(self, sequences: Sequence[TokenSequence], num_blocks: IntArray, slots: list[int] | None) -> IntArray:
         tables = list(map(_BLOCK_IDS, sequences))
         if len(tables) != len(self._last) or not all(map(is_, tables, self._last)):
             if slots is None:
@@ -52,22 +53,22 @@ class BlockTables:
                     self.counts[slot] = 0
                     self.versions[slot] += 1
             self._last, self._last_slots = tables, np.array(slots, dtype=np.int64)
-        slots_of, counts = self._last_slots, np.array(list(map(len, tables)), dtype=np.int64)
-        grown = np.flatnonzero(counts != self.counts[slots_of])
-        if len(grown):
-            self._make_room(0, int(counts.max()))
-            for index, slot, count in zip(
-                grown.tolist(), slots_of[grown].tolist(), counts[grown].tolist(), strict=True
-            ):
-                first = int(self.counts[slot])
-                if first == 0:
-                    self.rows[slot, count:] = 0
-                elif self._is_windowed:
-                    first = 0
-                    self.versions[slot] += 1
-                self.rows[slot, first:count] = tables[index][first:]
-            self.counts[slots_of] = counts
-        return slots_of
+        found = self._last_slots
+        for index in np.flatnonzero(self.counts[found] < num_blocks).tolist():
+            self._write(int(found[index]), tables[index])
+        return found
+
+    def _write(self, slot: int, table: array[int]) -> None:
+        """All of a table, which has grown or is another."""
+        first, count = int(self.counts[slot]), len(table)
+        self._make_room(0, count)
+        if first == 0:
+            self.rows[slot, count:] = 0
+        elif self._is_windowed:
+            first = 0
+            self.versions[slot] += 1
+        self.rows[slot, first:count] = table[first:]
+        self.counts[slot] = count
 
     def _make_room(self, num_slots: int, num_blocks: int) -> None:
         old_slots, old_blocks = self.rows.shape

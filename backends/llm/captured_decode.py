@@ -12,19 +12,25 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from .attention.paged import DeviceInputs, IntArray, copied_together
 from .block_tables import TableChanges
-from .cuda_graphs import Capture, Captured, capture_each, measure_each
+from .cuda_graphs import Capture, Captured, CudaGraphs, can_capture, capture_each, measure_each
 from .draw import NUM_DRAW_COLUMNS, draw_columns, draw_on_device, uniforms
 from .lora.step import TILE_ROWS, CapturedAdapters, most_tiles, tile_table
 from .sequence import Sequence as TokenSequence
 from .step_context import StepContext
 from .step_inputs import StepInputs
+
+if TYPE_CHECKING:
+    from .attention.kv_blocks import KvBlocks
+    from .attention.paged import PagedAttention
+    from .models.load import LoadedNetwork
+    from .options import EngineOptions
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +49,24 @@ class Ending(enum.Enum):
     GREEDY = "greedy"
     DRAWN = "drawn"
     LOGITS = "logits"  # the sampler goes on from there
+    HIDDEN = "hidden"  # of ranks that sample nothing
+
+
+# Those of an engine's own process.
+SAMPLED_ENDINGS = (Ending.GREEDY, Ending.DRAWN, Ending.LOGITS)
 
 
 # Of a graph: rows, ending, and whether rows have adapters.
 _Key = tuple[int, Ending, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Leading:
+    """How rank 0 leads the other ranks: to the capture of a graph, by its rows and whether they have adapters; to a
+    step in it, by what the step brings to the device."""
+
+    capture: Callable[[int, bool], None]
+    step: Callable[[int, bool, IntArray], None]
 
 
 class CapturedDecode:
@@ -55,6 +75,9 @@ class CapturedDecode:
     Of a step all that is new goes to the device by one copy. Block tables stay there, by slots, and a step sends the
     blocks that they lack. Steps whose rows have some of `num_adapters` adapters are graphs of their own, so that others
     pay nothing for them.
+
+    Where ranks share a network, each has these graphs. `leads` has rank 0: it says what the others do next, by `follow`
+    and `follow_capture`, before it does the same. So all ranks take the same sums, whoever of them has graphs.
     """
 
     def __init__(
@@ -67,10 +90,12 @@ class CapturedDecode:
         width: int,
         num_adapters: int = 0,
         capture: Capture,
+        leads: Leading | None = None,
     ) -> None:
         self._network = network
         self._attention = attention
         self._capture = capture
+        self._leads = leads
         self._sizes = batch_sizes(max_num_seqs)
         self._num_adapters = num_adapters
         self._kinds = (False, True) if num_adapters else (False,)
@@ -101,24 +126,54 @@ class CapturedDecode:
 
     def measure(self, used: Callable[[], int]) -> int:
         """The bytes that all graphs will take, see `measure_each`."""
-        return measure_each(self._captures(), len(Ending) * len(self._kinds), used)
+        return measure_each(self._captures(), len(SAMPLED_ENDINGS) * len(self._kinds), used)
 
     def _captures(self) -> list[Callable[[], bool]]:
         return [
             partial(self._capture_empty, (size, ending, has_adapters))
             for size in reversed(self._sizes)
             for has_adapters in self._kinds
-            for ending in Ending
+            for ending in SAMPLED_ENDINGS
         ]
 
     def _capture_empty(self, key: _Key) -> bool:
         """Capture with inputs that have no tokens; whether that succeeded."""
-        columns, draws, tiles = _Layout(key[0], self._num_adapters).of(self._static)
+        if key in self._captured or self._has_failed:
+            return key in self._captured
+        self._empty(key[0])
+        if self._leads is not None:
+            self._leads.capture(key[0], key[2])
+        return self._graph(key) is not None
+
+    def _empty(self, size: int) -> None:
+        """Static inputs without tokens."""
+        columns, draws, tiles = _Layout(size, self._num_adapters).of(self._static)
         columns.zero_()
         columns[2].fill_(-1)
         draws.fill_(1.0)
         tiles.fill_(-1)
-        return self._graph(key) is not None
+
+    def follow_capture(self, size: int, has_adapters: bool) -> None:
+        """As another rank: compute once what rank 0 computes before it captures, and capture it."""
+        key = size, Ending.HIDDEN, has_adapters
+        self._empty(size)
+        if key in self._captured or self._has_failed:
+            self._compute(*key)
+        else:
+            self._graph(key)
+
+    def follow(self, size: int, has_adapters: bool, words: IntArray) -> None:
+        """As another rank: the step that rank 0 computes next; `words` are those that it sends to its device."""
+        staged = self._next_staged()
+        used = min(len(words), len(staged))
+        staged.numpy()[:used] = words[:used]
+        self._bring(size, staged, words)
+        key = size, Ending.HIDDEN, has_adapters
+        captured = self._captured.get(key)
+        if captured is None:
+            self._compute(*key)
+        else:
+            captured.replay()
 
     def run(
         self, step: StepInputs, unread: IntArray, last_token_ids: torch.Tensor | None
@@ -135,16 +190,14 @@ class CapturedDecode:
             ending = ending_of(step.sequences)
             self._ended = step.sequences, ending
         key = size, ending, bool(step.adapter_slots)
-        if self._has_failed and key not in self._captured:
+        if not self._capture_empty(key):
             return None
+        captured = self._captured[key]
         columns = self._send(step, size, ending, unread)
         if unread.size:
             assert last_token_ids is not None, "a sequence awaits a token that no step has sampled"
             rows, sources = columns[6:, : unread.shape[1]]
             columns[0][rows] = last_token_ids[sources]
-        captured = self._graph(key)
-        if captured is None:
-            return None
         captured.replay()
         if step.sampled_rows is None:
             return captured.output[:count], ending
@@ -163,8 +216,7 @@ class CapturedDecode:
     def _send(self, step: StepInputs, size: int, ending: Ending, unread: IntArray) -> torch.Tensor:
         """Bring what is new in a step to the device. The columns there."""
         layout = _Layout(size, self._num_adapters)
-        staged = self._staged[self._turn]
-        self._turn = 1 - self._turn
+        staged = self._next_staged()
         columns, draws, tiles = (part.numpy() for part in layout.of(staged))
         count = len(step.lens)
         columns[:5, :count] = (step.input_ids, step.rope_positions, step.slots, step.lens, step.table_rows)
@@ -180,18 +232,34 @@ class CapturedDecode:
             tiles[: len(found)] = found
             tiles[len(found) :] = -1
         places, blocks = self._changes.take(step.tables, step.table_rows)
-        used, num_changes = layout.num_words, len(places)
+        used, numbers = layout.num_words, staged.numpy()
+        end = used + 2 * len(places)
+        if len(places) <= self._room:
+            numbers[used:end] = np.concatenate((places, blocks))
+            words = numbers[:end]
+        else:
+            words = np.concatenate((numbers[:used], places, blocks))
+        if self._leads is not None:
+            self._leads.step(size, bool(step.adapter_slots), words)
+        self._bring(size, staged, words)
+        return layout.of(self._static)[0]
+
+    def _next_staged(self) -> torch.Tensor:
+        self._turn = 1 - self._turn
+        return self._staged[self._turn]
+
+    def _bring(self, size: int, staged: torch.Tensor, words: IntArray) -> None:
+        """To the device: `words`, which `staged` has, if there is room for them."""
+        used, end = _Layout(size, self._num_adapters).num_words, len(words)
+        num_changes = (end - used) // 2
         if num_changes <= self._room:
-            end = used + 2 * num_changes
-            changes = staged[used:end].numpy()
-            changes[:num_changes] = places
-            changes[num_changes:] = blocks
             self._static[:end].copy_(staged[:end], non_blocking=True)
             self._change_tables(*self._static[used:end].view(2, num_changes))
         else:
             self._static[:used].copy_(staged[:used], non_blocking=True)
-            self._change_tables(*copied_together([places, blocks], self._static.device))
-        return layout.of(self._static)[0]
+            self._change_tables(
+                *copied_together([words[used : used + num_changes], words[used + num_changes :]], self._static.device)
+            )
 
     def _change_tables(self, places: torch.Tensor, blocks: torch.Tensor) -> None:
         if len(places):
@@ -213,7 +281,10 @@ class CapturedDecode:
         inputs = DeviceInputs(size, slots, lens, self._tables[rows])
         adapters = CapturedAdapters(tiles) if has_adapters else None
         step = StepContext(positions=positions, attention=self._attention, inputs=inputs, adapters=adapters)
-        logits = self._network.logits(self._network(input_ids, step))
+        hidden: torch.Tensor = self._network(input_ids, step)
+        if ending is Ending.HIDDEN:
+            return hidden
+        logits = self._network.logits(hidden)
         if ending is Ending.LOGITS:
             return logits
         if ending is Ending.GREEDY:
@@ -244,6 +315,32 @@ class _Layout:
     @property
     def _num_tiles(self) -> int:
         return most_tiles(self.size, self.num_adapters) if self.num_adapters else 0
+
+
+def can_capture_decode(loaded: LoadedNetwork, attention: PagedAttention, options: EngineOptions) -> bool:
+    """Whether decode steps can be graphs: on a GPU, by attention and a network whose course depends on no value."""
+    return can_capture(loaded.device) and not options.enforce_eager and loaded.is_capturable and attention.is_capturable
+
+
+def captured_decode(
+    loaded: LoadedNetwork,
+    attention: PagedAttention,
+    options: EngineOptions,
+    blocks: KvBlocks,
+    graphs: CudaGraphs,
+    leads: Leading | None = None,
+) -> CapturedDecode:
+    """The graphs of a network on its blocks."""
+    return CapturedDecode(
+        loaded.network,
+        attention,
+        device=loaded.device,
+        max_num_seqs=options.max_num_seqs,
+        width=-(-loaded.max_model_len // blocks.block_size),
+        num_adapters=0 if loaded.adapted is None else options.num_lora_slots,
+        capture=graphs,
+        leads=leads,
+    )
 
 
 def _pinned(values: torch.Tensor, device: torch.device) -> torch.Tensor:

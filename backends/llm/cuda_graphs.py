@@ -16,6 +16,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 Replay = Callable[[], None]
+DEVICE_TYPES = {"cuda"}
 # Between two lines of the log, and between two drawings of a bar.
 _LOG_S, _BAR_S = 10.0, 0.1
 _BAR_WIDTH = 30
@@ -34,7 +35,7 @@ Capture = Callable[[Callable[[], torch.Tensor]], Captured]
 
 def can_capture(device: torch.device) -> bool:
     """Whether its work can be recorded as graphs."""
-    return bool(device.type == "cuda")
+    return device.type in DEVICE_TYPES
 
 
 class CudaGraphs:

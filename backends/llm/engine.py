@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from .lora.registry import Adapters
     from .pictures.reader import PictureReader
     from .runner import Launched, Runner
+    from .sampler import Sampler
     from .text.text_stream import TextStream
     from .text.tokenizer import Tokenizer
 
@@ -141,9 +143,7 @@ class Engine:
         from .kv_memory import sized_for
         from .lora.registry import Adapters
         from .models.load import choose_device
-        from .runner import load_runner
         from .sampler import Sampler
-        from .speculation.draft_model import load_drafter
         from .text.tokenizer import Tokenizer
 
         options = sized_for(options, choose_device(options.device))
@@ -155,20 +155,13 @@ class Engine:
             def make_sampler() -> Sampler:
                 return Sampler(eos_token_ids=reading.result().eos_token_ids, tokenizer=reading.result())
 
-            runner = load_runner(checkpoint, options, make_sampler)
+            runner, drafter = _load_networks(checkpoint, options, make_sampler, reading.result)
             tokenizer = reading.result()
         pictures = None
         if runner.tower is not None:
             from .pictures.reader import PictureReader
 
             pictures = PictureReader(runner.tower, tokenizer, options)
-        drafter = None
-        if not runner.has_states:
-            try:
-                drafter = load_drafter(checkpoint, options, tokenizer, is_gpu=runner.is_asynchronous)
-            except BaseException:
-                runner.close()
-                raise
         try:
             engine = cls(
                 options=options,
@@ -540,3 +533,31 @@ class Engine:
             else:
                 self._begin(request, compiled)
         return refused
+
+
+def _load_networks(
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    make_sampler: Callable[[], Sampler],
+    tokenizer: Callable[[], Tokenizer],
+) -> tuple[Runner, Runner | None]:
+    """The model, and the draft model if there is one. This is first on a GPU, where the model's KV cache takes all that
+    is left."""
+    from .models.load import choose_device
+    from .runner import load_runner
+    from .speculation.draft_model import load_drafter
+
+    is_gpu = choose_device(options.device).type == "cuda"
+    with ExitStack() as failed:
+        drafter = load_drafter(checkpoint, options, tokenizer, is_gpu=True) if is_gpu else None
+        if drafter is not None:
+            failed.callback(drafter.close)
+        runner = load_runner(checkpoint, options, make_sampler)
+        failed.callback(runner.close)
+        if drafter is not None and runner.has_states:
+            drafter.close()
+            drafter = None
+        elif not is_gpu and not runner.has_states:
+            drafter = load_drafter(checkpoint, options, tokenizer, is_gpu=False)
+        failed.pop_all()
+    return runner, drafter

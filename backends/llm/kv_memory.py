@@ -77,12 +77,16 @@ def reserve_kv_memory(
     device: torch.device,
     what: str,
     step_bytes: int = 0,
+    most_share: float = 1.0,
+    others_left: int | None = None,
 ) -> KvMemory:
     """As many blocks as `options` say, else as `max_num_seqs` of the greatest length need, if memory allows.
 
     On a CPU blocks take memory when they are first used. So a model gets half of the memory that is free and not
     promised to other models, and enough for one sequence of the greatest length if only that much is free.
-    `window`: how far back any layer looks (`held_blocks`). `step_bytes` of the device are left to steps (`profile`).
+    `window`: how far back any layer looks (`held_blocks`). `step_bytes` of the device are left to steps (`profile`). No
+    more than `most_share` of the rest is taken, or what one sequence needs. `others_left`: the bytes that another rank
+    has, where ranks share a network; each needs as many blocks.
     Where no layer attends, blocks take no memory and only count tokens.
     Never fewer than one sequence of an asked-for `max_model_len` needs: then UnavailableError.
     """
@@ -92,7 +96,10 @@ def reserve_kv_memory(
     most = options.num_gpu_blocks_override or options.max_num_seqs * per_sequence + 1
     least = options.num_gpu_blocks_override or (1 if options.max_model_len is None else per_sequence) + 1
     wanted = most * block_bytes
-    available: int | None = available_bytes(device, options.gpu_memory_utilization) - step_bytes
+    free = available_bytes(device, options.gpu_memory_utilization) - step_bytes
+    if others_left is not None:
+        free = min(free, others_left)
+    available: int | None = min(free, max(int(most_share * free), least * block_bytes))
     if options.kv_cache_memory_bytes is not None:
         wanted, available = min(wanted, options.kv_cache_memory_bytes), None
     if not block_bytes:

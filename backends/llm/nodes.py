@@ -5,8 +5,8 @@
                                       ── ranks ──>  starts a process for each of its ranks
     has a connection to every rank    <── rank ──   each of them connects, and follows as `tensor_parallel` says
 
-What a rank gets from the leader may run code there, as pickles do; what the leader gets from a rank is JSON, or bytes
-of no meaning. With a key in the variable `MODELSERVER_GROUP_KEY` of all nodes both ends prove to each other that they
+No message runs code: they are JSON, and numbers behind it (`rank_messages`). A leader names the checkpoint that its
+ranks read. With a key in the variable `MODELSERVER_GROUP_KEY` of all nodes both ends prove to each other that they
 know it. Nothing that they exchange is encrypted: the network between the nodes must be private.
 """
 

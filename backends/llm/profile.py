@@ -2,14 +2,16 @@
 
 A trial runner, whose KV cache has one block that all sequences share, computes a step of `max_num_batched_tokens` with
 as many sequences as there can be, all of which are sampled in the dearest way, then log-probabilities of a prompt, and
-captures the largest graphs.
+captures the largest graphs. A tower sees the largest picture, beside all this.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -17,6 +19,16 @@ from .options import EngineOptions
 from .plan import Chunk, StepPlan
 from .sampling_params import SamplingParams
 from .sequence import Sequence
+from .speculation.config import TRAINED
+
+if TYPE_CHECKING:
+    from .attention.kv_blocks import KvLayout
+    from .pictures.tower import Tower
+
+_MOST_PIXELS = 1 << 24
+# Tokens of a sequence that gets drafts, for which there is memory of a layer that guesses: if all are longer, their
+# keys and values take what is free.
+_USUAL_DRAFTED = 8192
 
 
 class Memory(Protocol):
@@ -65,6 +77,36 @@ class StepMemory:
 
     step: int
     graphs: int
+
+
+def picture_bytes(tower: Tower, options: EngineOptions, memory: Memory) -> int:
+    """What seeing a picture takes, and the pictures that are kept. It is large enough for every image processor to make
+    it smaller."""
+    from PIL import Image
+
+    side = math.isqrt(min(options.max_image_pixels, _MOST_PIXELS))
+    memory.begin()
+    tower.compute(Image.new("RGB", (side, side)), {})
+    return memory.peak() + int(options.mm_processor_cache_gb * (1 << 30))
+
+
+def drafting_bytes(layout: KvLayout, options: EngineOptions, max_model_len: int) -> int:
+    """What a trained layer that guesses (`speculation.trained`) takes beside the network.
+
+    Weights of a file of its own, and keys and values, which lie outside the KV cache, of as many sequences as get
+    drafts.
+    """
+    config = options.speculative_config
+    if config is None or config.method not in TRAINED:
+        return 0
+    num_bytes = 0
+    if config.model is not None:
+        num_bytes = sum(each.stat().st_size for each in Path(config.model).expanduser().glob("*.safetensors"))
+    group = layout.group
+    per_token = 2 * group.block_bytes(1) // len(group.layers)  # its memory grows by doubling
+    sequences = min(options.max_num_seqs, config.most_sequences(is_gpu=True))
+    tokens = sequences * min(max_model_len, _USUAL_DRAFTED)
+    return num_bytes + tokens * per_token
 
 
 def largest_plan(options: EngineOptions, block_size: int, max_model_len: int) -> StepPlan:

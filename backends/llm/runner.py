@@ -20,7 +20,7 @@ from .attention.kv_blocks import KvBlocks
 from .attention.paged import IntArray, PagedAttention, copied_together
 from .attention.picture_attention import PictureAttention
 from .block_tables import BlockTables
-from .captured_decode import CapturedDecode, Ending
+from .captured_decode import CapturedDecode, Ending, can_capture_decode, captured_decode
 from .captured_pieces import CapturedPieces
 from .checkpoint import Checkpoint
 from .compute_thread import ComputeThread, choose_num_threads
@@ -34,12 +34,13 @@ from .models.load import LoadedNetwork, choose_device, load_network
 from .options import EngineOptions
 from .pictures.step import StepPictures, take_pictures
 from .plan import SampledToken, StepPlan, StepResult, TokenLogprobs
-from .profile import CudaMemory, Memory, StepMemory, largest_plan
+from .profile import CudaMemory, Memory, StepMemory, drafting_bytes, largest_plan, picture_bytes
+from .rank_messages import Pool
 from .sampler import SampledRows, VerifiedRows
 from .sequence import Sequence as TokenSequence
 from .step_context import StepContext, Taps, compute_fresh
 from .step_inputs import StepInputs
-from .tensor_parallel import Followers, Pool, rank_options
+from .tensor_parallel import Followers, rank_options
 
 if TYPE_CHECKING:
     from .lora.adapter import Adapter
@@ -142,8 +143,6 @@ class Runner:
                     if sequence.adapter is not None:
                         self._place(self.adapters, sequence.adapter_slot, sequence.adapter)
                 adapters = self.adapters.step(step.adapter_slots, step.adapter_bounds)
-            if self._followers is not None:
-                self._followers.step(step)
             pictures = None if self.tower is None else take_pictures(step, self._device)
             is_plain = pictures is None and step.rope_positions.ndim == 1 and not step.scored
             is_plain = is_plain and (adapters is None or not adapters.has_gains)
@@ -155,6 +154,8 @@ class Runner:
                 prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
                 sampled: Sampled | None = self._sample_captured(step, *ran)
             else:
+                if self._followers is not None:
+                    self._followers.step(step)
                 hidden, chosen = self._compute(step, unread, pictures, adapters)
                 prompt_logprobs = self._prompt_logprobs(step, hidden)
                 sampled = self._sample(step, chosen, self._network.logits)
@@ -212,9 +213,13 @@ class Runner:
     def measure_memory(self, options: EngineOptions, memory: Memory) -> StepMemory:
         """What the largest step and `capture_all` take of the device; the pool may be of one block."""
         pieces, self._pieces = self._pieces, None  # the step is larger without them
+        if self._followers is not None:
+            self._followers.measure("step")
         memory.begin()
         self.launch(largest_plan(options, self.block_size, self.max_model_len)).result()
         step = memory.peak()
+        if self._followers is not None:
+            self._followers.measure("graphs")
         self._pieces = pieces
         self._thread.settle()
         with torch.inference_mode():
@@ -420,9 +425,15 @@ def _make_picture_attention(loaded: LoadedNetwork, attention: Any, blocks: KvBlo
 
 
 def load_runner(
-    checkpoint: Checkpoint, options: EngineOptions, make_sampler: Callable[[], Sampler], scheme: Scheme | None = None
+    checkpoint: Checkpoint,
+    options: EngineOptions,
+    make_sampler: Callable[[], Sampler],
+    scheme: Scheme | None = None,
+    *,
+    kv_share: float = 1.0,
 ) -> Runner:
-    """A runner of a checkpoint, which is not read afterwards. `scheme`: see `load_network`.
+    """A runner of a checkpoint, which is not read afterwards. `scheme`: see `load_network`. `kv_share`: the most of the
+    memory that is free beside weights and steps that its KV cache takes.
 
     `make_sampler` is called after the weights are read.
 
@@ -431,7 +442,7 @@ def load_runner(
     options = with_lora_rank(sized_for(options, choose_device(options.device)))
     followers = Followers(checkpoint.place, options) if options.tensor_parallel_size > 1 else None
     try:
-        runner = _load(checkpoint, options, make_sampler, followers, scheme)
+        runner = _load(checkpoint, options, make_sampler, followers, scheme, kv_share)
     except BaseException:
         if followers is not None:
             followers.close()
@@ -450,6 +461,7 @@ def _load(
     make_sampler: Callable[[], Sampler],
     followers: Followers | None,
     scheme: Scheme | None,
+    kv_share: float,
 ) -> Runner:
     if followers is None:
         loaded = load_network(checkpoint, options, scheme=scheme)
@@ -470,9 +482,16 @@ def _load(
         head = load_head(checkpoint, options, default="last", device=loaded.device)
         num_threads = choose_num_threads(checkpoint, loaded.device, options)
         sampler = make_sampler()
-        step_bytes = 0
-        if loaded.device.type == "cuda" and followers is None:
-            step_bytes = _step_bytes(loaded, options, sampler, head, CudaMemory(loaded.device), what)
+        step_bytes, others_left = 0, None
+        if followers is not None:
+            followers.await_loaded()
+        is_measured = not (options.kv_cache_memory_bytes or options.num_gpu_blocks_override)
+        if loaded.device.type == "cuda" and is_measured:
+            counters = CudaMemory(loaded.device)
+            step_bytes = _step_bytes(loaded, options, sampler, head, counters, what, followers)
+            step_bytes += drafting_bytes(loaded.kv_layout, options, loaded.max_model_len)
+            counters.used()  # gives back what the trial took
+            others_left = None if followers is None else followers.least_left()
         memory = reserve_kv_memory(
             loaded.kv_layout,
             options,
@@ -481,6 +500,8 @@ def _load(
             device=loaded.device,
             what=what,
             step_bytes=step_bytes,
+            most_share=kv_share,
+            others_left=others_left,
         )
         held.callback(memory.reservation.release)
         attention = make_attention(options.attention_backend, memory.blocks, loaded.attention)
@@ -492,7 +513,7 @@ def _load(
             head=head,
             blocks=memory.blocks,
             attention=attention,
-            **_make_graphs(loaded, attention, options, memory.blocks),
+            **_make_graphs(loaded, attention, options, memory.blocks, followers),
             followers=followers,
             num_threads=num_threads,
             # The other ranks get their steps from the host, tokens and all.
@@ -502,46 +523,54 @@ def _load(
 
 
 def _step_bytes(
-    loaded: LoadedNetwork, options: EngineOptions, sampler: Sampler, head: EmbeddingHead, memory: Memory, what: str
+    loaded: LoadedNetwork,
+    options: EngineOptions,
+    sampler: Sampler,
+    head: EmbeddingHead,
+    memory: Memory,
+    what: str,
+    followers: Followers | None,
 ) -> int:
-    """What steps and their graphs will take of a GPU. 0 where the options say how large the KV cache is.
+    """What steps and their graphs will take of a GPU.
 
     Raises UnavailableError if the largest step does not fit.
     """
-    if options.kv_cache_memory_bytes is not None or options.num_gpu_blocks_override is not None:
-        return 0
     blocks = KvBlocks(
         loaded.kv_layout, num_blocks=2, block_size=choose_block_size(options, loaded.device), device=loaded.device
     )
     attention = make_attention(options.attention_backend, blocks, loaded.attention)
+    began = memory.used()
+    graphs = _make_graphs(loaded, attention, options, blocks, followers)
+    inputs = max(0, memory.used() - began)
+    if followers is not None:
+        followers.open_pool(Pool(blocks.num_blocks, blocks.block_size))
     trial = Runner(
         loaded,
         sampler=sampler,
         head=head,
         blocks=blocks,
         attention=attention,
-        **(
-            _make_graphs(loaded, attention, options, blocks)
-            if options.capture_at_load
-            else _Graphs(captured=None, pieces=None)
-        ),
-        is_asynchronous=True,
+        is_asynchronous=followers is None,
+        followers=followers,
+        **graphs,
     )
     try:
         found = trial.measure_memory(options, memory)
+        pictures = 0 if loaded.tower is None else picture_bytes(loaded.tower, options, memory)
     except torch.OutOfMemoryError as error:
         raise UnavailableError(
             f"{what}: a step of max_num_batched_tokens {options.max_num_batched_tokens} and max_num_seqs "
             f"{options.max_num_seqs} does not fit into the GPU beside the weights; lower them: {error}"
         ) from error
     logger.info(
-        "%s: a step of %d tokens takes up to %.1f MiB, and graphs of steps %.1f MiB",
+        "%s: a step of %d tokens takes up to %.1f MiB, graphs of steps %.1f MiB, pictures %.1f MiB",
         what,
         options.max_num_batched_tokens,
         found.step / _MIB,
-        found.graphs / _MIB,
+        (found.graphs + inputs) / _MIB,
+        pictures / _MIB,
     )
-    return found.step + found.graphs
+    return found.step + found.graphs + inputs + pictures
 
 
 class _Graphs(TypedDict):
@@ -549,32 +578,29 @@ class _Graphs(TypedDict):
     pieces: CapturedPieces | None
 
 
-def _make_graphs(loaded: LoadedNetwork, attention: PagedAttention, options: EngineOptions, blocks: KvBlocks) -> _Graphs:
+def _make_graphs(
+    loaded: LoadedNetwork,
+    attention: PagedAttention,
+    options: EngineOptions,
+    blocks: KvBlocks,
+    followers: Followers | None,
+) -> _Graphs:
     """Where steps can be graphs: on a GPU, for a network whose course depends on no value. Those of decode steps have
     attention in them, where that is possible; those of other steps have none."""
-    is_possible = can_capture(loaded.device) and loaded.is_capturable
-    if options.enforce_eager or options.tensor_parallel_size > 1 or not is_possible:
-        return _Graphs(captured=None, pieces=None)
-    graphs = CudaGraphs()
-    group = blocks.layout.group
-    captured = None
-    if attention.is_capturable:
-        captured = CapturedDecode(
+    captured, pieces, graphs = None, None, CudaGraphs()
+    if can_capture_decode(loaded, attention, options):
+        leads = None if followers is None else followers.leading
+        captured = captured_decode(loaded, attention, options, blocks, graphs, leads)
+    # The other ranks have none of these.
+    if followers is None and not options.enforce_eager and loaded.is_capturable and can_capture(loaded.device):
+        group = blocks.layout.group
+        pieces = CapturedPieces(
             loaded.network,
             attention,
             device=loaded.device,
-            max_num_seqs=options.max_num_seqs,
-            width=-(-loaded.max_model_len // blocks.block_size),
-            num_adapters=0 if loaded.adapted is None else options.num_lora_slots,
-            capture=graphs,
+            dtype=group.heads_dtype,
+            width=loaded.attention.num_heads * (group.shared_width or group.value_width),
+            most_tokens=options.max_num_batched_tokens,
+            graphs=graphs,
         )
-    pieces = CapturedPieces(
-        loaded.network,
-        attention,
-        device=loaded.device,
-        dtype=group.heads_dtype,
-        width=loaded.attention.num_heads * (group.shared_width or group.value_width),
-        most_tokens=options.max_num_batched_tokens,
-        graphs=graphs,
-    )
     return _Graphs(captured=captured, pieces=pieces)

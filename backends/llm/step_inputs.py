@@ -106,13 +106,17 @@ class StepInputs:
             ends = [row + 1 for row in rows]
             rows = [row for chunk, end in zip(self.sampled, ends, strict=True) for row in range(end - chunk[3], end)]
         self.sampled_rows = None if rows == list(range(num_rows)) else np.array(rows, dtype=np.int64)
-        self.num_queries = np.array([chunk[2] for chunk in ordered], dtype=np.int64)
-        self.lens = np.array([chunk[1] for chunk in ordered], dtype=np.int64) + self.num_queries
+        if self.num_decodes == num_rows:
+            self.num_queries, self.lens = np.ones(num_rows, dtype=np.int64), self.positions + 1
+        else:
+            self.num_queries = np.array([chunk[2] for chunk in ordered], dtype=np.int64)
+            self.lens = np.array([chunk[1] for chunk in ordered], dtype=np.int64) + self.num_queries
+        num_blocks = -(-self.lens // block_size)
         if tables is None:
             tables = BlockTables()
-            self.table_rows = tables.take_apart(self.sequences)
+            self.table_rows = tables.take_apart(self.sequences, num_blocks)
         else:
-            self.table_rows = tables.take(self.sequences)
+            self.table_rows = tables.take(self.sequences, num_blocks)
         self.tables = tables
         rows_of_tokens = self.table_rows
         if num_rows > len(ordered):
@@ -126,7 +130,7 @@ class StepInputs:
         """The sequences as attention takes them. Made when it is first asked for, while the step is launched: steps in
         graphs have no use for it."""
         if self._batch is None:
-            width = int(self.tables.counts[self.table_rows].max())
+            width = -(-int(self.lens.max()) // self.block_size)
             self._batch = AttentionBatch(
                 num_decodes=self.num_decodes,
                 num_queries=self.num_queries,

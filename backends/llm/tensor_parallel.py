@@ -5,7 +5,10 @@ and sample nothing. They end with the engine, also when it dies: then their pipe
 
 The arrays of a step lie in memory that all ranks of this machine share, and a message of some numbers says how long
 they are: rank 0 writes the next ones when it has taken the last sum of a step, for which every rank has read its
-arrays. Ranks of other machines (`nodes`) get the arrays behind the numbers.
+arrays. Ranks of other machines (`nodes`) get the arrays behind the numbers. `rank_messages` has all other messages.
+
+On GPUs decode steps are graphs on every rank, with the sums in them. Rank 0 says which one to capture or to run next,
+so all ranks take the same sums in the same order. A rank that cannot capture computes the same padded step without.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import pickle
 import socket
 import subprocess
 import sys
@@ -21,7 +23,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -38,14 +40,32 @@ from .attention.choose import make_attention
 from .attention.chunked import make_sdpa
 from .attention.kv_blocks import KvBlocks
 from .attention.paged import AttentionBatch, IntArray
+from .captured_decode import CapturedDecode, Leading, can_capture_decode, captured_decode
 from .checkpoint import open_checkpoint
 from .compute_thread import share_of_threads
+from .cuda_graphs import CudaGraphs
+from .kv_memory import available_bytes
 from .lora.adapter import Adapter
 from .lora.step import EMBEDDING_SLOT
 from .models.linear_tensors import Rank
 from .models.load import LoadedNetwork, load_network
 from .nodes import Meeting, connect_rank, die_with_parent, hang_up, local_address, watch
 from .options import EngineOptions
+from .profile import CudaMemory
+from .rank_messages import (
+    CAPTURE,
+    GRAPH,
+    STEP,
+    Embedding,
+    Measure,
+    Membership,
+    Message,
+    Placing,
+    Pool,
+    membership_of,
+    packed,
+    unpacked,
+)
 from .step_context import StepContext, compute_fresh
 from .step_inputs import StepInputs
 
@@ -60,30 +80,6 @@ _CLOSE_S = 10.0
 _LAST_LINES = 20
 # Of a step; at least one of them is not empty.
 _NUM_ARRAYS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """The settings of a follower. `place` is the checkpoint's; ranks find each other by the file `store`, or at that
-    port of the leader. `host` is the leader's address for the ranks of its own machine."""
-
-    place: Path
-    options: EngineOptions
-    store: Path | int
-    index: int
-    host: str = ""
-
-    @property
-    def size(self) -> int:
-        return self.options.tensor_parallel_size
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """How many KV blocks every rank has."""
-
-    num_blocks: int
-    block_size: int
 
 
 class StepBoard:
@@ -106,50 +102,52 @@ class StepBoard:
             np.array(step.adapter_slots, dtype=np.int64),
             np.array(step.adapter_bounds, dtype=np.int64),
         ]
-        sizes = [array.size for array in arrays]
-        if sum(sizes) > len(self._memory):
-            os.ftruncate(self._descriptor, 2 * 8 * sum(sizes))
-            self._map()
-        np.concatenate(arrays, out=self._memory[: sum(sizes)])
-        return np.array([batch.num_decodes, *sizes], dtype=np.int64).tobytes()
+        self._put(arrays)
+        return STEP + np.array([batch.num_decodes, *(array.size for array in arrays)], dtype=np.int64).tobytes()
+
+    def write_words(self, size: int, has_adapters: bool, words: IntArray) -> bytes:
+        """The same of a step in a graph, see `CapturedDecode.follow`."""
+        self._put([words])
+        return GRAPH + np.array([size, has_adapters, len(words)], dtype=np.int64).tobytes()
 
     def carried(self, written: bytes) -> bytes:
-        """What `write` returned, with the arrays behind it."""
-        _, *sizes = np.frombuffer(written, dtype=np.int64).tolist()
-        return written + self._memory[: sum(sizes)].tobytes()
+        """What one of these returned, with the arrays behind it."""
+        sizes = np.frombuffer(written[1:], dtype=np.int64)[1 if written[:1] == STEP else 2 :]
+        return written + self._memory[: sizes.sum()].tobytes()
 
     def read(self, written: bytearray) -> tuple[IntArray, IntArray, AttentionBatch, list[int], list[int]]:
         """Token ids, positions, batch, and adapters' slots and bounds; views of the memory, or of what was carried."""
         numbers = np.frombuffer(written, dtype=np.int64)
         num_decodes, *sizes = numbers[: 1 + _NUM_ARRAYS].tolist()
-        arrays = numbers[1 + _NUM_ARRAYS :]
-        if not len(arrays):
-            if sum(sizes) > len(self._memory):
-                self._map()
-            arrays = self._memory[: sum(sizes)]
         input_ids, positions, num_queries, lens, slots, tables, adapter_slots, bounds = np.split(
-            arrays, np.cumsum(sizes[:-1])
+            self._found(sum(sizes), numbers[1 + _NUM_ARRAYS :]), np.cumsum(sizes[:-1])
         )
         batch = AttentionBatch(num_decodes, num_queries, lens, tables.reshape(len(lens), -1), slots)
         return input_ids, positions, batch, adapter_slots.tolist(), bounds.tolist()
 
+    def read_words(self, written: bytearray) -> tuple[int, bool, IntArray]:
+        """What `write_words` got."""
+        numbers = np.frombuffer(written, dtype=np.int64)
+        size, has_adapters, count = numbers[:3].tolist()
+        return size, bool(has_adapters), self._found(count, numbers[3:])
+
+    def _put(self, arrays: list[IntArray]) -> None:
+        size = sum(array.size for array in arrays)
+        if size > len(self._memory):
+            os.ftruncate(self._descriptor, 2 * 8 * size)
+            self._map()
+        np.concatenate(arrays, out=self._memory[:size])
+
+    def _found(self, size: int, carried: IntArray) -> IntArray:
+        if len(carried):
+            return carried
+        if size > len(self._memory):
+            self._map()
+        return self._memory[:size]
+
     def _map(self) -> None:
         """All of the file. Arrays that view what was mapped before keep it."""
         self._memory = np.frombuffer(mmap.mmap(self._descriptor, 0), dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    token_id_lists: tuple[tuple[int, ...], ...]
-    has_adapter: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Placing:
-    """An adapter, whole, of which each rank keeps its share."""
-
-    slot: int
-    adapter: Adapter
 
 
 class RemoteFollower:
@@ -172,6 +170,13 @@ class RemoteFollower:
             raise self.death() from None
         if problem:
             raise InternalError(f"rank {self.index} of this LLM failed on its node: {problem.decode(errors='replace')}")
+
+    def answer(self) -> int:
+        """A number. Raises InternalError when the rank has ended."""
+        try:
+            return int(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            raise self.death() from None
 
     def death(self) -> InternalError:
         """The error that says how the rank, whose pipe has ended, has ended itself."""
@@ -254,7 +259,7 @@ class Followers:
             for index in range(1, _num_local(options)):
                 self._ranks.append(Follower(replace(membership, index=index), self._board_file))
             for rank in self._ranks:
-                _send(rank, pickle.dumps(replace(membership, index=rank.index)))
+                _send(rank, packed(replace(membership, index=rank.index)))
             for rank in self._ranks:
                 rank.await_sign()
             rank_0 = join(membership, rank_options(options, 0).device, shared)
@@ -263,22 +268,39 @@ class Followers:
             self.close()
             raise
 
-    def open_pool(self, pool: Pool) -> None:
-        """Wait until all ranks have loaded, and let them compute. Raises InternalError when one has ended."""
+    def await_loaded(self) -> None:
+        """Wait until all ranks have loaded. Raises InternalError when one has ended."""
         for rank in self._ranks:
             rank.await_sign()
         if not all(rank.is_local for rank in self._ranks):
             watch([rank.pipe for rank in self._ranks], self._end_without)
+
+    def open_pool(self, pool: Pool) -> None:
+        """Let the ranks compute on blocks of their own; those that they had are given back."""
         self._tell(pool)
 
     def step(self, step: StepInputs) -> None:
         """The same step, which rank 0 computes next."""
-        written = _STEP + self._board.write(step)
-        carried = None
-        for rank in self._ranks:
-            if not rank.is_local and carried is None:
-                carried = _STEP + self._board.carried(written[1:])
-            _send(rank, written if rank.is_local or carried is None else carried)
+        self._show(self._board.write(step))
+
+    @property
+    def leading(self) -> Leading:
+        """Of decode steps in graphs."""
+        return Leading(
+            capture=lambda size, has_adapters: self._send(
+                CAPTURE + np.array([size, has_adapters], dtype=np.int64).tobytes()
+            ),
+            step=lambda size, has_adapters, words: self._show(self._board.write_words(size, has_adapters, words)),
+        )
+
+    def measure(self, phase: str) -> None:
+        """Let the ranks measure, too, see `Measure`."""
+        self._tell(Measure(phase))
+
+    def least_left(self) -> int:
+        """End measuring: the bytes that the rank with the least memory leaves for its KV cache."""
+        self.measure("end")
+        return min(rank.answer() for rank in self._ranks)
 
     def embed(self, token_id_lists: Sequence[Sequence[int]], *, has_adapter: bool = False) -> None:
         self._tell(Embedding(tuple(map(tuple, token_id_lists)), has_adapter))
@@ -315,24 +337,30 @@ class Followers:
                     raise rank.death() from None
             raise
 
-    def _tell(self, message: Pool | Embedding | Placing) -> None:
-        self._send(_OTHER + pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
-
-    def _send(self, packed: bytes) -> None:
+    def _show(self, written: bytes) -> None:
+        """What the board has, to ranks that see it, and to those that do not."""
+        carried = None
         for rank in self._ranks:
-            _send(rank, packed)
+            if not rank.is_local and carried is None:
+                carried = self._board.carried(written)
+            _send(rank, written if rank.is_local or carried is None else carried)
+
+    def _tell(self, message: Message) -> None:
+        self._send(packed(message))
+
+    def _send(self, data: bytes) -> None:
+        for rank in self._ranks:
+            _send(rank, data)
 
 
-def _send(rank: RemoteFollower, packed: bytes) -> None:
+def _send(rank: RemoteFollower, data: bytes) -> None:
     try:
-        rank.pipe.send_bytes(packed)
+        rank.pipe.send_bytes(data)
     except OSError:
         raise rank.death() from None
 
 
 _FOLLOW = "import importlib, sys; importlib.import_module(sys.argv[1]).follow(*map(int, sys.argv[2:]))"
-# What a message begins with: one of a step, and one of what comes seldom.
-_STEP, _OTHER = b"S", b"O"
 # From a rank: all is well.
 _SIGN = b""
 
@@ -403,7 +431,7 @@ def join(membership: Membership, device: str, shared: dist.Store | None = None, 
 def follow(descriptor: int, board: int) -> None:
     """The main function of the other ranks' processes."""
     with Connection(descriptor) as pipe:
-        _follow(pipe, pipe.recv(), StepBoard(board))
+        _follow(pipe, membership_of(pipe.recv_bytes()), StepBoard(board))
 
 
 def join_from_afar(host: str, port: str, rank: str, token: str, parent: str) -> None:
@@ -412,8 +440,7 @@ def join_from_afar(host: str, port: str, rank: str, token: str, parent: str) -> 
     with connect_rank(host, int(port), int(rank), token) as pipe:
         watch([pipe], lambda _: os._exit(0))  # the engine has ended, even while a sum waits for it
         try:
-            membership = replace(pipe.recv(), host=host)
-            _follow(pipe, membership, StepBoard(-1), local_address(pipe))
+            _follow(pipe, membership_of(pipe.recv_bytes(), host), StepBoard(-1), local_address(pipe))
         except Exception as error:
             pipe.send_bytes(f"{type(error).__name__}: {error}".encode())
             raise
@@ -428,39 +455,102 @@ def _follow(pipe: Connection, membership: Membership, board: StepBoard, address:
         loaded = load_network(checkpoint, options, rank)
     pipe.send_bytes(_SIGN)  # ready to compute
     try:
-        pool: Pool = pickle.loads(pipe.recv_bytes()[1:])  # noqa: S301 - of the engine's own process
-        _compute(pipe, board, loaded, options, pool)
+        with torch.inference_mode():
+            if loaded.adapted is not None:
+                loaded.adapted.allocate()
+            share = _Share(pipe, board, loaded, options)
+            while True:
+                share.take(pipe.recv_bytes())
     except EOFError:  # the engine has ended
         return
 
 
-def _compute(pipe: Connection, board: StepBoard, loaded: LoadedNetwork, options: EngineOptions, pool: Pool) -> None:
-    blocks = KvBlocks(loaded.kv_layout, num_blocks=pool.num_blocks, block_size=pool.block_size, device=loaded.device)
-    attention = make_attention(options.attention_backend, blocks, loaded.attention)
-    fresh = make_sdpa(blocks, loaded.attention)
-    with torch.inference_mode():
-        if loaded.adapted is not None:
-            loaded.adapted.allocate()
-        while True:
-            packed = pipe.recv_bytes()
-            adapted = loaded.adapted
-            if packed[:1] == _STEP:
-                input_ids, positions, batch, slots, ends = board.read(bytearray(memoryview(packed)[1:]))
-                step = StepContext(
-                    positions=torch.from_numpy(positions).to(loaded.device),
-                    attention=attention,
-                    inputs=attention.prepare(batch),
-                    adapters=adapted.step(slots, ends) if adapted is not None and slots else None,
-                )
-                loaded.network(torch.from_numpy(input_ids).to(loaded.device), step)
-                continue
-            message: Embedding | Placing = pickle.loads(packed[1:])  # noqa: S301 - of the engine's own process
-            if isinstance(message, Placing):
-                assert adapted is not None, "ranks have the same options"
-                adapted.place(message.slot, message.adapter)
-            else:
-                bounds = [0, sum(map(len, message.token_id_lists))]
-                adapters = None
-                if adapted is not None and message.has_adapter:
-                    adapters = adapted.step([EMBEDDING_SLOT], bounds)
-                compute_fresh(loaded.network, fresh, message.token_id_lists, loaded.device, adapters=adapters)
+class _Share:
+    """A rank's share of a network, and its KV blocks."""
+
+    def __init__(self, pipe: Connection, board: StepBoard, loaded: LoadedNetwork, options: EngineOptions) -> None:
+        self._pipe = pipe
+        self._board = board
+        self._loaded = loaded
+        self._options = options
+        self._attention: Any = None
+        self._fresh: Any = None
+        self._captured: CapturedDecode | None = None
+        self._memory = CudaMemory(loaded.device) if loaded.device.type == "cuda" else None
+        # What the largest step takes, and what was in use before graphs were captured.
+        self._step_bytes = self._began_bytes = 0
+
+    def take(self, data: bytes) -> None:
+        """Do what a message of rank 0 says."""
+        kind = data[:1]
+        if kind == STEP:
+            self._step(bytearray(memoryview(data)[1:]))
+        elif kind == GRAPH:
+            size, has_adapters, words = self._board.read_words(bytearray(memoryview(data)[1:]))
+            assert self._captured is not None, "ranks have the same options"
+            self._captured.follow(size, has_adapters, words)
+        elif kind == CAPTURE:
+            size, has_adapters = np.frombuffer(bytearray(data[1:]), dtype=np.int64).tolist()
+            assert self._captured is not None, "ranks have the same options"
+            self._captured.follow_capture(size, bool(has_adapters))
+        else:
+            self._take_other(unpacked(data))
+
+    def _take_other(self, message: Message) -> None:
+        adapted = self._loaded.adapted
+        if isinstance(message, Pool):
+            self._open(message)
+        elif isinstance(message, Measure):
+            self._measure(message.phase)
+        elif isinstance(message, Placing):
+            assert adapted is not None, "ranks have the same options"
+            adapted.place(message.slot, message.adapter)
+        else:
+            assert isinstance(message, Embedding), "nothing else comes"
+            adapters = None
+            if adapted is not None and message.has_adapter:
+                adapters = adapted.step([EMBEDDING_SLOT], [0, sum(map(len, message.token_id_lists))])
+            compute_fresh(
+                self._loaded.network, self._fresh, message.token_id_lists, self._loaded.device, adapters=adapters
+            )
+
+    def _open(self, pool: Pool) -> None:
+        loaded, options = self._loaded, self._options
+        self._attention = self._fresh = self._captured = None  # before others are made
+        blocks = KvBlocks(
+            loaded.kv_layout, num_blocks=pool.num_blocks, block_size=pool.block_size, device=loaded.device
+        )
+        self._attention = make_attention(options.attention_backend, blocks, loaded.attention)
+        self._fresh = make_sdpa(blocks, loaded.attention)
+        if can_capture_decode(loaded, self._attention, options):
+            self._captured = captured_decode(loaded, self._attention, options, blocks, CudaGraphs())
+
+    def _measure(self, phase: str) -> None:
+        memory = self._memory
+        if memory is None:
+            left = available_bytes(self._loaded.device, self._options.gpu_memory_utilization)
+        elif phase == "step":
+            return memory.begin()
+        elif phase == "graphs":
+            self._step_bytes, self._began_bytes = memory.peak(), memory.used()
+            return None
+        else:
+            graphs = max(0, memory.used() - self._began_bytes)
+            self._attention = self._fresh = self._captured = None
+            memory.used()  # gives back what nothing holds
+            left = available_bytes(self._loaded.device, self._options.gpu_memory_utilization)
+            left -= self._step_bytes + graphs
+        if phase == "end":
+            self._pipe.send_bytes(b"%d" % left)
+        return None
+
+    def _step(self, written: bytearray) -> None:
+        input_ids, positions, batch, slots, ends = self._board.read(written)
+        loaded, adapted = self._loaded, self._loaded.adapted
+        step = StepContext(
+            positions=torch.from_numpy(positions).to(loaded.device),
+            attention=self._attention,
+            inputs=self._attention.prepare(batch),
+            adapters=adapted.step(slots, ends) if adapted is not None and slots else None,
+        )
+        loaded.network(torch.from_numpy(input_ids).to(loaded.device), step)

@@ -63,7 +63,7 @@ class FreeRunner:
         begin_ns = time.thread_time_ns()
         _ = StepInputs(plan.chunks, self.block_size, tables=self.tables).batch
         self.inputs_ns = time.thread_time_ns() - begin_ns
-        sampled = tuple((SampledToken(4 + chunk.start % (self.vocab_size - 4)),) for chunk in plan.chunks)
+        sampled = tuple((SampledToken(4 + chunk[1] % (self.vocab_size - 4)),) for chunk in plan.chunks if chunk[3])
         self.own_ns = time.thread_time_ns() - begin_ns
         return Computed(StepResult(sampled, {}))
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from modelserver_backends.llm.cuda_graphs import CudaGraphs
+from support.torch_attention import TorchAttention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -103,6 +104,37 @@ class RecordedGraphs(CudaGraphs):
         assert self._ended is not None
         self._ended.borrowed.append(tensor)
         return tensor
+
+
+def use_recorded_graphs(device: Device) -> None:
+    """Let this process take the host for a device with graphs. All is computed by torch's operations, then."""
+    from modelserver_backends.llm import cuda_graphs, kernels, runner, tensor_parallel
+
+    cuda_graphs.DEVICE_TYPES = {"cpu"}
+    kernels.KERNELS = kernels.PACKED_KERNELS = None
+    runner.CudaGraphs = tensor_parallel.CudaGraphs = lambda: RecordedGraphs(device)
+    runner.make_attention = tensor_parallel.make_attention = lambda _name, blocks, spec: TorchAttention(blocks, spec)
+
+
+def record_sums(device: Device) -> None:
+    """Let sums over ranks be in graphs, as those of NCCL are."""
+    from modelserver_backends.llm import tensor_parallel
+
+    join = tensor_parallel.join
+
+    def joined(*args: Any, **kwargs: Any) -> Any:
+        rank = join(*args, **kwargs)
+
+        def add_up(part: torch.Tensor) -> torch.Tensor:
+            if device.open is None:
+                return rank.sum(part)
+            assert part.is_contiguous(), "the sum is taken in place"
+            device.open.work.append(lambda: rank.sum(part))
+            return part
+
+        return replace(rank, sum=add_up)
+
+    tensor_parallel.join = joined
 
 
 def _is_tensor(value: object) -> bool:

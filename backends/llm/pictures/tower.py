@@ -45,20 +45,7 @@ class Tower:
 
     def see(self, image: Image, digest: bytes, family: PictureFamily) -> Picture:
         """Raises InvalidArgumentError for a picture that the image processor refuses."""
-        try:
-            processed = self._processor(images=[image], return_tensors="pt", **family.processor_options)
-        except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
-            raise InvalidArgumentError(f"the model cannot take a picture of {image.size} pixels: {error}") from None
-        self._thread.settle()
-        with torch.inference_mode():
-            if self._stream is None:
-                embeddings, deepstack = self._embed(processed)
-            else:
-                with torch.cuda.stream(self._stream):
-                    embeddings, deepstack = self._embed(processed)
-                self._stream.synchronize()
-                for tensor in (embeddings, *deepstack):
-                    tensor.record_stream(torch.cuda.default_stream(self.device))
+        processed, embeddings, deepstack = self.compute(image, family.processor_options)
         return Picture(
             digest=digest,
             embeddings=embeddings,
@@ -66,6 +53,28 @@ class Tower:
             grid=family.grid(processed),
             deepstack=deepstack,
         )
+
+    def compute(
+        self, image: Image, options: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], torch.Tensor, tuple[torch.Tensor, ...]]:
+        """What the image processor makes of a picture, its embeddings, and those of the first layers.
+
+        Raises InvalidArgumentError for a picture that the image processor refuses.
+        """
+        try:
+            processed: Mapping[str, Any] = self._processor(images=[image], return_tensors="pt", **options)
+        except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
+            raise InvalidArgumentError(f"the model cannot take a picture of {image.size} pixels: {error}") from None
+        self._thread.settle()
+        with torch.inference_mode():
+            if self._stream is None:
+                return processed, *self._embed(processed)
+            with torch.cuda.stream(self._stream):
+                embeddings, deepstack = self._embed(processed)
+            self._stream.synchronize()
+            for tensor in (embeddings, *deepstack):
+                tensor.record_stream(torch.cuda.default_stream(self.device))
+            return processed, embeddings, deepstack
 
     def _embed(self, processed: Mapping[str, Any]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         inputs = {

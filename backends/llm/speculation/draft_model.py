@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
 
 _GREEDY = SamplingParams(temperature=0.0)
+# Of the memory that is free when the draft model is loaded, which on a GPU is before the model that checks.
+_KV_SHARE = 0.1
 
 
 class DraftModel:
@@ -98,7 +100,7 @@ class DraftModel:
 
 
 def load_drafter(
-    checkpoint: Checkpoint, options: EngineOptions, tokenizer: Tokenizer, *, is_gpu: bool
+    checkpoint: Checkpoint, options: EngineOptions, tokenizer: Callable[[], Tokenizer], *, is_gpu: bool
 ) -> Runner | None:
     """The runner of the draft model that `options` name, with blocks for all that run while there are drafts; or None.
 
@@ -118,7 +120,7 @@ def load_drafter(
     if not place.exists():
         raise InvalidArgumentError(f"speculative_config.model: there is no directory and no GGUF file {place}")
     with open_checkpoint(place) as drafting:
-        if Tokenizer.from_checkpoint(drafting).pieces.tolist() != tokenizer.pieces.tolist():
+        if Tokenizer.from_checkpoint(drafting).pieces.tolist() != tokenizer().pieces.tolist():
             raise UnsupportedError(
                 f"speculative_config.model {place}: its tokenizer differs from that of the model, so its drafts would "
                 "mean other texts"
@@ -138,7 +140,7 @@ def load_drafter(
             enable_chunked_prefill=True,
             enable_lora=False,
         )
-        runner = load_runner(drafting, chosen, Sampler)
+        runner = load_runner(drafting, chosen, Sampler, kv_share=_KV_SHARE if is_gpu else 1.0)
     if runner.has_states:
         runner.close()
         raise UnsupportedError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from modelserver_backends.llm import kernels
+from modelserver_backends.llm import cuda_graphs, kernels
 from modelserver_backends.llm import runner as runner_module
 from modelserver_backends.llm.attention import choose
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
@@ -33,7 +33,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     # All is computed by torch's operations, which are recorded.
     monkeypatch.setattr(kernels, "KERNELS", None)
     monkeypatch.setattr(kernels, "PACKED_KERNELS", None)
-    monkeypatch.setattr(runner_module, "can_capture", lambda _device: True)
+    monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", {"cpu"})
     monkeypatch.setattr(runner_module, "CudaGraphs", lambda: RecordedGraphs(device))
     return device
 

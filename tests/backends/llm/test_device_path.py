@@ -16,7 +16,7 @@ import torch
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks
 from modelserver_backends.llm.attention.paged import AttentionBatch, DeviceInputs, IntArray, copied_together
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
-from modelserver_backends.llm.captured_decode import CapturedDecode, Ending
+from modelserver_backends.llm.captured_decode import SAMPLED_ENDINGS, CapturedDecode
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.cuda_graphs import Captured, CudaGraphs, capture_each
 from modelserver_backends.llm.embedding.head import load_head
@@ -184,7 +184,7 @@ def test_all_graphs_are_captured_the_largest_first(
 
     with Copies(monkeypatch), torch.inference_mode():
         captured_of(loaded, EmptyAttention(), capture).capture_all()
-    assert sizes == [size for size in (4, 2, 1) for _ in Ending]
+    assert sizes == [size for size in (4, 2, 1) for _ in SAMPLED_ENDINGS]
     assert f"captured {len(sizes)} of {len(sizes)} graphs" in caplog.text
 
 

@@ -12,7 +12,7 @@ import torch
 from modelserver_backends.llm import kv_memory
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks
 from modelserver_backends.llm.attention.paged import AttentionBatch, DeviceInputs, copied_together
-from modelserver_backends.llm.captured_decode import CapturedDecode, Ending
+from modelserver_backends.llm.captured_decode import SAMPLED_ENDINGS, CapturedDecode
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.cuda_graphs import Captured
 from modelserver_backends.llm.embedding.head import load_head
@@ -20,10 +20,14 @@ from modelserver_backends.llm.engine import Engine, GenerationRequest
 from modelserver_backends.llm.kv_memory import DeviceMemory, reserve_kv_memory
 from modelserver_backends.llm.models.load import LoadedNetwork
 from modelserver_backends.llm.options import EngineOptions
+from modelserver_backends.llm.profile import drafting_bytes, picture_bytes
 from modelserver_backends.llm.runner import Runner
 from modelserver_backends.llm.sampler import Sampler
 from modelserver_backends.llm.sampling_params import SamplingParams
+from modelserver_backends.llm.speculation.config import SpeculativeConfig
+from PIL import Image
 from support.checkpoints import network_of
+from support.tiny_pictures import write_picture_checkpoint
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -140,8 +144,8 @@ def test_graphs_are_counted_by_the_largest_and_one_more(checkpoint: Checkpoints)
         memory.used = lambda: used  # type: ignore[method-assign]
         found = runner_of(loaded, directory, 2, captured).measure_memory(OPTIONS, memory)
     # Sizes 8, 4, 2 and 1, of which all but the first share its memory.
-    assert found.graphs == len(Ending) * (1000 + 3 * 30)
-    assert captured_sizes == [8] * len(Ending) + [4]
+    assert found.graphs == len(SAMPLED_ENDINGS) * (1000 + 3 * 30)
+    assert captured_sizes == [8] * len(SAMPLED_ENDINGS) + [4]
 
 
 def test_the_kv_cache_gets_what_steps_leave(checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +156,44 @@ def test_the_kv_cache_gets_what_steps_leave(checkpoint: Checkpoints, monkeypatch
         loaded.kv_layout, OPTIONS, max_model_len=64, device=loaded.device, what="it", step_bytes=30_000
     )
     assert memory.blocks.num_blocks == 70_000 // loaded.kv_layout.block_bytes(8)
+
+
+@pytest.mark.parametrize(("given", "expected"), [({"most_share": 0.5}, 50_000), ({"others_left": 60_000}, 60_000)])
+def test_the_kv_cache_leaves_room_for_other_models_and_fits_into_every_rank(
+    given: dict[str, Any], expected: int, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = network_of(checkpoint("llama"), OPTIONS)
+    monkeypatch.setattr(kv_memory, "available_bytes", lambda *_: 100_000)
+    monkeypatch.setattr(kv_memory, "device_memory", lambda _: DeviceMemory(is_lazy=False))
+    memory = reserve_kv_memory(loaded.kv_layout, OPTIONS, max_model_len=64, device=loaded.device, what="it", **given)
+    assert memory.blocks.num_blocks == expected // loaded.kv_layout.block_bytes(8)
+
+
+def test_a_trained_layer_that_guesses_has_room(checkpoint: Checkpoints, tmp_path: Path) -> None:
+    loaded = network_of(checkpoint("llama"), OPTIONS)
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    layer = loaded.kv_layout.block_bytes(1) // len(loaded.kv_layout.group.layers)
+    memory_of_texts = 2 * layer * 64 * OPTIONS.max_num_seqs
+    for config, expected in (
+        (None, 0),
+        (SpeculativeConfig(method="ngram", num_speculative_tokens=4), 0),
+        (SpeculativeConfig(method="mtp", num_speculative_tokens=1), memory_of_texts),
+        (SpeculativeConfig(method="eagle3", num_speculative_tokens=4, model=str(tmp_path)), 1000 + memory_of_texts),
+    ):
+        options = replace(OPTIONS, speculative_config=config)
+        assert drafting_bytes(loaded.kv_layout, options, 64) == expected
+
+
+def test_the_largest_picture_has_room(tmp_path: Path) -> None:
+    options = replace(OPTIONS, max_image_pixels=1 << 14, mm_processor_cache_gb=0.0)
+    tower = network_of(write_picture_checkpoint(tmp_path, "llava"), options).tower
+    assert tower is not None
+    with Counters() as memory:
+        found = picture_bytes(tower, options, memory)
+        memory.begin()
+        tower.compute(Image.new("RGB", (300, 200)), {})
+        assert 0 < memory.peak() <= found
+    assert picture_bytes(tower, replace(options, mm_processor_cache_gb=1.0), memory) >= GIB
 
 
 @pytest.mark.parametrize(

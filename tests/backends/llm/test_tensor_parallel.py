@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from modelserver_backends.llm import tensor_parallel
+import torch
+from modelserver_backends.llm import cuda_graphs, kernels, runner, tensor_parallel
+from modelserver_backends.llm.lora.adapter import Adapter, LowRank
+from modelserver_backends.llm.nodes import Nodes
+from modelserver_backends.llm.options import EngineOptions
+from modelserver_backends.llm.profile import StepMemory
+from modelserver_backends.llm.rank_messages import Embedding, Membership, Placing, Pool, packed, unpacked
 from support.generations import generate, loaded_engine, random_prompts
+from support.recorded_graphs import Device, record_sums, use_recorded_graphs
 from support.tiny_checkpoints import reference_tokens
 
 from modelserver.backend import InternalError, InvalidArgumentError, UnsupportedError
@@ -83,3 +92,84 @@ def test_a_rank_that_ends_later_fails_the_step(checkpoint: Callable[[str], Path]
         follower.kill()
         with pytest.raises(InternalError, match="rank 1 of this LLM ended with code -9"):
             engine.runner.embed(PROMPTS)
+
+
+# A rank that records graphs; one that cannot capture.
+RECORDING = (
+    "import torch; from support import recorded_graphs; device = recorded_graphs.Device(); device.__enter__(); "
+    "recorded_graphs.use_recorded_graphs(device); recorded_graphs.record_sums(device); device.refuses = {refuses}"
+)
+
+
+@pytest.mark.parametrize(
+    "refuses", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["captured", "another rank cannot capture"]
+)
+def test_ranks_capture_and_replay_their_decode_steps_together(
+    refuses: bool, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, names in (
+        (cuda_graphs, ("DEVICE_TYPES",)),
+        (kernels, ("KERNELS", "PACKED_KERNELS")),
+        (runner, ("CudaGraphs", "make_attention")),
+        (tensor_parallel, ("CudaGraphs", "make_attention", "join")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(module, name))  # as it is now, again afterwards
+    device = Device()
+    use_recorded_graphs(device)
+    record_sums(device)
+    monkeypatch.setattr(tensor_parallel, "_FOLLOW", f"{RECORDING.format(refuses=refuses)}; {tensor_parallel._FOLLOW}")
+    directory = checkpoint("llama_tied_biased")
+    options = {"tensor_parallel_size": 2, "num_threads": 1, "block_size": 8, "max_num_seqs": 4}
+    with device, loaded_engine(directory, **options) as engine:
+        num_graphs = len(device.graphs)
+        results = generate(engine, PROMPTS, 12, logprobs=None)
+        assert num_graphs == len(device.graphs) == 3 * 3
+        assert device.num_replays >= 11
+    assert [tokens for tokens, _ in results] == [reference_tokens(directory, prompt, 12) for prompt in PROMPTS]
+
+
+def test_what_ranks_are_told_runs_no_code() -> None:
+    adapter = Adapter(
+        "a",
+        b"digest",
+        {
+            "q": LowRank(torch.randn(2, 6).bfloat16(), torch.randn(4, 2), torch.rand(4)),
+            "k": LowRank(torch.randn(3, 5).t().half()[:2], torch.randn(4, 2)),
+        },
+    )
+    found = unpacked(packed(Placing(3, adapter)))
+    assert isinstance(found, Placing)
+    assert (found.slot, found.adapter.name, found.adapter.digest) == (3, "a", b"digest")
+    for name, module in adapter.modules.items():
+        for part in ("down", "up", "gain"):
+            expected, given = getattr(module, part), getattr(found.adapter.modules[name], part)
+            assert (given is None) if expected is None else torch.equal(given, expected)
+    options = EngineOptions(
+        max_model_len=64, lora_modules=(("a", "/b"),), nodes=Nodes(2, "::1", 7), kept_prefixes={"p": "text"}
+    )
+    membership = Membership(Path("/x"), options, 5, 1, "::1")
+    assert unpacked(packed(membership)) == replace(membership, options=replace(options, kept_prefixes={}))
+    for message in (Pool(3, 16), Embedding(((1, 2), (3,)), True)):
+        assert unpacked(packed(message)) == message
+    with pytest.raises(ValueError, match="decode"):
+        unpacked(pickle.dumps(Pool(3, 16)))
+
+
+class NoMemory:
+    def used(self) -> int:
+        return 0
+
+    def begin(self) -> None: ...
+
+    def peak(self) -> int:
+        return 0
+
+
+def test_all_ranks_compute_the_largest_step_and_say_what_it_leaves(checkpoint: Callable[[str], Path]) -> None:
+    options = {"tensor_parallel_size": 2, "num_threads": 1, "max_num_seqs": 3, "max_num_batched_tokens": 40}
+    with loaded_engine(checkpoint("llama_tied_biased"), **options) as engine:
+        followers = engine.runner._followers
+        followers.open_pool(Pool(2, engine.runner.block_size))
+        assert engine.runner.measure_memory(engine.options, NoMemory()) == StepMemory(0, 0)
+        assert 0 < followers.least_left() < psutil.virtual_memory().total
