@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -12,11 +13,15 @@ from support.raw_http1 import Http1Peer
 from support.raw_http2 import Peer, call_fields, prefixed
 from support.wires import RunningWire, running_wire
 
-from modelserver.wire.limits import KeepaliveLimits, WireLimits
+from modelserver.wire.http2.frame import PREFACE, SETTINGS, frame
+from modelserver.wire.limits import KeepaliveLimits, TimeLimits, WireLimits
 
 # Less than any other patience, so that nothing else ends in time that passes.
 AGE_S = 20.0
-AGEING = WireLimits(keepalive=KeepaliveLimits(max_age_s=AGE_S, max_age_grace_s=None))
+AGEING = WireLimits(
+    times=TimeLimits(head_s=60.0, first_settings_s=60.0),
+    keepalive=KeepaliveLimits(max_age_s=AGE_S, max_age_grace_s=None),
+)
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -50,6 +55,20 @@ def test_goaway_comes_in_two_steps(ageing: RunningWire) -> None:
         peer.expect_closed()
         assert peer.answer(5).fields is None
         assert 5 not in peer.resets
+
+
+def test_age_ends_no_connection_that_has_just_begun(ageing: RunningWire) -> None:
+    """A client whose preface, or whose first SETTINGS, are on their way while others grow old is served."""
+    preface, settings = PREFACE, frame(SETTINGS, 0, 0, b"")
+    for sent, rest in ((b"", preface + settings), (preface, settings), (preface[:9], preface[9:] + settings)):
+        with socket.create_connection(ageing.address, timeout=10) as connection:
+            connection.sendall(sent)
+            ageing.until(lambda: ageing.open_connections() == 1, "it is accepted")
+            grow_old(ageing)
+            connection.sendall(rest)
+            # Our SETTINGS, and not the end of the connection.
+            assert connection.recv(9)[3:4] == bytes([SETTINGS])
+        ageing.until(lambda: ageing.open_connections() == 0, "it is gone")
 
 
 def test_messages_of_an_old_connection_arrive(ageing: RunningWire) -> None:
