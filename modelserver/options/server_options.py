@@ -77,7 +77,7 @@ class ServerOptions:
     adaptive_admission: bool = field(default=True, metadata=flag(SERVER, "Refuse a request at once if it would wait longer than its timeout or deadline allows, judged by the rate at which the queue empties (docs/overload.md).", is_ours=True))
     callers_by: str = field(default="key", metadata=flag(SERVER, "How callers are identified, for queues that callers share by weight and for quotas: key (the API key, if keys are in use), address, header:NAME (as set by a proxy), none.", metavar="SOURCE", is_ours=True))
     caller_limits: str = field(default="", metadata=flag(SERVER, "Limits for each caller whose API key does not set its own: requests_per_second, tokens_per_second, concurrent, weight.", metavar="NAME=NUMBER[,NAME=NUMBER...]", is_ours=True))
-    inference_objectives: str = field(default="", metadata=flag(SERVER, "Priority levels by the objective that an endpoint picker names in the header x-llm-d-inference-objective; 1 is served first. A request's own priority wins.", metavar="NAME=LEVEL[,NAME=LEVEL...]", is_ours=True))
+    inference_objectives: str = field(default="", metadata=flag(SERVER, "Priority levels by the objective that an endpoint picker names in the header or metadata x-llm-d-inference-objective; 1 is served first. A request's own priority wins.", metavar="NAME=LEVEL[,NAME=LEVEL...]", is_ours=True))
     wire: str = field(default="native", metadata=flag(SERVER, "Implementation of HTTP and gRPC: native is our own; grpcio uses uvicorn and grpcio and is kept as the reference.", choices=("native", "grpcio"), is_ours=True))
 
     wire_processes: int = field(default=1, metadata=flag(PORTS, "Processes that handle sockets, TLS, HTTP, decoding and encoding in front of the process that batches and executes. 1: one process does everything, which is best except for heavy TLS or JSON traffic on many cores.", minimum=1, maximum=64, is_ours=True))
@@ -344,6 +344,7 @@ class ServerOptions:
             keys_file=self.api_keys_file,
             is_logged=self.access_log,
             callers_by=parse_callers_by("--callers-by", self.callers_by),
+            objectives=parse_objectives("--inference-objectives", self.inference_objectives),
         )
 
     @property

@@ -13,6 +13,7 @@ from support.clients import ClientError
 from support.gate import BACKEND_DIRECTORY, GatedModel, until, write_gated
 from support.serving import RunningServer, running_server
 
+from modelserver.auth.access import OBJECTIVE_HEADER
 from modelserver.errors import ErrorCode
 
 pytestmark = pytest.mark.one_layout
@@ -52,7 +53,7 @@ def gated(layout: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
     root = tmp_path_factory.mktemp("gated")
     for name, (max_batch_size, more) in MODELS.items():
         write_gated(root, name, max_batch_size=max_batch_size, more=more)
-    with running_server(root, backend_directory=(BACKEND_DIRECTORY,)) as running:
+    with running_server(root, backend_directory=(BACKEND_DIRECTORY,), inference_objectives="chat=1,bulk=3") as running:
         yield running
 
 
@@ -230,6 +231,15 @@ async def test_urgent_requests_go_first(model: Open) -> None:
         await levels.finish()
         order = [request_id for batch in levels.gate.batches for request_id in batch]
         assert order == ["blocker", "high", "high too", "unsaid", "beyond", "low"]
+
+
+async def test_objectives_of_an_endpoint_picker_are_priorities(model: Open) -> None:
+    async with model("levels") as levels:
+        await levels.block()
+        for request_id, objective, priority in (("bulk", "bulk", 0), ("own", "bulk", 2), ("chat", "chat", 0)):
+            await levels.send(request_id, priority=priority, headers={OBJECTIVE_HEADER: objective})
+        await levels.finish()
+        assert levels.gate.batches == [("blocker",), ("chat",), ("own",), ("bulk",)]
 
 
 async def test_a_full_queue_refuses_at_once(model: Open) -> None:

@@ -122,6 +122,7 @@ class Inference:
         self._forwards = bool(limits.access.forward_pattern)
         self._reads_context = limits.access.reads_context
         self._names_callers = bool(limits.access.callers_by)
+        self._knows_objectives = bool(limits.access.objectives)
         self._streams: set[InferStream] = set()
         self._is_draining = False
 
@@ -191,6 +192,8 @@ class Inference:
                 request.join_trace(context)
             if self._names_callers:
                 request.caller = self._limits.access.caller(call.metadata, call.peer)
+            if self._knows_objectives and not request.priority:
+                request.priority = self._limits.access.priority(call.metadata)
             reply.request = request
             self._dataplane.infer(request)
         except Exception as error:

@@ -69,6 +69,7 @@ class InferStream:
         self._context = limits.access.context(call.metadata)
         access = limits.access
         self._caller = access.caller(call.metadata, call.peer) if access.callers_by else ""
+        self._priority = access.priority(call.metadata)
         self._ends_on_error = str(call.metadata.get("triton_grpc_error", "")).lower() == "true"
         self._open: dict[_Slot, None] = {}  # requests whose last response was not sent, in their order
         self._turns: deque[_Slot] = deque()  # requests that are answered in order and have not ended
@@ -136,6 +137,7 @@ class InferStream:
             if self._context:
                 request.join_trace(self._context)
             request.caller = self._caller
+            request.priority = request.priority or self._priority
             self._dataplane.infer(request)
             slot.is_free = request.is_decoupled
         except Exception as error:

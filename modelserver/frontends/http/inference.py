@@ -68,6 +68,7 @@ class InferMemo(RouteMemo):
         "is_plain",
         "json_len",
         "name",
+        "priority",
         "recent",
         "trace_parent",
         "version",
@@ -79,6 +80,7 @@ class InferMemo(RouteMemo):
         self.forwarded = access.forwarded(head.headers, head.names)
         self.trace_parent = access.context(head.headers)
         self.client_timeout_ns = client_timeout_ns(head.headers)
+        self.priority = access.priority(head.headers)
         self.recent = RecentCall()
         self.name = name
         self.version = parse_version(name, version)
@@ -93,7 +95,13 @@ class InferMemo(RouteMemo):
             self.json_len = None
         else:
             self.json_len = int(text) if is_digits(text) else -1
-        names = (self.forwarded is not None, self.trace_parent, access.callers_by, self.client_timeout_ns)
+        names = (
+            self.forwarded is not None,
+            self.trace_parent,
+            access.callers_by,
+            self.client_timeout_ns,
+            self.priority,
+        )
         is_special = self.is_encoded or self.accepts_events or any(names)
         self.is_plain = not is_special and (self.json_len is None or self.json_len > 0)
 
@@ -220,6 +228,7 @@ class Inference:
             request.caller = self._limits.access.caller(exchange.head.headers, exchange.peer)
         if head.client_timeout_ns:
             request.deadline_ns = time.monotonic_ns() + head.client_timeout_ns
+        request.priority = request.priority or head.priority
         exchange.on_disconnect = request.cancel
         try:
             self._dataplane.infer(request)

@@ -63,16 +63,15 @@ Packed = tuple[bytes, Payload]
 
 
 class _SentHead:
-    """The head of a request of some form, which equal requests to the same model have too.
+    """The head of a request of some form, which equal requests to the same model with the same priority have too.
 
     Not for forms with BYTES tensors, because their lengths are part of the head.
     """
 
-    __slots__ = ("head", "model_name", "version")
+    __slots__ = ("head", "of")
 
-    def __init__(self, model_name: str, version: int | None, head: bytes) -> None:
-        self.model_name = model_name
-        self.version = version
+    def __init__(self, request: InFlightRequest, head: bytes) -> None:
+        self.of = (request.model_name, request.version, request.priority)
         self.head = head
 
 
@@ -193,7 +192,7 @@ class RemoteDataPlane:
         form = request.form
         inputs = request.inputs
         sent = form.signature if form is not None else None
-        if isinstance(sent, _SentHead) and sent.model_name == request.model_name and sent.version == request.version:
+        if isinstance(sent, _SentHead) and sent.of == (request.model_name, request.version, request.priority):
             if len(inputs) == 1:
                 (tensor,) = inputs.values()
                 if tensor.data.nbytes <= INLINE_BYTES:
@@ -204,7 +203,7 @@ class RemoteDataPlane:
             return sent.head, self._link.tensors(payload)
         head, payload = _pack(request)
         if form is not None and all(tensor.datatype is not Datatype.BYTES for tensor in inputs.values()):
-            form.signature = _SentHead(request.model_name, request.version, head)
+            form.signature = _SentHead(request, head)
         return head, self._link.tensors(payload)
 
     def _read_head(self, head: bytes) -> Head:
