@@ -15,7 +15,15 @@ from modelserver.core.recognition import Memory
 
 MAX_SHOWN = 300
 END_OF_HEAD: Final = b"\r\n\r\n"
+# Remembered: heads of other lengths are rarely the same twice.
 _MAX_HEADS: Final = 512
+_MAX_KNOWN_BYTES: Final = 1024
+# Of a chunk's size with its extensions, and of all trailers.
+_MAX_LINE_BYTES: Final = 16 * 1024
+_HEX_DIGITS: Final = b"0123456789abcdefABCDEF"
+_MAX_DIGITS: Final = 16
+# Fields that say where an answer ends.
+_FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
 # Fields of one connection (RFC 9110, 7.6.1), and the length, which the wire writes.
 HOP_FIELDS: Final = frozenset(
     {
@@ -51,9 +59,11 @@ class AnswerHead:
         """`raw` ends with the empty line. Raises MalformedAnswerError."""
         lines = raw[: -len(END_OF_HEAD)].decode("latin-1").split("\r\n")
         words = lines[0].split(" ", 2)
-        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not (words[1].isascii() and words[1].isdigit()):
+        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not _is_number(words[1], 3):
             raise MalformedAnswerError(f"expected an HTTP/1.1 answer, got {lines[0][:60]!r}")
         self.status = status = int(words[1])
+        if not 100 <= status < 600:
+            raise MalformedAnswerError(f"the status is {status}")
         self.fields = fields = dict[str, str]()
         headers = []
         for line in lines[1:]:
@@ -61,15 +71,18 @@ class AnswerHead:
             if not colon or not name or name != name.strip():
                 raise MalformedAnswerError(f"expected a header, got {line[:60]!r}")
             value = value.strip(" \t")
-            fields[name.lower()] = value
-            if name.lower() not in HOP_FIELDS:
+            lower = name.lower()
+            if lower in _FRAMING and fields.get(lower, value) != value:
+                raise MalformedAnswerError(f"{name} is both {fields[lower][:40]!r} and {value[:40]!r}")
+            fields[lower] = value
+            if lower not in HOP_FIELDS:
                 headers.append((name, value))
         self.headers = tuple(headers)
         coding = fields.get("transfer-encoding", "").lower()
         if coding not in ("", "chunked"):
             raise MalformedAnswerError(f"Transfer-Encoding is {coding[:40]!r}")
         text = fields.get("content-length")
-        if text is not None and not (text.isascii() and text.isdigit()):
+        if text is not None and not _is_number(text, _MAX_DIGITS):
             raise MalformedAnswerError(f"Content-Length is {text[:40]!r}")
         is_bodyless = status < 200 or status in (204, 304)
         self.is_chunked = coding == "chunked" and not is_bodyless
@@ -80,7 +93,7 @@ class AnswerHead:
         self.is_last = "close" in options or (is_1_0 and "keep-alive" not in options) or not has_end
         self.media_type = fields.get("content-type", "").partition(";")[0].strip().lower()
         json_len = fields.get("inference-header-content-length", "")
-        self.json_len = int(json_len) if json_len.isascii() and json_len.isdigit() else None
+        self.json_len = int(json_len) if _is_number(json_len, _MAX_DIGITS) else None
 
 
 class AnswerHeads:
@@ -96,7 +109,8 @@ class AnswerHeads:
         head = self._memory.known.get(raw)
         if head is None:
             head = AnswerHead(raw)
-            self._memory.remember(raw, head)
+            if len(raw) <= _MAX_KNOWN_BYTES:
+                self._memory.remember(raw, head)
         return head
 
 
@@ -118,12 +132,14 @@ class ChunkedBody:
 
     def __init__(self) -> None:
         self._pending = b""
+        # Of a chunk: its bytes to come, and the line end behind them.
         self._left = 0
+        self._num_trailer_bytes = 0
         self._is_in_trailer = False
         self.is_done = False
 
     def feed(self, data: bytes) -> bytes:
-        """The body's bytes that `data` completes. Raises MalformedAnswerError."""
+        """The body's bytes that `data` completes. Raises MalformedAnswerError, also for bytes behind the end."""
         data = self._pending + data if self._pending else data
         offset, pieces = 0, []
         while not self.is_done:
@@ -135,34 +151,43 @@ class ChunkedBody:
                 offset += len(piece)
                 self._left -= len(piece)
                 continue
-            if self._left:
-                # The line end behind the chunk, perhaps cut in two.
-                taken = min(self._left, len(data) - offset)
-                if not taken:
-                    break
-                offset += taken
-                self._left -= taken
-                continue
             end = data.find(b"\r\n", offset)
             if end < 0:
+                if len(data) - offset > (1 if self._left else _MAX_LINE_BYTES):
+                    raise MalformedAnswerError(f"a chunk has the line {data[offset : offset + 40]!r}")
                 break
-            self._begin(data[offset:end])
+            self._read_line(data[offset:end])
             offset = end + 2
         self._pending = data[offset:]
+        if self.is_done and self._pending:
+            raise MalformedAnswerError(f"{len(self._pending)} bytes follow the last chunk")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _begin(self, line: bytes) -> None:
+    def _read_line(self, line: bytes) -> None:
+        if self._left:
+            if line:
+                raise MalformedAnswerError(f"{line[:40]!r} follows a chunk")
+            self._left = 0
+            return
         if self._is_in_trailer:
+            self._num_trailer_bytes += len(line)
+            if self._num_trailer_bytes > _MAX_LINE_BYTES:
+                raise MalformedAnswerError(f"trailers of over {_MAX_LINE_BYTES} bytes")
             self.is_done = not line
             return
-        try:
-            size = int(line.split(b";", 1)[0], 16)
-        except ValueError:
-            raise MalformedAnswerError(f"the size of a chunk is {line[:40]!r}") from None
+        digits = line.split(b";", 1)[0].strip(b" \t")
+        if not digits or len(digits) > _MAX_DIGITS or digits.strip(_HEX_DIGITS):
+            raise MalformedAnswerError(f"the size of a chunk is {line[:40]!r}")
+        size = int(digits, 16)
         if size:
             self._left = size + 2
         else:
             self._is_in_trailer = True
+
+
+def _is_number(text: str, most: int) -> bool:
+    """Whether it has digits, `most` of them at the most, and nothing else."""
+    return len(text) <= most and text.isascii() and text.isdigit()
 
 
 USER_AGENT = "modelserver-bench"

@@ -201,24 +201,21 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._head is not None:
             self._read_body(data)
             return
-        if self._rest:
-            data = self._rest + data
-        end = data.find(END_OF_HEAD)
-        if end < 0:
-            if len(data) > _MAX_HEAD_BYTES:
-                raise MalformedAnswerError(f"a head of over {_MAX_HEAD_BYTES} bytes")
-            self._rest = data
-            return
-        end += len(END_OF_HEAD)
-        self._rest = b""
-        head = self._heads.read(data[:end])
         asking = self._asking
         if asking is None:
             raise MalformedAnswerError("an answer without a request")
-        if head.status < 200:
-            if end < len(data):
-                self._receive(data[end:])
-            return
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        head, end = None, 0
+        while head is None or head.status < 200:
+            start, end = end, data.find(END_OF_HEAD, end)
+            if end < 0:
+                self._rest = data[start:]
+                if len(self._rest) > _MAX_HEAD_BYTES:
+                    raise MalformedAnswerError(f"a head of over {_MAX_HEAD_BYTES} bytes")
+                return
+            end += len(END_OF_HEAD)
+            head = self._heads.read(data[start:end])
         length = 0 if asking.is_bodyless else head.length
         if length is not None and len(data) - end >= length:
             if len(data) - end > length:

@@ -33,7 +33,20 @@ def test_heads(
     )
 
 
-@pytest.mark.parametrize("raw", [b"", b"PRI * HTTP/2.0", b"HTTP/1.1 OK", b"HTTP/1.1 200 OK\r\nContent-Length: x"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"PRI * HTTP/2.0",
+        b"HTTP/1.1 OK",
+        b"HTTP/1.1 20 OK",
+        b"HTTP/1.1 " + b"9" * 5000,
+        b"HTTP/1.1 200 OK\r\nContent-Length: x",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+    ],
+)
 def test_what_is_no_head(raw: bytes) -> None:
     with pytest.raises(MalformedAnswerError):
         AnswerHead(raw + b"\r\n\r\n")
@@ -48,9 +61,24 @@ def test_chunks_cut_anyhow(step: int) -> None:
     assert body.is_done
 
 
-def test_a_chunk_without_a_size_is_malformed() -> None:
-    with pytest.raises(MalformedAnswerError, match="size of a chunk"):
-        ChunkedBody().feed(b"zz\r\n")
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"zz\r\n",
+        b"\r\n",
+        b"-6\r\n",  # once sent the reader back for ever
+        b"0x2\r\n{}\r\n",
+        b"2_0\r\n",
+        b"1" * 17 + b"\r\n",
+        b"2\r\n{}XX0\r\n\r\n",
+        b"2\r\n{}\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n",
+        b"2;" + b"x" * 20_000,
+        b"0\r\n" + b"trailer: t\r\n" * 2000,
+    ],
+)
+def test_chunks_that_are_malformed(raw: bytes) -> None:
+    with pytest.raises(MalformedAnswerError):
+        ChunkedBody().feed(raw)
 
 
 @pytest.mark.parametrize(

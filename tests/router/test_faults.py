@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -149,6 +151,35 @@ def test_an_answer_of_known_length_that_breaks_is_cut() -> None:
         pytest.raises(httpx.RemoteProtocolError),
     ):
         httpx.get(f"http://{router.http_url}/v2/models/m")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-6\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 5000 + OK,
+        # The beginning of an answer for which there is no request yet.
+        OK + b"HTTP/1.1 201 Created\r\nset-cookie: another's\r\nx: ",
+    ],
+)
+def test_a_malformed_answer_harms_its_own_request_only(answer: bytes) -> None:
+    answers = iter([answer])
+
+    def respond(_replica: ScriptedReplica, connection: socket.socket, _request: bytes) -> bytes | None:
+        malformed = next(answers, None)
+        if malformed is None or not malformed.startswith(OK):
+            return malformed or OK
+        connection.sendall(OK)
+        time.sleep(0.02)
+        return malformed[len(OK) :]
+
+    with replicas(respond) as (replica,), running_router([replica.url]) as router:
+        url = f"http://{router.http_url}/v2/models/m/infer"
+        with httpx.Client() as http, suppress(httpx.RemoteProtocolError):
+            http.post(url, content=b"{}", timeout=5)
+        time.sleep(0.1)
+        later = httpx.post(url, content=b"{}", timeout=5)
+        assert (later.status_code, later.headers.get("set-cookie")) == (200, None)
 
 
 def test_a_client_that_leaves_ends_the_request_at_the_replica() -> None:
