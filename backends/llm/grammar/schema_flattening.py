@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from modelserver.backend import InvalidArgumentError
 
 from .schema_conditions import has_conditions, negated, without_conditions
 from .schema_overlap import may_overlap
-from .schema_terms import CONSTRAINTS, Schema, checked, merge, wrong
+from .schema_terms import CONSTRAINTS, UNEVALUATED, Schema, checked, closed, merge, wrong
 from .schema_values import may_be_valid
 
 ALTERNATIVES = ("anyOf", "oneOf")
@@ -33,6 +34,8 @@ class FlatSchemas:
     def __init__(self, target: Callable[[Any, str], Any], look: Callable[[], None]) -> None:
         self._target = target
         self._look = look
+        # Conditions and negations that were said in other words.
+        self._num_rewritten = 0
 
     def flat(self, schema: Any, path: str, depth: int = 0) -> Any:
         """A schema without `$ref`, `allOf` and conditions of its own."""
@@ -41,7 +44,10 @@ class FlatSchemas:
                 raise wrong(path, f"schemas refer to each other more than {MAX_DEPTH} deep, or in a circle")
             depth += 1
             schema = checked(schema, path)
+            if _has_parts(schema) and not schema.keys().isdisjoint(UNEVALUATED):
+                return self.beside_unevaluated(schema, path, partial(self.joined, True, path=path, depth=depth))
             if has_conditions(schema):
+                self._num_rewritten += 1
                 schema = without_conditions(schema, path, lambda reference: self._target(reference, path))
             elif "$ref" in schema:
                 rest = {key: value for key, value in schema.items() if key != "$ref" and key in CONSTRAINTS}
@@ -62,10 +68,33 @@ class FlatSchemas:
             merged = self.joined(merged, part, path, depth)
         return merged
 
+    def beside_unevaluated(self, schema: Schema, path: str, make: Callable[[Schema], Any]) -> Any:
+        """What `make` makes of the rest of a schema, beside what the schema says of the unevaluated.
+
+        That sees whatever the rest names, but what it is not: negations, in other words, name properties, too.
+        """
+        words = {keyword: schema[keyword] for keyword in UNEVALUATED if keyword in schema}
+        num_rewritten = self._num_rewritten
+        made = make({keyword: value for keyword, value in schema.items() if keyword not in words})
+        if words and self._num_rewritten != num_rewritten:
+            raise wrong(
+                path, f"{min(words)} beside not, if, dependent properties or oneOf that overlaps is not supported"
+            )
+        return _with(made, words)
+
+    def _closed(self, schema: Any, path: str, depth: int) -> Any:
+        """A flat schema that says nothing of what is unevaluated: so it can be joined to others, which that ignores."""
+        if isinstance(schema, bool) or schema.keys().isdisjoint(UNEVALUATED):
+            return schema
+        if not _has_alternatives(schema):
+            return closed(schema, path)
+        ways = self._ways(schema, path, depth)
+        return {"anyOf": ways} if ways else False
+
     def joined(self, first: Any, second: Any, path: str, depth: int = 0) -> Any:
         """A schema for both."""
         self._look()
-        one, other = self.flat(first, path, depth + 1), self.flat(second, path, depth + 1)
+        one, other = (self._closed(self.flat(each, path, depth + 1), path, depth + 1) for each in (first, second))
         if not (_has_alternatives(one) and _has_alternatives(other)):
             return merge(one, other, path)
         ways, other_ways = self._ways(one, path, depth), self._ways(other, path, depth)
@@ -83,17 +112,34 @@ class FlatSchemas:
     def _ways(self, schema: Any, path: str, depth: int) -> list[Any]:
         """Split a flat schema into several without alternatives, one of which must hold."""
         if not _has_alternatives(schema):
-            settled = self._settled(schema, path)
+            settled = self._settled(self._closed(schema, path, depth), path)
             return [] if settled is False else [settled]
         keyword = next(each for each in ALTERNATIVES if each in schema)
-        rest = {key: value for key, value in schema.items() if key != keyword}
-        options = listed_schemas(schema, keyword, path)
-        if keyword == "oneOf":
-            options = self.exclusive(options, path)
-        ways: list[Any] = []
-        for option in options:
-            ways += self._ways(self.joined(rest, option, path, depth + 1), path, depth + 1)
-        return ways
+        options = self.options(schema, keyword, path, depth + 1, is_apart_first=True)
+        return [way for option in options for way in self._ways(option, path, depth + 1)]
+
+    def options(
+        self, schema: Schema, keyword: str, path: str, depth: int = 0, *, is_apart_first: bool = False
+    ) -> list[Any]:
+        """The alternatives of a keyword, each with all that is said beside it.
+
+        `is_apart_first`: all are flat, and those of `oneOf` are told apart by themselves, not by what is beside them.
+        """
+        beside = {key: value for key, value in schema.items() if key != keyword}
+
+        def make(rest: Schema) -> Any:
+            found = listed_schemas(schema, keyword, path)
+            if keyword == "oneOf" and is_apart_first:
+                found = self.exclusive(found, path)
+            if beside or is_apart_first:
+                found = [self.joined(rest, option, path, depth) for option in found]
+            if keyword == "oneOf" and not is_apart_first:
+                found = self.exclusive(found, path)
+            return {"anyOf": found}
+
+        made = self.beside_unevaluated(beside, path, make)
+        words = {key: made[key] for key in UNEVALUATED if key in made}
+        return [_with(option, words) for option in made["anyOf"]]
 
     def _settled(self, schema: Any, path: str) -> Any:
         """A flat schema whose required properties are flat, too, where they were joined; False if they contradict."""
@@ -123,7 +169,7 @@ class FlatSchemas:
 
     def exclusive(self, options: list[Any], path: str) -> list[Any]:
         """Alternatives of which a value matches one at most: what matches the others too is taken from each."""
-        flat = [self.flat(option, path) for option in options]
+        flat = [self._closed(self.flat(option, path), path, 0) for option in options]
         clash = self._clash(flat, path)
         if clash is None:
             return options
@@ -150,9 +196,18 @@ class FlatSchemas:
     def _apart(self, options: list[Any], place: int, path: str) -> Any:
         others = [option for other, option in enumerate(options) if other != place]
         apart = options[place]
+        self._num_rewritten += 1
         for other in others:
             apart = self.joined(apart, negated(other, path, lambda reference: self._target(reference, path)), path)
         return apart
+
+
+def _with(schema: Any, words: Schema) -> Any:
+    return schema if schema is False or not words else {**({} if schema is True else schema), **words}
+
+
+def _has_parts(schema: Schema) -> bool:
+    return "$ref" in schema or "allOf" in schema or has_conditions(schema)
 
 
 def _has_alternatives(schema: Any) -> bool:

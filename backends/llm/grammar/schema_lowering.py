@@ -18,7 +18,7 @@ from modelserver.backend import InvalidArgumentError
 from .pace import Pace
 from .patterns import library_pattern
 from .schema_conditions import has_conditions
-from .schema_flattening import ALTERNATIVES, FlatSchemas, listed_schemas
+from .schema_flattening import ALTERNATIVES, FlatSchemas
 from .schema_flattening import MAX_DEPTH as _MAX_DEPTH
 from .schema_lists import list_schemas
 from .schema_strings import name_pattern, string_schema
@@ -30,6 +30,7 @@ from .schema_terms import (
     Excluded,
     Schema,
     checked,
+    closed,
     count,
     pointer_step,
     types_of,
@@ -101,6 +102,7 @@ class _Lowering:
         # Names of rules by what they are made of: a place of the document, or (merged) schemas, which have none.
         self._names: dict[str, str] = {}
         self._terms = FlatSchemas(self._target, pace.look)
+        self._anchors: dict[str, list[Any]] | None = None
 
     def lower(self) -> LoweredSchema:
         self._lowered.root = self._schema(self._document, "#")
@@ -135,7 +137,8 @@ class _Lowering:
                 return self._alternatives(rest, keyword, path, depth)
         if "enum" in rest or "const" in rest:
             return self._listed(rest, path)
-        return _any_of([each for kind in types_of(rest) for each in self._of_type(kind, rest, path)])
+        whole = closed(rest, path)
+        return _any_of([each for kind in types_of(whole) for each in self._of_type(kind, whole, path)])
 
     def _of_type(self, kind: str, schema: Schema, path: str) -> list[Any]:
         if kind == "object":
@@ -162,13 +165,9 @@ class _Lowering:
         return {"allOf": [{"enum": values}, self._schema(_of_any_type(beside), path)]}
 
     def _alternatives(self, schema: Schema, keyword: str, path: str, depth: int) -> Any:
-        rest = {key: value for key, value in schema.items() if key != keyword}
-        options = listed_schemas(schema, keyword, path)
-        whole = [self._terms.joined(rest, option, path) for option in options] if rest else options
-        if keyword == "oneOf":
-            whole = self._terms.exclusive(whole, path)
+        options = self._terms.options(schema, keyword, path)
         return _any_of(
-            [self._schema(option, f"{path}/{keyword}/{place}", depth + 1) for place, option in enumerate(whole)]
+            [self._schema(option, f"{path}/{keyword}/{place}", depth + 1) for place, option in enumerate(options)]
         )
 
     def _object(self, schema: Schema, path: str) -> Any:
@@ -217,11 +216,19 @@ class _Lowering:
             reference = target["$ref"]
 
     def _target(self, reference: Any, path: str) -> Any:
-        """Resolve a `$ref`: a JSON pointer into this document."""
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        """Resolve a `$ref`: a JSON pointer into this document, or the name of a place."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
             raise wrong(
                 path, f"$ref {reference!r} is not supported; only places in the same schema are, as '#/$defs/a'"
             )
+        if reference != "#" and not reference.startswith("#/"):
+            if self._anchors is None:
+                self._anchors = _anchors(self._document)
+            places = self._anchors.get(unquote(reference[1:]), [])
+            if len(places) != 1:
+                what = "leads nowhere" if not places else "leads to several places, which have the same name"
+                raise wrong(path, f"$ref {reference!r} {what}")
+            return places[0]
         found = self._document
         for step in reference.split("/")[1:]:
             key = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -252,6 +259,22 @@ class _Lowering:
                 self._names[place] = name
             self._waiting.append((name, schema, path))
         return {"$ref": f"#/$defs/{name}"}
+
+
+def _anchors(document: Any) -> dict[str, list[Any]]:
+    """The schemas of a document that `$anchor` and `$dynamicAnchor` name."""
+    found: dict[str, list[Any]] = {}
+    waiting = [document]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, Mapping):
+            named = [each.get("$anchor"), each.get("$dynamicAnchor")]
+            for name in {name for name in named if isinstance(name, str)}:  # else it is a property's
+                found.setdefault(name, []).append(each)
+            waiting += [value for key, value in each.items() if key not in ("enum", "const", "default", "examples")]
+    return found
 
 
 def _of_any_type(schema: Schema) -> Schema:

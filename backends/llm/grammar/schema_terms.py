@@ -16,6 +16,7 @@ TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 TYPE_OF_KEYWORD = {
     "properties": "object", "required": "object", "additionalProperties": "object", "minProperties": "object",
     "maxProperties": "object", "patternProperties": "object", "propertyNames": "object",
+    "unevaluatedProperties": "object", "unevaluatedItems": "array",
     "items": "array", "prefixItems": "array", "additionalItems": "array", "minItems": "array", "maxItems": "array",
     "uniqueItems": "array", "contains": "array", "minContains": "array", "maxContains": "array",
     "minLength": "string", "maxLength": "string", "pattern": "string", "format": "string",
@@ -26,8 +27,10 @@ APPLICATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 # Keywords that are rewritten in terms of the others (`schema_conditions`).
 CONDITIONS = frozenset({"if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"})
 CONSTRAINTS = frozenset(TYPE_OF_KEYWORD) | APPLICATORS | CONDITIONS | {"type", "enum", "const", "not"}
-# Keywords that our grammars cannot express, or that depend on the whole value.
-REFUSED = frozenset({"$anchor", "$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"})
+# What holds for properties and entries that no other part of a schema says anything of.
+UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
+# In one document, in which a name stands once, these lead where a `$ref` does.
+_REFERENCES = ("$dynamicRef", "$recursiveRef")
 _COUNTS = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains",
 )  # fmt: skip
@@ -61,9 +64,11 @@ def checked(schema: Any, path: str) -> Schema:
     """A schema whose keywords we know; words that JSON Schema does not define have no effect, as it demands."""
     if not isinstance(schema, Mapping):
         raise wrong(path, f"a schema is an object, true or false, not {schema!r}")
-    for keyword in schema:
-        if keyword in REFUSED:
-            raise wrong(path, f"keyword {keyword!r} is not supported")
+    references = [keyword for keyword in ("$ref", *_REFERENCES) if keyword in schema]
+    if len(references) > 1:
+        raise wrong(path, f"{references[0]} beside {references[1]} is not supported")
+    if references and references[0] != "$ref":
+        schema = {"$ref" if key == references[0] else key: value for key, value in schema.items()}
     types = schema.get("type")
     for one in types if isinstance(types, list) else [] if types is None else [types]:
         if one not in TYPES:
@@ -78,6 +83,19 @@ def checked(schema: Any, path: str) -> Schema:
         kept.setdefault("minContains", 1)
         return kept
     return {key: value for key, value in kept.items() if key not in ("minContains", "maxContains")}
+
+
+def closed(schema: Schema, path: str) -> Schema:
+    """A schema without parts of its own: what it says of the unevaluated is said of all that it does not name."""
+    found = {key: value for key, value in schema.items() if key not in UNEVALUATED}
+    if "unevaluatedProperties" in schema:
+        found.setdefault("additionalProperties", schema["unevaluatedProperties"])
+    if "unevaluatedItems" in schema:
+        if "contains" in found:
+            raise wrong(path, "unevaluatedItems beside contains is not supported")
+        name = "additionalItems" if isinstance(found.get("items"), list) else "items"
+        found.setdefault(name, schema["unevaluatedItems"])
+    return found
 
 
 def _check_shapes(schema: Schema, path: str) -> None:

@@ -280,6 +280,35 @@ SHAPES = {
             ['"x"'],
         ),
         ({"type": "string", "pattern": "^[ab]{2,3}$", "minLength": 1, "maxLength": 3}, ['"ab"'], ['"a"']),
+        (
+            {"allOf": [{"properties": {"a": {"type": "null"}}}, {"$ref": "#b"}], "unevaluatedProperties": False}
+            | {"type": "object", "$defs": {"b": {"$anchor": "b", "properties": {"b": {"type": "null"}}}}}
+            | {"properties": {"$anchor": {"type": "null"}}},
+            ['{"a": null, "b": null}', "{}"],
+            ['{"c": null}', '{"a": null, "c": null}'],
+        ),
+        (
+            {"type": "object", "unevaluatedProperties": {"type": "null"}, "required": ["c"]}
+            | {"anyOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}}]},
+            ['{"a": 1, "c": null}', '{"b": 2, "c": null}', '{"c": null}'],
+            ['{"a": 1}', '{"a": 1, "c": 3}', '{"b": 1, "c": null}'],
+        ),
+        (  # what a part says of the unevaluated does not see what is beside the part
+            {"allOf": [{"properties": {"a": {"type": "null"}}, "unevaluatedProperties": False}], "type": "object"}
+            | {"properties": {"b": {"type": "null"}}},
+            ["{}", '{"a": null}'],
+            ['{"b": null}'],
+        ),
+        (
+            {"type": "array", "prefixItems": [{"const": 1}], "allOf": [{"minItems": 1}], "unevaluatedItems": False},
+            ["[1]"],
+            ["[]", "[1, 2]"],
+        ),
+        (
+            {"$dynamicRef": "#list", "$defs": {"l": {"$dynamicAnchor": "list", "items": {"$recursiveRef": "#"}}}},
+            ["[]", "[[], [[]]]"],
+            ["1", "[1]"],
+        ),
     ],
 )
 def test_examples(schema: Any, good: list[str], bad: list[str]) -> None:
@@ -333,3 +362,28 @@ def test_names_that_look_like_places_are_kept_apart() -> None:
     grammar = compile_grammar({"json": schema}, json_tokenizer())
     assert is_match(grammar, '{"a":{"b":{}},"a/properties/b":[]}')
     assert not is_match(grammar, '{"a":{"b":[]},"a/properties/b":[]}')
+
+
+def _with_unevaluated(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries(
+        {"type": st.just("object")},
+        optional={
+            "properties": st.dictionaries(_NAMES, st.sampled_from([{"type": "null"}, {"const": 1}]), max_size=2),
+            "required": st.lists(_NAMES, max_size=1),
+            "unevaluatedProperties": st.sampled_from([False, True, {"type": "null"}]),
+            "allOf": st.lists(inner, min_size=1, max_size=2),
+            "anyOf": st.lists(inner, min_size=1, max_size=2),
+            "if": inner,
+            "then": inner,
+        },
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    schema=st.recursive(_with_unevaluated(st.just({"required": ["a"]})), _with_unevaluated, max_leaves=4),
+    seed=st.integers(0, 99),
+)
+def test_what_is_unevaluated_is_as_an_independent_validator_sees_it(schema: Any, seed: int) -> None:
+    refusals = ("not supported", "unsatisfiable", "is empty", "no value", "may match the same", "come to more than")
+    check_schema(schema, seed, refusals=refusals, max_tokens=60)
