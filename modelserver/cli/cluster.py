@@ -59,7 +59,11 @@ def deploy(
             if pool["rejected"]:
                 raise UnavailableError(f"pool {pool['name']} runs its previous servers: {pool['rejected']}")
         for pool in document["pools"]:
-            if pool["discover"] and not pool["leaving"]:
+            if pool["is_of_routers"]:
+                for each in pool["replicas"]:
+                    if each["state"] == "ready":
+                        print_line(f"pool {pool['name']}: http://{each['address']}")
+            elif pool["discover"] and not pool["leaving"] and not pool["is_routed"]:
                 print_line(f"pool {pool['name']}: modelserver route --discover='{pool['discover']}'")
 
 

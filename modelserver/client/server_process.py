@@ -1,4 +1,4 @@
-"""`modelserver serve` as a child of this process: its ports, what it prints, and its end, which is never after ours."""
+"""`modelserver serve` or `route` as a child of this process: its ports, its output, and its end, never after ours."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ class ServerProcess:
         self,
         words: Sequence[str],
         *,
+        command: str = "serve",
         environment: Mapping[str, str] | None = None,
         death_signal: signal.Signals = signal.SIGKILL,
         on_line: Callable[[str], None] | None = None,
     ) -> None:
-        """`words` follow `modelserver serve`; `on_line` is called in another thread with each line that it prints."""
+        """`words` follow `modelserver serve`, or another `command`; `on_line` is called in another thread with each
+        line that it prints."""
         self._lines: deque[str] = deque(maxlen=_NUM_KEPT)
         # By protocol, as soon as the server has printed them: "http", "grpc".
         self.addresses: dict[str, str] = {}
@@ -45,7 +47,7 @@ class ServerProcess:
                 os._exit(1)
 
         self._process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-m", "modelserver", "serve", *words],
+            [sys.executable, "-m", "modelserver", command, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -16,8 +16,16 @@ from typing import Any, Final
 import msgspec
 
 from modelserver.cluster.demand import RouterGauges
-from modelserver.cluster.deployment import DEFAULT_DISCOVERY_PORT, Deployment, Pool, changes
-from modelserver.cluster.feed import Feed, FeedEndpoint
+from modelserver.cluster.deployment import (
+    DEFAULT_DISCOVERY_PORT,
+    Deployment,
+    Pool,
+    RouterPool,
+    Routers,
+    changes,
+    router_name,
+)
+from modelserver.cluster.feed import Feed, FeedEndpoint, feed_url
 from modelserver.cluster.host import Report
 from modelserver.cluster.planner import (
     UNREACHABLE_AFTER_S,
@@ -96,6 +104,10 @@ class Controller:
             )
             for each in saved.pools
         }
+        for each in list(self._plans.values()):
+            routers = each.pool.router_pool(self._discovery_url(saved.port, each.pool.name))
+            if routers is not None:
+                self._plans[routers.name] = replace(PoolPlan.begin(routers), is_leaving=each.is_leaving)
         self._cordoned = set(saved.cordoned)
         self._demands: dict[str, int | None] = {}
         # Pools that an operator has changed since they were last planned.
@@ -121,12 +133,17 @@ class Controller:
         with self._lock:
             sentences = list(changes(self._deployment(), deployment))
             self._open_feed(deployment.discovery_port)
-            self._unplanned |= {*self._plans, *(pool.name for pool in deployment.pools)}
+            pools = {pool.name: pool for pool in deployment.pools}
             for pool in deployment.pools:
-                before = self._plans.get(pool.name)
-                self._plans[pool.name] = PoolPlan.begin(pool) if before is None else before.deployed(pool)
+                routers = pool.router_pool(self._discovery_url(self._port, pool.name))
+                if routers is not None:
+                    pools[routers.name] = routers
+            self._unplanned |= self._plans.keys() | pools.keys()
+            for name, pool in pools.items():
+                before = self._plans.get(name)
+                self._plans[name] = PoolPlan.begin(pool) if before is None else before.deployed(pool)
             for name, before in self._plans.items():
-                if deployment.find(name) is None:
+                if name not in pools:
                     self._plans[name] = replace(before, is_leaving=True)
             self._save()
             return sentences
@@ -242,7 +259,14 @@ class Controller:
     def _follow(self, name: str, now_s: float) -> None:
         records = [each for each in self._records.values() if each.pool_name == name]
         before = self._plans[name]
-        demand = self._gauges.pending(before.pool.routers)
+        demand = self._gauges.pending(before.pool.router_urls)
+        if isinstance(before.pool.routers, Routers):
+            ready = [
+                each.replica.ongoing
+                for each in self._records.values()
+                if each.pool_name == router_name(name) and each.replica.state is ReplicaState.READY
+            ]
+            demand = sum(ready) if ready else None
         if demand is None and before.wanted:
             demand = sum(each.replica.ongoing for each in records)
         self._demands[name] = demand
@@ -308,11 +332,16 @@ class Controller:
         self._feed = Feed(self._hosts.address, port)
         self._port = self._feed.port
 
+    def _discovery_url(self, port: int, name: str) -> str:
+        """Where routers find the replicas of a pool."""
+        return f"{feed_url(self._hosts.address, port)}?pool={name}"
+
     def _save(self) -> None:
         """Store what was deployed, if it is not stored yet."""
         pools = [
             _SavedPool(each.pool, each.stable, each.rejected, each.held, each.is_leaving, each.wanted)
             for each in self._plans.values()
+            if not isinstance(each.pool, RouterPool)  # made of the others
         ]
         content = msgspec.json.encode(_Saved(self._port, pools, sorted(self._cordoned)))
         if content != self._saved:
@@ -322,7 +351,8 @@ class Controller:
     # What is known.
 
     def _deployment(self) -> Deployment | None:
-        pools = [each.pool for each in self._plans.values() if not each.is_leaving]
+        every = [each.pool for each in self._plans.values() if not each.is_leaving]
+        pools = [pool for pool in every if not isinstance(pool, RouterPool)]
         return Deployment(pools) if pools else None
 
     def _plan(self, name: str) -> PoolPlan:
@@ -340,7 +370,7 @@ class Controller:
         return record
 
     def _routers(self) -> Sequence[str]:
-        return sorted({url for each in list(self._plans.values()) for url in each.pool.routers})
+        return sorted({url for each in list(self._plans.values()) for url in each.pool.router_urls})
 
     def _describe(self, name: str, each: PoolPlan, now_s: float) -> dict[str, Any]:
         records = sorted(
@@ -361,7 +391,9 @@ class Controller:
             "leaving": each.is_leaving,
             "rejected": each.rejected,
             "problem": each.problem,
-            "discover": f"{self._feed.url}?pool={name}" if self._feed is not None else "",
+            "discover": self._discovery_url(self._feed.port, name) if self._feed is not None else "",
+            "is_routed": isinstance(each.pool.routers, Routers),
+            "is_of_routers": isinstance(each.pool, RouterPool),
             "replicas": [_describe(record, now_s) for record in records],
         }
 

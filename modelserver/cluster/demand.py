@@ -11,7 +11,7 @@ from typing import Final
 from modelserver.client.server_client import ServerClient
 from modelserver.errors import ServerError
 
-_PENDING: Final = re.compile(rb"^modelserver_router_pending_requests (\S+)", re.MULTILINE)
+PENDING: Final = re.compile(rb"^modelserver_router_pending_requests (\S+)", re.MULTILINE)
 _INTERVAL_S: Final = 0.5
 _ASK_TIMEOUT_S: Final = 1.0
 # An older number says nothing any more.
@@ -44,7 +44,7 @@ class RouterGauges:
         while not self._is_closed.wait(_INTERVAL_S):
             for url in self._routers():
                 try:
-                    found = _PENDING.search(ServerClient(url, timeout_s=_ASK_TIMEOUT_S).metrics())
+                    found = PENDING.search(ServerClient(url, timeout_s=_ASK_TIMEOUT_S).metrics())
                 except ServerError:
                     continue
                 if found is not None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 import yaml
 
 from modelserver.errors import InvalidArgumentError
+from modelserver.options.flags import Option
+from modelserver.options.router_options import router_table
 from modelserver.options.sources import parse_arguments
+from modelserver.options.table import option_table
 
 DEFAULT_DISCOVERY_PORT: Final = 8003
 
@@ -25,6 +28,7 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 _Amount = Annotated[float, msgspec.Meta(ge=0)]
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{0,39}$")]
 
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(Ki|Mi|Gi|Ti|)B?")
@@ -35,6 +39,12 @@ _OWN_FLAGS = frozenset(
         *("host", "http_address", "grpc_address", "metrics_address", "http_port", "grpc_port", "metrics_port"),
         *("allow_http", "allow_grpc", "shared_ports", "reuse_http_port", "reuse_grpc_port", "log_format", "log_file"),
         *("nnodes", "node_rank", "master_addr", "master_port"),
+    }
+)
+_ROUTERS_OWN_FLAGS = frozenset(
+    {
+        *("to", "discover", "http_port", "grpc_port", "metrics_port", "reuse_http_port", "reuse_grpc_port"),
+        *("allow_http", "allow_metrics", "shared_ports", "log_format", "log_file"),
     }
 )
 _TLS_FLAGS = frozenset({"tls_cert", "tls_key", "tls_client_ca", "grpc_use_ssl", "grpc_use_ssl_mutual"})
@@ -98,9 +108,29 @@ class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("'max_surge' and 'max_unavailable' cannot both be 0: no replica could be replaced")
 
 
+class Routers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Routers of a pool that the cluster starts: `count` of them, on different nodes if there are enough, with the same
+    ports on each; 0 takes any. `flags` are those of `modelserver route`, `resources` those of each."""
+
+    count: _Positive = 1
+    http_port: _Port = 8000
+    grpc_port: _Port = 8001
+    metrics_port: _Port = 8002
+    flags: list[str] = []
+    resources: Resources = Resources()
+
+    def __post_init__(self) -> None:
+        _check_flags(self.flags, router_table(), _ROUTERS_OWN_FLAGS, "give it to a router that you start yourself")
+        if self.resources.nodes > 1:
+            raise ValueError("'resources.nodes' of a router must be 1")
+
+
 class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Replicas of one kind. `version` is the operator's word for what `repository` holds: a change of it replaces the
-    replicas, as a change of the flags does. `routers` are the HTTP addresses of the routers of this pool."""
+    replicas, as a change of the flags does. `routers` are those of this pool: the HTTP addresses of routers that the
+    operator starts, or what the cluster needs to start them."""
+
+    command: ClassVar[str] = "serve"
 
     name: _Name
     repository: str | list[str]
@@ -111,19 +141,24 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     placement: Literal["spread", "pack"] = "spread"
     replicas: Replicas = Replicas()
     rollout: Rollout = Rollout()
-    routers: list[str] = []
+    routers: list[str] | Routers = []
 
     def __post_init__(self) -> None:
         if not self.repositories:
             raise ValueError("'repository' is empty")
-        _check_flags(self.flags)
-        for url in self.routers:
+        _check_flags(self.flags, option_table(), _OWN_FLAGS, "give the certificate to the router")
+        for url in self.router_urls:
             if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
                 raise ValueError(f"'routers' expects http://HOST:PORT, got '{url}'")
         if not self.replicas.min and not self.routers:
             raise ValueError(
                 "'replicas.min' of 0 needs 'routers': the requests that wait there start the first replica"
             )
+
+    @property
+    def router_urls(self) -> list[str]:
+        """The addresses of routers that the operator starts."""
+        return [] if isinstance(self.routers, Routers) else self.routers
 
     @property
     def repositories(self) -> list[str]:
@@ -137,21 +172,69 @@ class Pool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def words(self) -> list[str]:
-        """The arguments of `modelserver serve`, but for the address."""
-        return [*(f"--model-repository={each}" for each in self.repositories), *self.flags]
+        """The arguments of the command, but for the host."""
+        return [
+            *("--http-port=0", "--grpc-port=0", "--metrics-port=0"),
+            *(f"--model-repository={each}" for each in self.repositories),
+            *self.flags,
+        ]
+
+    def router_pool(self, url: str) -> RouterPool | None:
+        """The routers that the cluster starts, as a pool of their own; `url` is where they find the replicas."""
+        own = self.routers
+        if not isinstance(own, Routers):
+            return None
+        waits = [] if self.replicas.min else [f"--wait-for-replica-secs={self.rollout.start_timeout_s:g}"]
+        return RouterPool(
+            router_name(self.name),
+            url,
+            flags=[
+                *(f"--http-port={own.http_port}", f"--grpc-port={own.grpc_port}", f"--metrics-port={own.metrics_port}"),
+                *waits,
+                *own.flags,
+            ],
+            resources=own.resources,
+            replicas=Replicas(min=own.count, max=own.count),
+        )
+
+
+class RouterPool(Pool, frozen=True):
+    """The routers of a pool, whose `repository` is where they find its replicas. Not of a deployment file."""
+
+    command: ClassVar[str] = "route"
+
+    def __post_init__(self) -> None:
+        """They were checked as `Routers`."""
+
+    @property
+    def words(self) -> list[str]:
+        # A router that takes over from another one of its node has its ports before that one has let them go.
+        return [
+            *(f"--discover={each}" for each in self.repositories),
+            *("--reuse-http-port=true", "--reuse-grpc-port=true"),
+            *self.flags,
+        ]
+
+
+def router_name(pool: str) -> str:
+    """Of the pool of the routers of a pool."""
+    return f"{pool}-router"
 
 
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All pools of a cluster. Routers find the replicas of a pool at `discovery_port` of the head node."""
 
     pools: list[Pool]
-    discovery_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = DEFAULT_DISCOVERY_PORT
+    discovery_port: _Port = DEFAULT_DISCOVERY_PORT
 
     def __post_init__(self) -> None:
         names = [pool.name for pool in self.pools]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"'pools' has two of the name '{name}'")
+        for pool in self.pools:
+            if isinstance(pool.routers, Routers) and router_name(pool.name) in names:
+                raise ValueError(f"'{router_name(pool.name)}' is the name of the routers of pool '{pool.name}'")
 
     def find(self, name: str) -> Pool | None:
         return next((pool for pool in self.pools if pool.name == name), None)
@@ -210,20 +293,20 @@ def _absolute(pool: Pool, base: Path) -> list[str]:
     return [each if "://" in each else str((base / each).resolve()) for each in pool.repositories]
 
 
-def _check_flags(flags: list[str]) -> None:
+def _check_flags(flags: list[str], table: Sequence[Option], own: frozenset[str], instead_of_tls: str) -> None:
     for index, word in enumerate(flags):
         if not word.startswith("--"):
             raise ValueError(f"'flags[{index}]' expects --NAME or --NAME=VALUE, got '{word}'")
         try:
-            (name,) = parse_arguments([word])
+            (name,) = parse_arguments([word], table)
         except InvalidArgumentError as error:
             raise ValueError(f"'flags[{index}]': {error.message}") from None
-        if name in _OWN_FLAGS:
+        if name in own:
             raise ValueError(f"'flags[{index}]': {word.partition('=')[0]} is set by the cluster")
         if name in _TLS_FLAGS:
             raise ValueError(
-                f"'flags[{index}]': {word.partition('=')[0]} is not supported: the cluster asks its replicas over "
-                "plain HTTP in its own network; give the certificate to the router"
+                f"'flags[{index}]': {word.partition('=')[0]} is not supported: the cluster asks its servers over "
+                f"plain HTTP in its own network; {instead_of_tls}"
             )
         if name in ("model_repository", "config"):
-            raise ValueError(f"'flags[{index}]': say {word.partition('=')[0]} by the field 'repository' and flags")
+            raise ValueError(f"'flags[{index}]': say {word.partition('=')[0]} by the fields and flags of this file")

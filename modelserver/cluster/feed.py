@@ -24,6 +24,11 @@ _STOP_S: Final = 1.0
 _CALL_S: Final = 10.0
 
 
+def feed_url(host: str, port: int) -> str:
+    """Where a feed is; a pool's is at `?pool=NAME` of it."""
+    return f"http://{host}:{port}{PATH}"
+
+
 class FeedEndpoint(msgspec.Struct, frozen=True):
     """A replica as `modelserver route` reads it."""
 
@@ -56,8 +61,8 @@ class Feed:
         except BaseException:
             self._end()
             raise
-        self.url = f"http://{host}:{self._wire.port}{PATH}"
         self.port: int = self._wire.port
+        self.url = feed_url(host, self.port)
 
     def publish(self, pools: Mapping[str, Sequence[FeedEndpoint]]) -> None:
         """Tell those who read what has changed."""

@@ -23,7 +23,8 @@ import msgspec
 
 from modelserver.client.server_client import ServerClient
 from modelserver.client.server_process import ServerProcess
-from modelserver.cluster.deployment import Pool
+from modelserver.cluster.demand import PENDING
+from modelserver.cluster.deployment import Pool, RouterPool
 from modelserver.cluster.planner import ReplicaState
 from modelserver.errors import ServerError, UnavailableError
 
@@ -135,12 +136,11 @@ class ReplicaHost:
     def _serve(self) -> bool:
         """Run the server until it ends; False when it was drained."""
         words = [
-            *(f"--host={self._host}", "--http-port=0", "--grpc-port=0", "--metrics-port=0"),
-            *(f"--drain-delay-secs={_DRAIN_DELAY_S}", *self._pool.words),
+            *(f"--host={self._host}", f"--drain-delay-secs={_DRAIN_DELAY_S}", *self._pool.words),
             *(self._group.words(self._pool, 0) if self._group is not None else []),
         ]
         environment = _environment(self._pool, self._group)
-        server = self._server = ServerProcess(words, environment=environment, on_line=_echo)
+        server = self._server = ServerProcess(words, command=self._pool.command, environment=environment, on_line=_echo)
         timeout_s = self._pool.rollout.start_timeout_s
         started_s, num_failed_asks = time.monotonic(), 0
         while server.poll() is None:
@@ -179,13 +179,17 @@ class ReplicaHost:
         if not address:
             return ReplicaState.STARTING
         client = ServerClient(f"http://{address}", timeout_s=_ASK_TIMEOUT_S)
+        is_router = isinstance(self._pool, RouterPool)
         try:
-            client.check_ready()
+            # A router may have no replica, and requests that wait for the first one.
+            client.check_live() if is_router else client.check_ready()
         except ServerError:
             return ReplicaState.STARTING
         found = None
         with suppress(ServerError):  # it may want an API key
-            found = _INFLIGHT.search(client.metrics("/metrics/load"))
+            found = (PENDING if is_router else _INFLIGHT).search(
+                client.metrics("/metrics" if is_router else "/metrics/load")
+            )
         self._say(ReplicaState.READY, server, ongoing=int(float(found[1])) if found else 0)
         return ReplicaState.READY
 
@@ -201,12 +205,19 @@ class ReplicaHost:
             self._pool,
             self._node,
             state,
-            address=server.addresses.get("http", "") if server is not None else "",
+            address=self._reachable(server.addresses.get("http", "")) if server is not None else "",
             pid=server.pid if server is not None else 0,
             ongoing=ongoing,
             problem=problem,
             num_starts=self._num_starts,
         )
+
+    def _reachable(self, address: str) -> str:
+        """An address at which other nodes reach the server, which may listen at all of this node's."""
+        host, _, port = address.rpartition(":")
+        if host not in ("0.0.0.0", "[::]"):  # noqa: S104 - compared only
+            return address
+        return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
 
 class FollowerHost:

@@ -9,6 +9,7 @@ import pytest
 
 from modelserver.cluster.deployment import changes, parse_deployment, read_deployment
 from modelserver.errors import InvalidArgumentError
+from modelserver.options.router_options import resolve_router_options
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docker" / "ray" / "deploy.yaml"
 
@@ -34,7 +35,7 @@ def test_toml_and_yaml_say_the_same(tmp_path: Path) -> None:
     assert deployment == read_deployment(tmp_path / "d.toml")
     (pool,) = deployment.pools
     assert pool.resources.memory_bytes == 3 << 29
-    assert pool.words == [f"--model-repository={tmp_path / 'm'}", "--model-repository=s3://b/m"]
+    assert pool.words[3:] == [f"--model-repository={tmp_path / 'm'}", "--model-repository=s3://b/m"]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,15 @@ def test_toml_and_yaml_say_the_same(tmp_path: Path) -> None:
         (document(flags=["--http-port=1"]), "pools[0]: 'flags[0]': --http-port is set by the cluster"),
         (document(flags=["--tls-cert=f"]), "pools[0]: 'flags[0]': --tls-cert is not supported"),
         (document(flags=["models"]), "pools[0]: 'flags[0]' expects --NAME"),
+        (document(routers={"count": 0}), "pools[0].routers.count: Expected `int` >= 1"),
+        (document(routers={"flags": ["--to=a"]}), "pools[0].routers: 'flags[0]': --to is set by the cluster"),
+        (document(routers={"flags": ["--load-model=a"]}), "pools[0].routers: 'flags[0]': unknown flag '--load-model'"),
+        (document(routers={"flags": ["--tls-cert=f"]}), "pools[0].routers: 'flags[0]': --tls-cert is not supported"),
+        (document(routers={"resources": {"nodes": 2}}), "pools[0].routers: 'resources.nodes' of a router must be 1"),
+        (
+            {"pools": [{"name": "p", "repository": "m", "routers": {}}, {"name": "p-router", "repository": "m"}]},
+            "'p-router' is the name of the routers of pool 'p'",
+        ),
         (document(routers=["router:8000"]), "pools[0]: 'routers' expects http://HOST:PORT, got 'router:8000'"),
         ({"pools": [*document()["pools"], *document()["pools"]]}, "'pools' has two of the name 'p'"),
         ([], "Expected `object`, got `array`"),
@@ -65,6 +75,19 @@ def test_errors_name_the_field(wrong: object, message: str) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
         parse_deployment(wrong, "deploy.yaml")
     assert raised.value.message.startswith(f"deploy.yaml: {message}")
+
+
+def test_routers_of_a_pool_are_a_pool_of_their_own() -> None:
+    url = "http://head:8003/cluster/v1/endpoints?pool=p"
+    pool = parse_deployment(document(replicas={"min": 0}, routers={"count": 2, "flags": ["--balance=round_robin"]}), "")
+    routers = pool.pools[0].router_pool(url)
+    assert routers is not None
+    assert (routers.name, routers.command, routers.replicas.min) == ("p-router", "route", 2)
+    options = resolve_router_options(routers.words, {})
+    assert (options.routing.discover, options.routing.balance) == (url, "round_robin")
+    assert options.routing.wait_for_replica_secs == 300  # the first replica may take so long to start
+    assert (options.server.http_port, options.server.grpc_port, options.server.reuse_http_port) == (8000, 8001, True)
+    assert parse_deployment(document(routers=["http://a:1"]), "").pools[0].router_pool(url) is None
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -174,6 +174,45 @@ def test_servers_hosts_and_nodes_that_die_are_replaced(
     assert lost <= len(load.failures)
 
 
+def test_routers_are_started_and_replaced_with_the_pool(
+    cluster: RunningCluster, tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ports = {f"{name}_port": free_port() for name in ("http", "grpc", "metrics")}
+    routers = {"count": 2, "resources": {"cpus": 0.5}, **ports}
+    echo = {**ECHO, "replicas": {"min": 0, "max": 1, "to_zero_after_s": 600}, "routers": routers}
+    file = tmp_path / "deploy.yaml"
+    command("deploy", write_deployment(file, port, echo=echo), PATIENCE)
+    pools = pools_now()
+    address = pools["echo-router"]["replicas"][0]["address"]
+    assert f"pool echo-router: http://{address}" in capsys.readouterr().out
+    assert address.endswith(f":{ports['http_port']}")
+    assert (len({each["node"] for each in pools["echo-router"]["replicas"]}), pools["echo"]["wanted"]) == (2, 0)
+    # The request waits in a router, and starts the first server.
+    assert ServerClient(f"http://{address}").model_metadata("identity")["name"] == "identity"
+    assert pools_now()["echo"]["ready"] == 1
+
+    victim = pools["echo-router"]["replicas"][0]["pid"]
+    os.kill(victim, signal.SIGKILL)
+    until_ended(victim)
+    until_true(
+        lambda: (
+            pools_now()["echo-router"]["ready"] == 2
+            and victim not in {each["pid"] for each in pools_now()["echo-router"]["replicas"]}
+        ),
+        "there is another router",
+        interval_s=0.5,
+    )
+    with constant_load(address, address, num_clients=1, pause_s=0.02) as load:
+        goes_on(load)
+        # Others take the ports over; no request is lost.
+        routers["flags"] = ["--balance=round_robin"]
+        command("deploy", write_deployment(file, port, echo=echo), PATIENCE)
+        goes_on(load)
+        assert load.failures == []
+    command("deploy", write_deployment(file, port, echo=ECHO), PATIENCE)
+    until_true(lambda: list(pools_now()) == ["echo"], "the routers end", interval_s=0.5)
+
+
 def test_an_application_of_serve_is_healthy_as_its_pools_are(cluster: RunningCluster, port: int) -> None:
     pool = {"name": "echo", "replicas": {"min": 1}, **ECHO}
     application = DeployedPools({"discovery_port": port, "pools": [pool]})
