@@ -41,7 +41,7 @@ from .device_run import BoundRun, GraphRun
 from .diagnosis import diagnose_distributions, diagnose_providers
 from .external_data import check_external_data
 from .instance import OnnxInstance
-from .options import bare_options, run_options, session_options
+from .options import bare_options, quiet_run, run_options, session_options
 from .pinned import Staging, allocate_pinned
 from .providers import (
     CPU,
@@ -181,7 +181,8 @@ class OnnxBackend(Backend):
         config = self.context.config
         names = [spec.name for spec in model_outputs(config)]
         if wants_graphs:
-            return GraphRun(held.session, names, ("cuda", placement.device_id), has_ids=True)
+            device = "cuda", placement.device_id
+            return GraphRun(held.session, names, device, has_ids=True, new_options=quiet_run)
         pinned = config.optimization.input_pinned_memory if config.optimization is not None else None
         is_pinned = pinned is None or pinned.enable
         staging = Staging(allocate_pinned) if is_pinned else None

@@ -76,6 +76,8 @@ class OnnxInstance(TensorInstance):
         self._run_options.terminate = is_wanted
         if self._shrinking is not None:
             self._shrinking.terminate = is_wanted
+        if isinstance(self._bound, GraphRun):
+            self._bound.interrupt(is_wanted)
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         found: Mapping[str, Any] = self.run_on_device(inputs, {})
@@ -118,7 +120,7 @@ class OnnxInstance(TensorInstance):
         if isinstance(self._bound, BoundRun):
             return self._bound.run(feeds, options, targets)
         if self._bound is not None:
-            return self._bound.run(feeds, options)
+            return self._bound.run(feeds)
         if self._has_bfloat16:
             return self._run_values(feeds, options)
         arrays: list[Array] = self._session.run(self._output_names, feeds, options)

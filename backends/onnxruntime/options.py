@@ -74,7 +74,7 @@ def run_options(context: BackendContext) -> tuple[Any, Any | None, int]:
 
     The second is None if the config does not ask for it. Raises ConfigError for values that each run would refuse.
     """
-    plain = _quiet_run()
+    plain = quiet_run()
     devices = context.config.parameters.get(_ARENA_SHRINKAGE)
     interval = context.int_parameter(_SHRINKAGE_INTERVAL, 1)
     if interval < 1:
@@ -85,12 +85,19 @@ def run_options(context: BackendContext) -> tuple[Any, Any | None, int]:
         raise _refused(context, f"parameter {_ARENA_SHRINKAGE}", "devices such as cpu:0;gpu:0", f"'{devices}'")
     if "cpu" in devices and not context.bool_parameter("enable_mem_arena", True):
         raise _refused(context, f"parameter {_ARENA_SHRINKAGE}", f"enable_mem_arena to be on for {devices}", "off")
-    shrinking = _quiet_run()
+    optimization = context.config.optimization
+    if "gpu" in devices and optimization is not None and optimization.cuda is not None and optimization.cuda.graphs:
+        # Graphs write to memory that the arena takes for free.
+        raise _refused(
+            context, f"parameter {_ARENA_SHRINKAGE}", "no gpu beside optimization.cuda.graphs", f"'{devices}'"
+        )
+    shrinking = quiet_run()
     shrinking.add_run_config_entry(_ARENA_SHRINKAGE, devices)
     return plain, shrinking, interval
 
 
-def _quiet_run() -> Any:
+def quiet_run() -> Any:
+    """Options of a run whose errors are raised and not printed as well."""
     options = onnxruntime.RunOptions()
     options.log_severity_level = 4  # as in `bare_options`
     return options

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from modelserver_backends.onnxruntime.device_run import MAX_GRAPHS, BoundRun, Gr
 from modelserver_backends.onnxruntime.instance import OnnxInstance
 from modelserver_backends.onnxruntime.pinned import Staging, allocate_pinned
 from support.contexts import context_of
+from support.fake_onnxruntime_cuda import Session, Value
 from support.fake_torch_cuda import array_over
 from support.onnx_models import identity_model
 
@@ -42,11 +45,11 @@ def test_bound_runs_answer_in_arrays_of_their_own(session: onnxruntime.Inference
 
 def test_fixed_buffers_do_not_change_what_was_answered(session: onnxruntime.InferenceSession) -> None:
     graphs = GraphRun(session, ["y"], ("cpu", 0), has_ids=False)
-    answers = [graphs.run(rows(2, start), onnxruntime.RunOptions())[0] for start in (1, 2, 3)]
+    answers = [graphs.run(rows(2, start))[0] for start in (1, 2, 3)]
     assert [answer[0, 0] for answer in answers] == [1, 2, 3]
     for count in range(1, MAX_GRAPHS + 4):
         for start in (0.0, 5.0):
-            assert np.array_equal(graphs.run(rows(count, start), onnxruntime.RunOptions())[0], rows(count, start)["x"])
+            assert np.array_equal(graphs.run(rows(count, start))[0], rows(count, start)["x"])
     assert len(graphs._fixed) == MAX_GRAPHS
 
 
@@ -96,3 +99,73 @@ def test_registered_memory_is_read_and_written_where_it_lies(session: onnxruntim
     # The bindings of one run do not stay for the next.
     assert np.array_equal(bound.run(rows(2), options)[0], rows(2)["x"])
     assert (place == 7).all()
+
+
+@pytest.fixture
+def on_gpu(session: onnxruntime.InferenceSession, monkeypatch: pytest.MonkeyPatch) -> Session:
+    monkeypatch.setattr(onnxruntime, "OrtValue", Value)
+    return Session(session)
+
+
+def test_graphs_are_captured_once_and_replay_at_their_addresses(
+    on_gpu: Session, capfd: pytest.CaptureFixture[str]
+) -> None:
+    graphs = GraphRun(on_gpu, ["y"], ("cuda", 0), has_ids=True)
+    for start in range(4):
+        for count in (2, 3):
+            (found,) = graphs.run(rows(count, start))
+            assert np.array_equal(found, rows(count, start)["x"])
+    # Of each shape one run without a graph, one that captures, two replays.
+    assert (on_gpu.num_captures, on_gpu.num_replays) == (2, 4)
+    assert len(on_gpu.options) == 3
+    assert "already exists" not in capfd.readouterr().err
+    # Another thread has graphs of its own.
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            assert np.array_equal(pool.submit(graphs.run, rows(2, 9.0)).result()[0], rows(2, 9.0)["x"])
+    assert (on_gpu.num_captures, on_gpu.num_replays) == (3, 5)
+
+
+def test_a_graph_that_cannot_be_captured_is_done_without(
+    session: onnxruntime.InferenceSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(onnxruntime, "OrtValue", Value)
+    graphs = GraphRun(Session(session, cannot_capture=True), ["y"], ("cuda", 0), has_ids=True)
+    for start in range(4):
+        assert np.array_equal(graphs.run(rows(2, start))[0], rows(2, start)["x"])
+    assert caplog.text.count("without CUDA graphs, as one cannot be captured") == 1
+
+
+def test_runs_with_graphs_are_interrupted(on_gpu: Session) -> None:
+    graphs = GraphRun(on_gpu, ["y"], ("cuda", 0), has_ids=True)
+    graphs.run(rows(2))
+    graphs.interrupt(True)
+    graphs.run(rows(2))
+    assert [options.terminate for options, _ in on_gpu.options] == [True, True]
+    graphs.interrupt(False)
+    assert [options.terminate for options, _ in on_gpu.options] == [False, False]
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_outputs_are_taken_before_their_memory_is_free_and_inputs_are_let_go(on_gpu: Session, is_staged: bool) -> None:
+    staging = Staging(lambda size: np.empty(size, np.uint8)) if is_staged else None
+    bound = BoundRun(on_gpu, ["y"], staging, ("cuda", 0))
+    given, place = rows(3)["x"], np.zeros(32, np.uint8)
+    options = onnxruntime.RunOptions()
+    (out,) = bound.run({"x": given}, options, {"y": array_over(place)})
+    assert isinstance(out, DeviceArray)
+    assert np.array_equal(place.view(np.float32)[:6].reshape(3, 2), rows(3)["x"])
+    alive = weakref.ref(given)
+    del given
+    assert alive() is None
+    (first,), (second,) = bound.run(rows(2, 1.0), options), bound.run(rows(2, 5.0), options)
+    assert np.array_equal(first, rows(2, 1.0)["x"])
+    assert np.array_equal(second, rows(2, 5.0)["x"])
+
+
+def test_a_real_binding_lets_its_inputs_go(session: onnxruntime.InferenceSession) -> None:
+    bound, given = BoundRun(session, ["y"], None), rows(3)["x"]
+    bound.run({"x": given}, onnxruntime.RunOptions())
+    alive = weakref.ref(given)
+    del given
+    assert alive() is None

@@ -13,7 +13,7 @@ from modelserver_backends.onnxruntime.options import run_options
 from support.contexts import context_of
 
 from modelserver.backend import ConfigError, ModelConfig
-from modelserver.config.schema import ModelOptimizationPolicy, OptimizationGraph
+from modelserver.config.schema import ModelOptimizationPolicy, OptimizationCuda, OptimizationGraph
 
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 
@@ -86,6 +86,15 @@ def test_a_list_of_arenas_that_every_run_would_refuse_fails_the_load(text: str) 
 def test_an_arena_that_is_switched_off_cannot_shrink() -> None:
     with pytest.raises(ConfigError, match=f"{SHRINKAGE}: expected enable_mem_arena to be on for cpu:0"):
         run_options(context(enable_mem_arena="0", **{SHRINKAGE: "cpu:0"}))
+
+
+def test_an_arena_of_a_gpu_does_not_shrink_beside_graphs() -> None:
+    optimization = ModelOptimizationPolicy(cuda=OptimizationCuda(graphs=True))
+    run_options(context(optimization=optimization, **{SHRINKAGE: "cpu:0"}))
+    with pytest.raises(
+        ConfigError, match=rf"{SHRINKAGE}: expected no gpu beside optimization.cuda.graphs, got 'gpu:0'"
+    ):
+        run_options(context(optimization=optimization, **{SHRINKAGE: "gpu:0"}))
 
 
 @pytest.mark.parametrize(
