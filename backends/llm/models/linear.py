@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -39,6 +42,9 @@ class DenseEmbedding:
 _SMALLEST_PACKED = 1 << 15
 _LARGEST_IN_BOTH = 1 << 17
 _FEW_ROWS = 8
+# How many outputs lie together in oneDNN's orders, and how many of the first are compared with a weight.
+_BLOCK_OUTPUTS = (64, 48, 32, 16, 8)
+_OUTPUTS_COMPARED = 130
 
 
 class Linear(Protocol):
@@ -92,16 +98,70 @@ class PackedLinear:
     """For the CPU: the weight in oneDNN's own order, from 8 rows on 2 to 5 times as fast as BLAS (measured)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
         self.form = f"{dtype_name(weight.dtype)} by oneDNN"
         self.num_bytes = weight.nbytes
         self._bias = bias
 
     def __call__(self, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(rows, self.weight, self._bias, "none", [], "")
 
     def add_to(self, residual: torch.Tensor, rows: torch.Tensor, _step: StepContext | None, /) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self._weight, self._bias, "add")
+        return torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self.weight, self._bias, "add")
+
+
+class PackedEmbedding:
+    """The rows of the tokens that are asked for, of a matrix in oneDNN's own order, which the head multiplies by."""
+
+    def __init__(self, linear: PackedLinear, blocks: torch.Tensor, num_inputs: int) -> None:
+        """`blocks`: the memory of `linear`, as `_blocks_of` finds it."""
+        self._linear = linear
+        self._blocks = blocks
+        self._num_inputs = num_inputs
+        self.form, self.num_bytes = linear.form, linear.num_bytes
+
+    def __call__(self, token_ids: torch.Tensor, /) -> torch.Tensor:
+        return _rows_of(self._blocks, token_ids, self._num_inputs)
+
+    def head(self) -> PackedLinear:
+        """The layer of the same matrix, in the same memory."""
+        return self._linear
+
+
+def packed_embedding(weight: torch.Tensor) -> PackedEmbedding | None:
+    """Of [vocab_size, hidden_size]. None where oneDNN does not multiply it, or has it in an order unknown here."""
+    if not isinstance(linear := float_linear(weight, None), PackedLinear):
+        return None
+    blocks = _blocks_of(linear.weight, weight)
+    return None if blocks is None else PackedEmbedding(linear, blocks, weight.shape[1])
+
+
+def _blocks_of(packed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
+    """oneDNN's memory as [blocks, inputs / n, outputs of a block, n]: n of the inputs of an output are neighbours.
+
+    Its library does not say which order it has taken, so each that is known is compared with the weight.
+    """
+    if not hasattr(torch.ops.mkldnn, "data_ptr"):
+        return None
+    num_bytes, address = torch.ops.mkldnn._nbytes(packed), torch.ops.mkldnn.data_ptr(packed)
+    memory = torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address)))
+    memory = memory.view(weight.dtype)
+    vocab_size, hidden_size = weight.shape
+    # Blocks lie one after the other, so an order that has the first of them right, and some of all others, is the one.
+    compared = torch.cat((torch.arange(vocab_size)[:_OUTPUTS_COMPARED], torch.linspace(0, vocab_size - 1, 256).long()))
+    for num_outputs, each in itertools.product(_BLOCK_OUTPUTS, (1, 2)):
+        block_len, rest = divmod(memory.numel(), -(-vocab_size // num_outputs))
+        if rest or block_len % (num_outputs * each) or block_len < num_outputs * hidden_size:
+            continue
+        blocks = memory.view(-1, block_len // (num_outputs * each), num_outputs, each)
+        if torch.equal(_rows_of(blocks, compared, hidden_size), weight[compared]):
+            return blocks
+    return None
+
+
+def _rows_of(blocks: torch.Tensor, outputs: torch.Tensor, num_inputs: int) -> torch.Tensor:
+    num_outputs = blocks.shape[2]
+    return blocks[outputs // num_outputs, :, outputs % num_outputs].flatten(1)[:, :num_inputs].contiguous()
 
 
 class SummedLinear:

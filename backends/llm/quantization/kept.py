@@ -81,7 +81,7 @@ class KeptScheme(Scheme):
         self._path = path
         self._most_bytes = most_bytes
         self._layers = _read(path)
-        self._made: dict[str, Linear | GroupedLinear | TokenEmbedding] = {}
+        self._made: dict[str, list[list[PackedMatrixLinear]]] = {}
         self._seconds = 0.0
 
     @property
@@ -125,8 +125,10 @@ class KeptScheme(Scheme):
 
     def _timed(self, kind: str, tensors: Sequence[LinearTensors], make: Callable[[], _AnyLayer]) -> _AnyLayer:
         began = time.perf_counter()
-        layer = self._made[_key(kind, tensors)] = make()
+        layer = make()
         self._seconds += time.perf_counter() - began
+        if parts := _packed_parts(layer):
+            self._made[_key(kind, tensors)] = parts
         return layer
 
     def keep(self, checkpoint: Checkpoint) -> None:
@@ -134,11 +136,14 @@ class KeptScheme(Scheme):
 
         Not of a checkpoint that has changed since its digest was taken, before it was read.
         """
-        if self.is_read:
-            return
-        layers = {key: parts for key, layer in self._made.items() if (parts := _packed_parts(layer))}
+        layers, self._made = self._made, {}
         num_bytes = sum(part.num_bytes for parts in layers.values() for each in parts for part in each)
-        if not layers or num_bytes < _LEAST_BYTES or self._seconds < _LEAST_SECONDS + num_bytes / _BYTES_A_SECOND:
+        if (
+            self.is_read
+            or not layers
+            or num_bytes < _LEAST_BYTES
+            or self._seconds < _LEAST_SECONDS + num_bytes / _BYTES_A_SECOND
+        ):
             return
         if num_bytes > self._most_bytes:
             logger.info("packed weights of %d bytes are not kept: kept_weights_gb is less", num_bytes)

@@ -58,11 +58,6 @@ class OnlineScheme(Scheme):
             return PackedMatrixEmbedding(matrix, tensors.dtype)
         return quantized_embedding(in_8_bits(tensors.weight().float()), tensors.dtype)
 
-    def tied_head(self, tensors: LinearTensors, embedding: TokenEmbedding) -> Linear:
-        if isinstance(embedding, PackedMatrixEmbedding):
-            return PackedMatrixLinear(embedding.matrix, None)
-        return quantized_linear(in_8_bits(tensors.weight().float()), None)
-
 
 def _packed(tensors: LinearTensors, rounded: Callable[[torch.Tensor], QuantizedWeight]) -> PackedMatrix | None:
     """Some rows after the others. None where a matrix is rounded whole."""

@@ -10,7 +10,7 @@ import torch
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
-from ..models.linear import GroupedLinear, HeadedEmbedding, JoinedLinear, Linear, TokenEmbedding
+from ..models.linear import GroupedLinear, JoinedLinear, Linear, TokenEmbedding
 from ..models.linear_tensors import LinearTensors, Part, Split
 from ..models.packed_matrix import grouped_linears
 from .quantized_linear import quantized_embedding, quantized_linear
@@ -43,11 +43,6 @@ class StoredScheme(Scheme):
         if not self.is_quantized(tensors, part):
             return super().embedding(tensors)
         return quantized_embedding(self._share(tensors, part), tensors.dtype)
-
-    def tied_head(self, tensors: LinearTensors, embedding: TokenEmbedding) -> Linear:
-        if isinstance(embedding, HeadedEmbedding):
-            return embedding.head()
-        return super().tied_head(tensors, embedding)
 
     def make_linear(self, tensors: LinearTensors) -> Linear:
         quantized = [self.is_quantized(tensors, part) for part in tensors.parts]
