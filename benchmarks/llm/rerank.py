@@ -99,10 +99,10 @@ class Server:
 class Theirs:
     """transformers' tokenizer and network, request after request: pairs one by one, or in one padded batch."""
 
-    def __init__(self, directory: Path, *, is_batched: bool) -> None:
+    def __init__(self, directory: Path, dtype: str, *, is_batched: bool) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        self._model = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32).eval()
+        self._model = AutoModelForSequenceClassification.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(directory)
         self._is_batched = is_batched
 
@@ -127,22 +127,27 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=4)
     parser.add_argument("--callers", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of all ways")
     arguments = parser.parse_args()
     requests = random_requests(arguments.requests, arguments.documents)
     num_pairs = sum(len(documents) for _, documents in requests)
-    print(f"torch {torch.__version__}, {_NUM_THREADS} threads, {num_pairs} pairs, {arguments.callers} callers")
+    what = f"{num_pairs} pairs, {arguments.callers} callers, {arguments.dtype}"
+    print(f"torch {torch.__version__}, {_NUM_THREADS} threads, {what}")
     with tempfile.TemporaryDirectory() as place:
         directory = write_cross_encoder(Path(place) / "ranker" / "1")
+        (directory / "model.json").write_text(json.dumps({"dtype": arguments.dtype}))
         with modelserver(Path(place)) as server:
             ways: dict[str, Callable[[Sequence[Request]], list[list[float]]]] = {
                 "this server": Server(f"127.0.0.1:{server.ports['http']}", arguments.callers),
-                "transformers, pair by pair": Theirs(directory, is_batched=False),
-                "transformers, a padded batch for each request": Theirs(directory, is_batched=True),
+                "transformers, pair by pair": Theirs(directory, arguments.dtype, is_batched=False),
+                "transformers, a padded batch for each request": Theirs(directory, arguments.dtype, is_batched=True),
             }
             expected = ways["transformers, pair by pair"](requests[:8])
             best = dict.fromkeys(ways, 0.0)
             for way in ways.values():
-                np.testing.assert_allclose(way(requests[:8]), expected, atol=1e-4)
+                np.testing.assert_allclose(
+                    way(requests[:8]), expected, atol=1e-4 if arguments.dtype == "float32" else 0.02
+                )
             for _ in range(arguments.rounds):
                 for name, rank in ways.items():
                     start_s = time.perf_counter()

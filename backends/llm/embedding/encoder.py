@@ -17,6 +17,7 @@ from ..compute_thread import ComputeThread, choose_num_threads
 from ..contract import Operation
 from ..models.families.readers import stored_dtype
 from ..models.load import choose_device, choose_dtype, choose_max_model_len
+from ..models.packed_modules import pack_linears
 from ..models.pretrained import load_pretrained
 from ..options import EngineOptions
 from ..text.tokenizer import Tokenizer
@@ -105,8 +106,11 @@ def load_network(
     assert pad_token_id is not None, "a vocabulary has a first token"
     named = checkpoint.tokenizer.config.get("model_input_names") or (_TYPES,)
     config.pad_token_id = pad_token_id  # by which some heads find a text's last token
+    model = model.eval().to(device)
+    ids = torch.full((1, 2), pad_token_id, device=device)
+    pack_linears(model, lambda: getattr(model(input_ids=ids, attention_mask=torch.ones_like(ids)), output))
     return EncoderNetwork(
-        model.eval().to(device),
+        model,
         device,
         int(config.vocab_size),
         pad_token_id,

@@ -33,6 +33,7 @@ from .attention_trial import NUM_TRIED, AttentionCall, TrialAttention, check_equ
 from .grouped_mixer import GroupedMixer
 from .head_fit import HeadFit, fit_heads
 from .mxfp4_experts import are_kept_packed, check_datatypes, pack_experts, taking_their_place
+from .packed_modules import pack_linears
 from .pretrained import load_pretrained
 from .recurrent_states import RecurrentStates
 from .state_cache import StepCache
@@ -296,6 +297,7 @@ def load_transformers(
         # Packed experts multiply rows in 8 bits.
         is_exact = not pack_experts(model) and dtype == torch.float32
         network = TransformersNetwork(model, is_exact=is_exact)
+        pack_linears(model, lambda: network.own_logits(torch.arange(NUM_TRIED, device=device)))
         calls = network.try_out()
         # Layers that keep states need not attend; whether anything is left out, the trial has shown.
         _check_alike(model_type, calls, len(calls) if network.states is not None else int(described.num_hidden_layers))
