@@ -268,6 +268,10 @@ CASES: dict[str, tuple[Send, set[object]]] = {
     "long turns of the assistant": (_input([{"role": "assistant", "content": "a" * 1500}] * 8191), OK),
     "long turns of the system": (_input([{"role": "system", "content": "a" * 1500}] * 8191), OK),
     "a text that the response repeats": (_ask_and_get(user="a" * (60 * MB)), OK),
+    "instructions that a stream repeats": (
+        _ask("/v1/responses", model="mock", input="a b", instructions="a" * (30 * MB), stream=True),
+        OK,
+    ),
     "index": (_post("/v2/repository/index", b'{"a":' + _joined(b"[]", MB // 8) + b"}"), OK),
     "logging": (_post("/v2/logging", b'{"a":' + _joined(b"[]", MB // 4) + b"}"), REFUSED),
     "gzip of empty members": (

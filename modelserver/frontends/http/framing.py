@@ -57,6 +57,10 @@ SSE_DONE = Framing(SSE.content_type, SSE.before, SSE.after, end=b"data: [DONE]\n
 NDJSON = Framing("application/x-ndjson", b"", b"\n")
 
 
+# Of a stream: as one, or in parts that would take long to join.
+Frames = bytes | list[bytes]
+
+
 class PreparedFrame:
     """A frame in which only some values change, mostly one text: the rest is encoded once."""
 

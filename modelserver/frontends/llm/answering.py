@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, RowResponse
 from modelserver.errors import InternalError
-from modelserver.frontends.http.framing import PreparedFrame
+from modelserver.frontends.http.framing import Frames, PreparedFrame
 from modelserver.frontends.llm.call import GenerateCall, Prompt, common_inputs
 from modelserver.frontends.llm.choices import Choice, Usage
 from modelserver.frontends.llm.edge import Call
@@ -64,11 +64,11 @@ class EventWriter(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def frames(self, news: News) -> bytes:
+    def frames(self, news: News) -> Frames:
         """What a response adds to a stream, framed; empty while there is nothing to write."""
 
     @abc.abstractmethod
-    def last_frames(self) -> bytes:
+    def last_frames(self) -> Frames:
         """What a stream has after all choices, before its end."""
 
     @abc.abstractmethod
@@ -180,7 +180,7 @@ class _Streamed(WholeListener):
         self._call = call
 
     def hear(self, prompt: int, response: InferResponse) -> bool:
-        frames = b""
+        frames: Frames = b""
         if type(response) is RowResponse and not response.is_final:
             frames = self._text_frame(prompt, response.values)
         frames = frames or self._writer.frames(self._news(prompt, response))

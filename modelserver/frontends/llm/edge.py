@@ -21,7 +21,7 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Buffer
 from modelserver.errors import LoadOnDemandError, UnsupportedError
 from modelserver.frontends.http.body import check_size
-from modelserver.frontends.http.framing import Framing, respond_document, respond_text
+from modelserver.frontends.http.framing import Frames, Framing, respond_document, respond_text
 from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP, object_slices, parse_object
 from modelserver.frontends.http.proxy_headers import adopt
 from modelserver.frontends.llm.errors import MediaTypeError
@@ -120,21 +120,30 @@ class Call:
         """Answer with a document that is JSON text already, in parts."""
         respond_text(self._exchange, parts, self.headers)
 
-    def send(self, frames: bytes) -> bool:
+    def send(self, frames: Frames) -> bool:
         """Send frames of a stream; the first begin the answer. False asks for `wait_for_room` before the next ones.
 
         Raises ConnectionError when the client has left.
         """
-        return (self._writer or self._begun()).send(frames)
+        writer = self._writer or self._begun()
+        if isinstance(frames, bytes):
+            return writer.send(frames)
+        has_room = True
+        for part in frames:
+            has_room = writer.send(part)
+        return has_room
 
     async def wait_for_room(self) -> None:
         """Return when the client has room for more. Raises ConnectionError when it has left."""
         if self._writer is not None:
             await self._writer.wait_for_room()
 
-    async def finish(self, frames: bytes = b"") -> None:
+    async def finish(self, frames: Frames = b"") -> None:
         """End a stream, with these frames before its end."""
         writer = self._begun()
+        if not isinstance(frames, bytes):
+            self.send(frames)
+            frames = b""
         await writer.write(frames + self.framing.end)
         await writer.close()
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import orjson
 
-from modelserver.frontends.http.framing import Framing, PreparedFrame
+from modelserver.core.json_pieces import text_slices
+from modelserver.core.long_work import Slices
+from modelserver.frontends.http.framing import Frames, Framing, PreparedFrame
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared
 from modelserver.frontends.llm.choices import Choice, Usage
 from modelserver.frontends.llm.edge import Call
@@ -53,6 +55,8 @@ class ResponseWriter(EventWriter):
         self._finish: Finish | None = None
         self._number = 0
         self._frames: list[bytes] = []
+        # The JSON of the head without its end, where it is long.
+        self._head_text: list[bytes] | None = None
         self.is_streamed = prepared.call.is_streamed
 
     @property
@@ -64,31 +68,44 @@ class ResponseWriter(EventWriter):
     def text_frame(self, choice: Choice) -> PreparedFrame | None:  # noqa: ARG002 - there is one
         return self._open.text_event if isinstance(self._open, _MessageItem) else None
 
-    def frames(self, news: News) -> bytes:
-        self.advance(news)
-        return b"".join(self.take_frames())
+    def encode_head(self) -> Slices[None]:
+        """Encode what each event with the whole response repeats of a long request. Not for the background, which
+        counts frames: events then come in parts."""
+        parts = yield from text_slices(self._head)
+        if not parts[-1]:
+            parts.pop()
+        parts[-1] = parts[-1][:-1]
+        self._head_text = parts
 
-    def last_frames(self) -> bytes:
+    def frames(self, news: News) -> Frames:
+        self.advance(news)
+        return self._taken()
+
+    def last_frames(self) -> Frames:
         self.finish()
-        return b"".join(self.take_frames())
+        return self._taken()
+
+    def _taken(self) -> Frames:
+        frames = self.take_frames()
+        return b"".join(frames) if self._head_text is None else frames
 
     def queue(self) -> None:
         """Begin the stream of a response that waits for its turn."""
         for kind in ("created", "queued"):
-            self.send(f"response.{kind}", response=self._response("queued"))
+            self._send_response(f"response.{kind}", self._response("queued"))
 
     def advance(self, news: News) -> None:
         """Take what a response of the model says; `take_frames` has the frames of it."""
         if not self.is_begun:
             self.is_begun = True
             for kind in ("in_progress",) if self._number else ("created", "in_progress"):
-                self.send(f"response.{kind}", response=self._response("in_progress"))
+                self._send_response(f"response.{kind}", self._response("in_progress"))
         self.note(news)
 
     def finish(self) -> Document:
         """The whole answer, and the frame that ends its stream."""
         document = self.document()
-        self.send(f"response.{document['status']}", response=document)
+        self._send_response(f"response.{document['status']}", document)
         return document
 
     def take_frames(self) -> list[bytes]:
@@ -121,7 +138,7 @@ class ResponseWriter(EventWriter):
         _, described = describe(error)
         code = described["error"]["code"] or described["error"]["type"]
         response = self._response("failed") | {"error": {"code": code, "message": described["error"]["message"]}}
-        self.send("response.failed", response=response)
+        self._send_response("response.failed", response)
         return response
 
     def send(self, kind: str, **members: Any) -> None:
@@ -130,6 +147,17 @@ class ResponseWriter(EventWriter):
             document = {"type": kind, "sequence_number": self._number, **members}
             self._frames.append(self._framing.frame(orjson.dumps(document), kind))
             self._number += 1
+
+    def _send_response(self, kind: str, response: Document) -> None:
+        """Add an event with the whole response."""
+        if self._head_text is None or not self.is_streamed:
+            self.send(kind, response=response)
+            return
+        document = {"type": kind, "sequence_number": self._number, "response": PreparedFrame.MARK}
+        start, end = self._framing.frame(orjson.dumps(document), kind).split(orjson.dumps(PreparedFrame.MARK))
+        rest = orjson.dumps({name: value for name, value in response.items() if name not in self._head})
+        self._frames += (start, *self._head_text, b"," + rest[1:], end)
+        self._number += 1
 
     def text_event(self, item: _MessageItem, **members: Any) -> _TextEvent:
         """The event of more text of an item: its number is a mark, and so is what changes of its members."""

@@ -97,13 +97,15 @@ class Responses:
         if request.is_background:
             await self._create_in_background(call, request, prepared, writer, items, num_bytes, turn)
             return
+        if writer.is_streamed and call.num_bytes > MAX_BYTES_ON_LOOP:
+            await long_work().run(writer.encode_head())
         try:
             await answer(self._dataplane, prepared, call, writer)
         except ServerError as error:
             if not writer.is_begun:
                 raise
             writer.fail(error)
-            await call.finish(b"".join(writer.take_frames()))
+            await call.finish(writer.take_frames())
             return
         if request.is_stored:
             size = num_bytes + call.num_bytes + writer.num_bytes
