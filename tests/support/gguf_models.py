@@ -32,6 +32,7 @@ _ARCHITECTURES = {
     "gpt2": "gpt2",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "glm4_moe": "glm4moe",
 }
 
 
@@ -82,7 +83,7 @@ def write_gguf(
 
 def _renamed(config: Mapping[str, Any], name: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
     """The tensors by their names in the file, and as it has them."""
-    num_layers = config.get("num_hidden_layers") or config["n_layer"]
+    num_layers = (config.get("num_hidden_layers") or config["n_layer"]) + config.get("num_nextn_predict_layers", 0)
     architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
     names = gguf.get_tensor_name_map(architecture, num_layers)
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, num_layers)  # of layers without experts
@@ -177,7 +178,12 @@ def _add_config(writer: gguf.GGUFWriter, config: Mapping[str, Any], name: str) -
         writer.add_head_count_kv(config["num_key_value_heads"])
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    writer.add_block_count(config["num_hidden_layers"])
+    num_predicting = config.get("num_nextn_predict_layers", 0)
+    writer.add_block_count(config["num_hidden_layers"] + num_predicting)
+    if num_predicting:
+        writer.add_nextn_predict_layers(num_predicting)
+    if name == "glm4moe":
+        _add_shared_experts(writer, config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -211,8 +217,6 @@ def _add_latent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_value_length(config["kv_lora_rank"])
         writer.add_key_length_mla(key)
         writer.add_value_length_mla(config["v_head_dim"])
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        writer.add_expert_weights_norm(config["norm_topk_prob"])
     else:
         writer.add_head_count_kv(config["num_attention_heads"])
         writer.add_key_length(key)
@@ -220,6 +224,13 @@ def _add_latent(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_kv_lora_rank(config["kv_lora_rank"])
     if config.get("q_lora_rank"):
         writer.add_q_lora_rank(config["q_lora_rank"])
+    _add_shared_experts(writer, config)
+
+
+def _add_shared_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    if config["model_type"] != "deepseek_v2":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
     writer.add_leading_dense_block_count(config["first_k_dense_replace"])
     writer.add_expert_shared_count(config["n_shared_experts"])
     writer.add_expert_weights_scale(config["routed_scaling_factor"])

@@ -42,7 +42,6 @@ RARE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "flint": {**_SLIDING, **_MOE, "num_experts": 4},
         "glm": {"num_key_value_heads": 2},
         "glm4": {},
-        "glm4_moe": _ROUTED,
         "glm4_moe_lite": {**LATENT, **_ROUTED},
         "gpt_bigcode": {**_HEADS, "num_key_value_heads": None, "n_inner": 80},
         "granitemoe": {**_HEADS, **_LOCAL},

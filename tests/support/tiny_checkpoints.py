@@ -127,6 +127,21 @@ FAMILIES: dict[str, Family] = {
             "first_k_dense_replace": 1,
         },
     ),
+    "glm4_moe": Family(
+        "glm4_moe",
+        {
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.5,
+            "num_mtp_layers": 0,
+        },
+    ),
     "deepseek_v2": Family(
         "deepseek_v2",
         {

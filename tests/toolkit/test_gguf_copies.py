@@ -30,7 +30,7 @@ from modelserver.toolkit.language_models import convert_language_model, is_langu
 # Rows of whole blocks of 256.
 VALUES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 TEXT = "the server answers every request that it is given, and then it waits for the next one to come\n" * 3
-UNWRITTEN = {"llama_dynamic", "qwen2_window", "llama_linear", "qwen3_moe", "deepseek_v2", "deepseek_v3"}
+UNWRITTEN = {"llama_dynamic", "qwen2_window", "llama_linear", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"}
 WRITTEN = sorted(set(FAMILIES) - UNWRITTEN)
 ERRORS = {"Q8_0": 0.006, "Q6_K": 0.02, "Q5_0": 0.045, "Q4_K": 0.075, "Q4_0": 0.09}
 

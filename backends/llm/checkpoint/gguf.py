@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 SUFFIX = ".gguf"
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf\Z")
 # A tensor's module and part; in a layer, and outside.
-_IN_LAYER = re.compile(r"blk\.(?P<layer>\d{1,9})\.(?P<module>[a-z_]+)(?:\.(?P<expert>\d{1,9}))?\.(?P<part>[a-z_]+)\Z")
+_IN_LAYER = re.compile(
+    r"blk\.(?P<layer>\d{1,9})\.(?P<module>(?:nextn\.)?[a-z_]+)(?:\.(?P<expert>\d{1,9}))?\.(?P<part>[a-z_]+)\Z"
+)
 _OUTSIDE = re.compile(r"(?P<module>[a-z_]+\d?)\.(?P<part>[a-z_]+)\Z")
 _PARTS = frozenset({"weight", "bias", "scale"})
 # What is said elsewhere too: rotations in the config, and how activations were once rounded.

@@ -24,6 +24,17 @@ _EXPERTS = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_SHARED_EXPERTS = {
+    **{name: inner.replace("shared_expert", "shared_experts") for name, inner in _EXPERTS.items()},
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    # Of a layer for multi-token prediction, which comes behind the others.
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
+}
 _LATENT = {
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -33,8 +44,7 @@ _LATENT = {
     "attn_kv_b": "self_attn.kv_b_proj",
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
-    **{name: inner.replace("shared_expert", "shared_experts") for name, inner in _EXPERTS.items()},
-    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    **_SHARED_EXPERTS,
 }
 _BOTH_SIDES = {
     "post_attention_norm": "post_attention_layernorm",
@@ -75,6 +85,23 @@ def _deepseek(metadata: Metadata) -> Entries:
         "qk_nope_head_dim": key - rope_dim,
         "qk_rope_head_dim": rope_dim,
         "v_head_dim": value,
+        **_shared_experts(metadata),
+        "topk_method": "group_limited_greedy",
+    }
+
+
+def _glm_experts(metadata: Metadata) -> Entries:
+    """GLM-4.5 and later."""
+    if metadata.optional_integer("expert_gating_func") not in (None, _SIGMOID):
+        raise UnsupportedError(f"{metadata.file.path}: {metadata.name}.expert_gating_func is not sigmoid")
+    has_norm = "blk.0.attn_q_norm.weight" in metadata.tensors
+    return {**common_entries(metadata), **_shared_experts(metadata), "use_qk_norm": has_norm}
+
+
+def _shared_experts(metadata: Metadata) -> Entries:
+    """What DeepSeek's mixtures say. Layers for multi-token prediction are among the file's, and not the config's."""
+    return {
+        "num_hidden_layers": metadata.num_layers - (metadata.optional_integer("nextn_predict_layers") or 0),
         "n_routed_experts": metadata.integer("expert_count"),
         "n_shared_experts": metadata.optional_integer("expert_shared_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
@@ -82,7 +109,6 @@ def _deepseek(metadata: Metadata) -> Entries:
         "first_k_dense_replace": metadata.optional_integer("leading_dense_block_count") or 0,
         "routed_scaling_factor": metadata.number("expert_weights_scale") or 1.0,
         "norm_topk_prob": bool(metadata.file.flag(f"{metadata.name}.expert_weights_norm")),
-        "topk_method": "group_limited_greedy",
         "n_group": metadata.optional_integer("expert_group_count") or 1,
         "topk_group": metadata.optional_integer("expert_group_used_count") or 1,
     }
@@ -259,7 +285,7 @@ _DEEPSEEKS = {
     for function, model_type in ((_SOFTMAX, "deepseek_v2"), (_SIGMOID, "deepseek_v3"))
 }
 _OLMO3 = Architecture(model_type="olmo3", entries=_olmo3, layer=LAYER | _BOTH_SIDES)
-_NOT_WRITTEN = frozenset({*ENCODERS, "gemma-embedding"})
+_NOT_WRITTEN = frozenset({*ENCODERS, "gemma-embedding", "glm4moe"})
 
 _ARCHITECTURES: dict[str, Architecture] = {
     **ENCODERS,
@@ -267,6 +293,11 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture(model_type="qwen3", entries=_qwen),
     "qwen2moe": Architecture(model_type="qwen2_moe", entries=_qwen_experts, layer=LAYER | _EXPERTS),
     "qwen3moe": Architecture(model_type="qwen3_moe", entries=_qwen_experts, layer=LAYER | _EXPERTS),
+    "glm4moe": Architecture(
+        model_type="glm4_moe",
+        entries=_glm_experts,
+        layer=LAYER | _SHARED_EXPERTS | {"post_attention_norm": "post_attention_layernorm"},
+    ),
     "gemma": _gemma("gemma", common_entries, LAYER),
     "gemma2": _gemma("gemma2", _gemma2, LAYER | _BOTH_SIDES),
     "gemma3": _gemma("gemma3_text", _gemma3, LAYER | _BOTH_SIDES),

@@ -22,6 +22,7 @@ from modelserver_backends.llm.speculation.token_index import TokenIndex
 from modelserver_backends.llm.speculation.trained import TrainedProposer
 from support.fake_engine import engine, request, run
 from support.fake_runner import FakeRunner, expected_tokens
+from support.gguf_models import write_gguf
 from support.llm_integrity import check_integrity
 from support.tiny_checkpoints import write_checkpoint
 from support.tiny_eagle import Reference, write_eagle
@@ -274,12 +275,15 @@ def trained(kind: str, directory: Path, scratch: Path) -> tuple[Path, dict[str, 
     if kind == "eagle":
         place = write_eagle1(directory, scratch / "head")
         return directory, {"method": kind, "model": str(place)}, LayerReference(directory, scratch, head=place)
-    values = {"use_qk_norm": True, "attention_bias": True} if kind == "glm4_moe" else {}
-    place = write_predicting(scratch / "checkpoint", kind, values)
-    return place, {"method": f"{kind}_mtp"}, LayerReference(place, scratch)
+    family = kind.removesuffix(".gguf")
+    place = write_predicting(scratch / "checkpoint", family)
+    served = place if family == kind else write_gguf(place, scratch / "model.gguf")
+    return served, {"method": f"{family}_mtp"}, LayerReference(place, scratch)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mimo"])
+@pytest.mark.parametrize(
+    "kind", ["eagle", "eagle3", "deepseek_v3", "glm4_moe", "glm4_moe.gguf", "glm4_moe_lite", "mimo"]
+)
 def test_a_trained_layer_guesses_what_transformers_does(directory: Path, tmp_path: Path, kind: str) -> None:
     """Behind texts whose drafts were right and wrong, and of prompts in chunks, as computed without any cache."""
     place, config, reference = trained(kind, directory, tmp_path)
