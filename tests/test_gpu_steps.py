@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gpu import __main__ as driver
 from gpu import wheelhouse
 from gpu.__main__ import HERE, run_here, step_names
+from gpu.tree import write_installation
 
 
 @pytest.mark.parametrize("path", sorted(HERE.glob("*.py")), ids=lambda path: path.stem)
@@ -42,6 +45,25 @@ def test_without_a_gpu_every_step_is_absent(name: str) -> None:
     assert outcome["reason"]
 
 
+def test_packages_of_the_tree_need_no_installation(tmp_path: Path) -> None:
+    write_installation(tmp_path)
+    code = (
+        "import importlib.metadata, importlib.util; "
+        "print(importlib.util.find_spec('modelserver_backends.llm').origin); "
+        "print(importlib.metadata.version('modelserver-py'))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    origin, version = ended.stdout.split()
+    assert Path(origin).samefile(HERE.parents[1] / "backends" / "llm" / "__init__.py")
+    assert version == importlib.metadata.version("modelserver-py")
+
+
 def test_a_wheelhouse_is_carried_in_parts(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     written = {f"{name}.whl": os.urandom(size) for name, size in (("one", 3000), ("two", 50_000), ("empty", 0))}
@@ -60,20 +82,46 @@ def test_a_wheelhouse_is_carried_in_parts(tmp_path: Path) -> None:
         wheelhouse.join(tmp_path / "parts", tmp_path / "joined")
 
 
-def test_the_report_has_each_result_and_the_budget_ends_the_steps(
+# Steps as a file of `tests/gpu` has them.
+TRIED = """
+import os
+from gpu.steps import Absent
+def step_a(): return {"process": os.getpid()}
+def step_b(): raise Absent("it is not here")
+def step_c(): return {"process": os.getpid()}
+def step_d(): assert False, "a wrong number"
+def step_e(): os._exit(7)
+def step_f(): return {"process": os.getpid()}
+"""
+
+
+def test_steps_share_a_process_until_one_fails_and_the_report_has_each_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, seen = tmp_path / "report.json", []
-
-    def run(name: str, timeout_s: float) -> dict[str, Any]:
-        seen.append((name, timeout_s, json.loads(report.read_text())["results"] if seen else []))
-        return {"step": name, "verdict": "PASS", "seconds": 1.0, "facts": {}}
-
-    monkeypatch.setattr(driver, "run_step", run)
-    results = driver.run_all(["a", "b"], budget_s=100, report=report)
-    assert [name for name, _, _ in seen] == ["a", "b"]
-    assert all(0 < timeout_s <= 100 for _, timeout_s, _ in seen)
-    assert seen[1][2] == results[:1]
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "tried_steps.py").write_text(TRIED)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE.parent), str(HERE.parents[1])]))
+    report = tmp_path / "report.json"
+    names = [f"tried_steps.step_{letter}" for letter in "abcdef"]
+    results = driver.run_all(names, budget_s=100, report=report)
+    assert [result["step"] for result in results] == names
+    assert [result["verdict"] for result in results] == ["PASS", "ABSENT", "PASS", "FAIL", "FAIL", "PASS"]
+    assert results[0]["facts"] == results[2]["facts"] != results[5]["facts"]
+    assert "a wrong number" in results[3]["reason"]
+    assert "ended with 7" in results[4]["reason"]
     assert json.loads(report.read_text())["results"] == results
-    (later,) = driver.run_all(["c"], budget_s=1, report=report)
+    (later,) = driver.run_all(names[:1], budget_s=1, report=report)
     assert later["verdict"] == "LATER"
+
+
+def test_a_step_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "slow_steps.py").write_text(
+        "import time\ndef step_a(): time.sleep(60)\ndef step_b(): return {}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE.parent), str(HERE.parents[1])]))
+    monkeypatch.setattr(driver, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(driver, "_LEAST_S", 0.1)
+    slow, after = driver.run_all(["slow_steps.step_a", "slow_steps.step_b"], budget_s=100, report=None)
+    assert (slow["verdict"], slow["reason"]) == ("FAIL", "it took too long")
+    assert after["verdict"] in ("PASS", "FAIL")

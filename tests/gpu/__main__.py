@@ -1,27 +1,38 @@
 """Tries on a GPU what nothing else can try: `PYTHONPATH=tests:. python -m gpu [--json FILE] [--budget S] [WORD ...]`.
 
-Every step runs in a process of its own, because what is tried may end it. A word chooses the steps whose name has it.
-The steps of which most is learnt come first, and the file has the results so far after each of them. When the budget is
-spent, the steps that are left are LATER. Exit code 1 if a step FAILs.
+Steps run in another process, because what is tried may end it. Those of a file share one, as its start takes longer
+than most of them; after one that fails the rest have a new one. A word chooses the steps whose name has it. Where the
+packages are not installed, they are taken from the tree. The steps of which most is learnt come first, and the file has
+the results so far after each of them. When the budget is spent, the steps that are left are LATER. Exit code 1 if a
+step FAILs.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import importlib
+import importlib.util
 import json
 import math
 import platform
+import queue
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from gpu.steps import Absent
+from gpu.tree import installed_from_tree
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 900.0
@@ -45,28 +56,72 @@ def step_names() -> list[str]:
     ]
 
 
-def run_step(name: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """What a step gives, in a process of its own: verdict, seconds and facts, or the reason."""
-    began_s = time.monotonic()
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-m", "gpu", "--step", name],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
+class Child:
+    """A process that runs steps, one after the other, until one fails."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `end`
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "gpu", "--steps", *names], stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
-    except subprocess.TimeoutExpired:
-        is_cut = timeout_s < TIMEOUT_S  # by the budget, which says nothing about the step
-        reason = "the budget was spent before it ended" if is_cut else "it took too long"
-        return {"step": name, "verdict": "LATER" if is_cut else "FAIL", "seconds": timeout_s, "reason": reason}
-    seconds = round(time.monotonic() - began_s, 2)
-    lines = [line for line in ended.stdout.splitlines() if line.startswith(_MARK)]
-    if not lines:
-        last = (ended.stderr or ended.stdout).strip().splitlines()[-12:]
-        reason = f"the process ended with {ended.returncode}: " + "\n".join(last)
-        return {"step": name, "verdict": "FAIL", "seconds": seconds, "reason": reason}
-    return {"step": name, "seconds": seconds, **json.loads(lines[-1].removeprefix(_MARK))}
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def result(self, timeout_s: float) -> dict[str, Any] | None:
+        """Verdict and facts, or the reason, of the next step. TimeoutError; None if the process has ended."""
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError from None
+        found: dict[str, Any] | None = None if line is None else json.loads(line)
+        return found
+
+    def last_words(self) -> str:
+        """Of a process that has ended."""
+        code = self._process.wait()
+        self._errors.seek(0)
+        return f"the process ended with {code}: " + "\n".join(self._errors.read().strip().splitlines()[-12:])
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        self._errors.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                if line.startswith(_MARK):
+                    self._lines.put(line.removeprefix(_MARK))
+        self._lines.put(None)
+
+
+def run_steps(names: Sequence[str], ends_s: float) -> Iterator[dict[str, Any]]:
+    """What steps give, in order: name, verdict, seconds and facts, or the reason."""
+    child: Child | None = None
+    try:
+        for index, name in enumerate(names):
+            began_s = time.monotonic()
+            timeout_s = min(TIMEOUT_S, ends_s - began_s)
+            if timeout_s < _LEAST_S:
+                yield {"step": name, "verdict": "LATER", "seconds": 0.0, "reason": "the budget is spent"}
+                continue
+            child = child or Child(names[index:])
+            try:
+                result = child.result(timeout_s) or {"verdict": "FAIL", "reason": child.last_words()}
+            except TimeoutError:
+                is_cut = timeout_s < TIMEOUT_S  # by the budget, which says nothing about the step
+                reason = "the budget was spent before it ended" if is_cut else "it took too long"
+                result = {"verdict": "LATER" if is_cut else "FAIL", "reason": reason}
+            if result["verdict"] in ("FAIL", "LATER"):
+                child.end()
+                child = None
+            yield {"step": name, "seconds": round(time.monotonic() - began_s, 2), **result}
+    finally:
+        if child is not None:
+            child.end()
 
 
 def run_here(name: str) -> dict[str, Any]:
@@ -75,7 +130,18 @@ def run_here(name: str) -> dict[str, Any]:
         facts = getattr(importlib.import_module(f"gpu.{module}"), function)()
     except Absent as absent:
         return {"verdict": "ABSENT", "reason": str(absent)}
+    except Exception as error:  # whatever fails is the step's result
+        last = "".join(traceback.format_exception(error)).strip().splitlines()[-12:]
+        return {"verdict": "FAIL", "reason": "\n".join(last)}
     return {"verdict": "PASS", "facts": facts}
+
+
+def give_memory_back() -> None:
+    """What the next step is not to find in use."""
+    gc.collect()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def machine() -> dict[str, Any]:
@@ -97,13 +163,21 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds for all steps")
-    parser.add_argument("--step", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.step:
-        print(_MARK + json.dumps(run_here(arguments.step), default=str))
+    for name in arguments.steps or ():
+        result = run_here(name)
+        print(_MARK + json.dumps(result, default=str), flush=True)
+        if result["verdict"] == "FAIL":  # a device may be of no use to this process after it
+            return
+        give_memory_back()
+    if arguments.steps:
         return
     names = [name for name in step_names() if not arguments.words or any(word in name for word in arguments.words)]
-    results = run_all(names, budget_s=arguments.budget, report=arguments.json)
+    with ExitStack() as held:
+        if importlib.util.find_spec("modelserver_backends") is None:
+            held.enter_context(installed_from_tree())
+        results = run_all(names, budget_s=arguments.budget, report=arguments.json)
     counts = Counter(result["verdict"] for result in results)
     print(", ".join(f"{counts[verdict]} {verdict}" for verdict in ("PASS", "FAIL", "ABSENT", "LATER")), machine())
     sys.exit(1 if counts["FAIL"] else 0)
@@ -113,15 +187,12 @@ def run_all(names: Sequence[str], *, budget_s: float, report: Path | None) -> li
     """The results of all steps, printed one by one; `report` has those so far after each."""
     results: list[dict[str, Any]] = []
     ends_s = time.monotonic() + budget_s
-    for name in names:
-        left_s = ends_s - time.monotonic()
-        if left_s < _LEAST_S:
-            result = {"step": name, "verdict": "LATER", "seconds": 0.0, "reason": "the budget is spent"}
-        else:
-            result = run_step(name, min(TIMEOUT_S, left_s))
+    for result in chain.from_iterable(
+        run_steps(list(group), ends_s) for _, group in groupby(names, lambda name: name.partition(".")[0])
+    ):
         results.append(result)
         facts = result.get("reason", result.get("facts", ""))
-        print(f"{result['verdict']:6} {name} {result['seconds']:.1f} s  {facts}", flush=True)
+        print(f"{result['verdict']:6} {result['step']} {result['seconds']:.1f} s  {facts}", flush=True)
         if report is not None:
             document = {"machine": machine(), "results": results}
             report.write_text(json.dumps(document, indent=1, default=str) + "\n")
