@@ -21,7 +21,6 @@ import secrets
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -43,7 +42,11 @@ _KEY_VARIABLE = "MODELSERVER_GROUP_KEY"
 # Shorter than the time that the process of an instance has to start.
 _MEET_S = 240.0
 _TELL_S = 30.0
-_GREET_S = 10
+# In all: a peer that says its words slowly, or none, keeps no other one waiting.
+_GREET_S = 10.0
+_MOST_GREETED = 64
+# Of a message to the leader, and of a greeting.
+MOST_BYTES = 1 << 16
 _RETRY_S = 0.5
 _POLL_S = 0.25
 _PR_SET_PDEATHSIG = 1
@@ -88,13 +91,18 @@ class Meeting:
         # Nodes that wait to be told their ranks; None: they have been told.
         self._waiting: dict[int, Connection | None] = {}
         self._found: dict[int, Connection] = {}
+        # Of these three; connections are greeted in a thread each.
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._room = threading.BoundedSemaphore(_MOST_GREETED)
+        self._version_of_others = ""
         # The address at which the others reach this machine.
         self.address = nodes.host
 
     def gather(self) -> dict[int, Connection]:
         """The connections to the ranks of the other nodes, by rank.
 
-        Raises UnavailableError that names the nodes that did not come in time, or have another version.
+        Raises UnavailableError that names the nodes that did not come in time.
         """
         deadline_s = time.monotonic() + _MEET_S
         told_s = time.monotonic()
@@ -102,22 +110,28 @@ class Meeting:
             failed.callback(self._hang_up)
             listener = self._listen(deadline_s)
             try:
-                while len(self._found) < self._num_ranks - self._num_local:
+                while not self._is_complete():
                     now_s = time.monotonic()
                     if now_s > deadline_s:
                         raise UnavailableError(f"{self._missing()} within {_MEET_S:.0f} s")
                     if now_s - told_s > _TELL_S:
                         told_s = now_s
                         logger.info("%s yet", self._missing())
-                    with suppress(TimeoutError):
-                        self._greet(listener.accept()[0])
+                    with suppress(TimeoutError, ConnectionError):
+                        self._begin(listener.accept()[0])
             finally:
                 listener.close()
+                with self._lock:
+                    self._is_over = True
                 for pipe in self._waiting.values():
                     if pipe is not None:
                         pipe.close()
             failed.pop_all()
         return self._found
+
+    def _is_complete(self) -> bool:
+        with self._lock:
+            return len(self._found) == self._num_ranks - self._num_local
 
     def _hang_up(self) -> None:
         for pipe in self._found.values():
@@ -145,34 +159,46 @@ class Meeting:
         nodes = [node for node in range(1, self._nodes.count) if node not in self._waiting]
         ranks = [rank for rank in range(self._num_local, self._num_ranks) if rank not in self._found]
         who = f"nodes {nodes} of {self._nodes.count} have" if nodes else f"ranks {ranks} of the other nodes have"
-        return f"{who} not joined at {self._nodes.host}:{self._nodes.port}"
+        found = self._version_of_others
+        why = f" (one came with version {found}; this is {_version()})" if found else ""
+        return f"{who} not joined at {self._nodes.host}:{self._nodes.port}{why}"
+
+    def _begin(self, connected: socket.socket) -> None:
+        if self._room.acquire(blocking=False):
+            threading.Thread(target=self._greet, args=(connected,), name="greet-node", daemon=True).start()
+        else:
+            connected.close()
 
     def _greet(self, connected: socket.socket) -> None:
         """Take a connection of a node or a rank. Strangers, and nodes that come too often, are sent away."""
-        local = str(connected.getsockname()[0])
-        pipe = _pipe_of(connected)
+        pipe: Connection | None = None
+        is_known = False
         try:
+            local = str(connected.getsockname()[0])
+            pipe = _pipe_of(connected)
             with _hurry(pipe):
                 if self._key:
                     deliver_challenge(pipe, self._key)
                     answer_challenge(pipe, self._key)
-                who = json.loads(pipe.recv_bytes(1 << 16))
-                is_known = self._place(who, pipe)
-        except (OSError, EOFError, ValueError, TypeError, KeyError, AuthenticationError) as error:
+                who = json.loads(pipe.recv_bytes(MOST_BYTES))
+            with self._lock:
+                is_known = not self._is_over and self._place(who, pipe)
+                if is_known:
+                    self.address = local
+                    if len(self._waiting) == self._nodes.count - 1:
+                        self._tell()
+        except Exception as error:
             logger.warning("a connection to the port of the ranks is refused: %s: %s", type(error).__name__, error)
-            is_known = False
-        if not is_known:
-            pipe.close()
-            return
-        self.address = local
-        if len(self._waiting) == self._nodes.count - 1:
-            self._tell()
+        finally:
+            self._room.release()
+            if not is_known:
+                (connected if pipe is None else pipe).close()
 
     def _place(self, who: dict[str, Any], pipe: Connection) -> bool:
         if who["version"] != _version():
-            raise UnavailableError(
-                f"another node of this LLM has version {who['version']:.40}, and its leader {_version()}: "
-                "install the same"
+            self._version_of_others = f"{who['version']!s:.40}"
+            raise ValueError(
+                f"its version is {self._version_of_others}, and this node's {_version()}: install the same on all"
             )
         if "rank" in who:
             rank = int(who["rank"])
@@ -213,7 +239,7 @@ def local_address(pipe: Connection) -> str:
 def hang_up(pipe: Connection) -> None:
     """Close it, also for those who wait for its other end."""
     with suppress(OSError), _socket_of(pipe) as connected:
-        connected.shutdown(socket.SHUT_RDWR)
+        _shut(connected)
     pipe.close()
 
 
@@ -281,12 +307,12 @@ class FollowerNode:
                 if self._is_stopping:
                     return None
             try:
-                told = pipe.recv_bytes()
+                told = pipe.recv_bytes(MOST_BYTES)
             except (EOFError, OSError):
                 return None
         try:
             return dict(json.loads(told))
-        except ValueError:
+        except (ValueError, TypeError):
             self._complain(f"the leader wants a key: set {_KEY_VARIABLE} to the same on all nodes")
             return None
 
@@ -364,10 +390,17 @@ def _socket_of(pipe: Connection) -> socket.socket:
 
 @contextmanager
 def _hurry(pipe: Connection) -> Iterator[None]:
-    """While the block runs, a read of the pipe waits no longer than a greeting may take."""
+    """While the block runs: end the connection when a greeting has taken too long."""
     with _socket_of(pipe) as connected:
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _GREET_S, 0))
+        timer = threading.Timer(_GREET_S, _shut, (connected,))
+        timer.daemon = True
+        timer.start()
         try:
             yield
         finally:
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+            timer.cancel()
+
+
+def _shut(connected: socket.socket) -> None:
+    with suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)

@@ -49,7 +49,7 @@ from .lora.adapter import Adapter
 from .lora.step import EMBEDDING_SLOT
 from .models.linear_tensors import Rank
 from .models.load import LoadedNetwork, load_network
-from .nodes import Meeting, connect_rank, die_with_parent, hang_up, local_address, watch
+from .nodes import MOST_BYTES, Meeting, connect_rank, die_with_parent, hang_up, local_address, watch
 from .options import EngineOptions
 from .profile import CudaMemory
 from .rank_messages import (
@@ -165,7 +165,7 @@ class RemoteFollower:
         Raises InternalError when it ends before, or cannot.
         """
         try:
-            problem = self.pipe.recv_bytes()
+            problem = self.pipe.recv_bytes(MOST_BYTES)
         except (EOFError, OSError):
             raise self.death() from None
         if problem:
@@ -174,7 +174,7 @@ class RemoteFollower:
     def answer(self) -> int:
         """A number. Raises InternalError when the rank has ended."""
         try:
-            return int(self.pipe.recv_bytes())
+            return int(self.pipe.recv_bytes(MOST_BYTES))
         except (EOFError, OSError):
             raise self.death() from None
 
@@ -442,7 +442,7 @@ def join_from_afar(host: str, port: str, rank: str, token: str, parent: str) -> 
         try:
             _follow(pipe, membership_of(pipe.recv_bytes(), host), StepBoard(-1), local_address(pipe))
         except Exception as error:
-            pipe.send_bytes(f"{type(error).__name__}: {error}".encode())
+            pipe.send_bytes(f"{type(error).__name__}: {error}".encode()[:MOST_BYTES])
             raise
 
 

@@ -6,11 +6,13 @@ import json
 import re
 import shutil
 import signal
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -78,6 +80,50 @@ def test_ranks_that_cannot_be_shared_and_nodes_that_do_not_come_are_named(monkey
         Meeting(Nodes(3, "127.0.0.1", free_port()), 6).gather()
 
 
+def joined(leader: Nodes, token: str) -> Connection:
+    """Rank 1, once its leader listens."""
+    deadline_s = time.monotonic() + 10
+    while True:
+        try:
+            return connect_rank(leader.host, leader.port, 1, token)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+
+
+def test_strangers_at_the_port_neither_end_nor_delay_a_meeting(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a key, too. Some say nothing, some say their words slowly, and some what is no greeting."""
+    leader = two_nodes()
+    with ThreadPoolExecutor(1) as pool, ExitStack() as strangers:
+        meeting = Meeting(leader, 2)
+        gathered = pool.submit(meeting.gather)
+        strangers.callback(joined(leader, "unknown").close)
+        said = [
+            *[b""] * 8,
+            b"\0",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\xff" * 16,
+            *[
+                struct.pack("!i", len(text)) + text
+                for text in (
+                    b"[" * 60_000,
+                    b'{"version": "0.0.1", "node": 1}',
+                    b'{"version": "%s", "node": Infinity}' % nodes._version().encode(),
+                    b'{"version": "%s", "node": -1}' % nodes._version().encode(),
+                )
+            ],
+        ]
+        for words in said:
+            stranger = strangers.enter_context(socket.create_connection((leader.host, leader.port)))
+            stranger.sendall(words)
+        rank = strangers.enter_context(joined(leader, meeting._token))
+        (pipe,) = gathered.result(5).values()
+        strangers.callback(pipe.close)
+        pipe.send_bytes(b"welcome")
+        assert rank.recv_bytes() == b"welcome"
+    assert "its version is 0.0.1, and this node's" in caplog.text
+
+
 def test_only_who_knows_the_key_and_was_asked_for_becomes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     leader = two_nodes()
     monkeypatch.setenv("MODELSERVER_GROUP_KEY", "ours")
@@ -86,23 +132,14 @@ def test_only_who_knows_the_key_and_was_asked_for_becomes_a_rank(monkeypatch: py
         meeting = Meeting(leader, 2)
         gathered = pool.submit(meeting.gather)
 
-        def connected(rank: int, token: str) -> Connection:
-            deadline_s = time.monotonic() + 10
-            while True:
-                try:
-                    return connect_rank(leader.host, leader.port, rank, token)
-                except ConnectionRefusedError:
-                    assert time.monotonic() < deadline_s
-                    time.sleep(0.01)
-
-        stranger = connected(1, "a token that was not given out")
+        stranger = joined(leader, "a token that was not given out")
         with pytest.raises((EOFError, OSError)):
             stranger.recv_bytes()
         monkeypatch.setenv("MODELSERVER_GROUP_KEY", "theirs")
         with pytest.raises((OSError, nodes.AuthenticationError)):
-            connected(1, meeting._token)
+            joined(leader, meeting._token)
         monkeypatch.setenv("MODELSERVER_GROUP_KEY", "ours")
-        rank = connected(1, meeting._token)
+        rank = joined(leader, meeting._token)
         (pipe,) = gathered.result(10).values()
         pipe.send_bytes(b"welcome")
         assert rank.recv_bytes() == b"welcome"
