@@ -40,10 +40,13 @@ REPEATS = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Repetitions are slow. Tests that need programs of others are not there on machines that lack them."""
+    """Repetitions are slow. Tests that need programs of others are not there on machines that lack them, nor those of
+    what a router answers itself where all servers have one."""
     from support.tools import find_tool
 
     is_quick = config.option.markexpr == "not slow"
+    if config.option.layout == "routed":
+        items[:] = [item for item in items if item.get_closest_marker("direct") is None]
     for item in items:
         if is_quick and isinstance(item, pytest.Function) and hypothesis.is_hypothesis_test(item.obj):
             _take_fewer_examples(getattr(item.obj, "__func__", item.obj))

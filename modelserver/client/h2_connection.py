@@ -96,7 +96,7 @@ class H2Connection(asyncio.Protocol):
         """The state of a new connection."""
         self._is_ready = asyncio.Event()
         self._is_open = False
-        self._heads = HeadReader()
+        self._heads = HeadReader(Head)
         self._streams: dict[int, Stream] = {}
         self._out = Outgoing()
         self._uploads = Uploads(self._out)

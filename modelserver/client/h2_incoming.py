@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from modelserver.wire.http2.frame import (
     CONTINUATION,
@@ -39,22 +39,29 @@ class Head:
         self.pushback_ms = int(pushback) if pushback.isdigit() else None
 
 
-class HeadReader:
-    """Decodes blocks; `known` has those that came before, as long as they left the dynamic table as it was."""
+HeadOf = TypeVar("HeadOf")
 
-    __slots__ = ("_decoder", "_fragment", "_generation", "known")
 
-    def __init__(self) -> None:
+class HeadReader(Generic[HeadOf]):
+    """Decodes blocks; `known` has those that came before, as long as they left the dynamic table as it was.
+
+    `make` turns the fields of a block into what is known of it.
+    """
+
+    __slots__ = ("_decoder", "_fragment", "_generation", "_make", "known")
+
+    def __init__(self, make: Callable[[tuple[Field, ...]], HeadOf]) -> None:
+        self._make = make
         self._decoder = Decoder(MAX_HEAD_BYTES)
         self._generation = 0
-        self.known: dict[bytes, Head] = {}
+        self.known: dict[bytes, HeadOf] = {}
         # Of a head in several frames: its stream, its flags, and what has come of its block.
         self._fragment: tuple[int, int, bytes] | None = None
 
-    def read(self, block: bytes) -> Head:
+    def read(self, block: bytes) -> HeadOf:
         """Raises ConnectionFault."""
         try:
-            head = Head(self._decoder.decode(block))
+            head = self._make(self._decoder.decode(block))
         except (HpackError, HeaderListTooLargeError) as error:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from None
         if self._decoder.generation != self._generation or len(self.known) >= MAX_REMEMBERED_HEADS:
@@ -64,7 +71,7 @@ class HeadReader:
             self.known[block] = head
         return head
 
-    def read_part(self, kind: int, flags: int, stream_id: int, payload: bytes) -> tuple[Head, bool] | None:
+    def read_part(self, kind: int, flags: int, stream_id: int, payload: bytes) -> tuple[HeadOf, bool] | None:
         """The head that a frame of type HEADERS or CONTINUATION completes, and whether it ends its stream.
 
         None if more of it is to come. Raises ConnectionFault.

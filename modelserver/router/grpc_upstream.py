@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Final
 
 from modelserver.client.address import Address, connect_failure
+from modelserver.client.h2_incoming import HeadReader
 from modelserver.client.http_pool import CONNECT_TIMEOUT_S
-from modelserver.core.recognition import Memory
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError
 from modelserver.wire.context import Flushable, WireContext
@@ -44,7 +44,7 @@ from modelserver.wire.http2.frame import (
     unpack_u32,
     window_update,
 )
-from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError, literal
+from modelserver.wire.http2.hpack import literal
 from modelserver.wire.http2.sender import Outgoing, Sender, SendingStream
 from modelserver.wire.http2.settings import (
     ENABLE_PUSH,
@@ -59,8 +59,6 @@ from modelserver.wire.sockets.poller import Poller
 # What a replica may send on a call before we have read it, and in one frame.
 WINDOW_BYTES: Final = 1 << 20
 _MAX_FRAME_BYTES: Final = 1 << 18
-_MAX_HEAD_BYTES: Final = 1 << 18
-_MAX_BLOCKS: Final = 256
 _MAX_SETTINGS: Final = 64
 # Until the replica's settings arrive.
 _FIRST_STREAMS: Final = 100
@@ -174,10 +172,8 @@ class GrpcUpstream(asyncio.BufferedProtocol, Flushable):
         "_arena",
         "_carry",
         "_context",
-        "_decoder",
-        "_fragment",
+        "_heads",
         "_is_due",
-        "_known",
         "_max_streams",
         "_next_id",
         "_num_unreturned",
@@ -198,9 +194,7 @@ class GrpcUpstream(asyncio.BufferedProtocol, Flushable):
         self._next_id = 1
         self._max_streams = _FIRST_STREAMS
         self._carry = b""
-        self._fragment: tuple[int, int, bytes] | None = None
-        self._decoder = Decoder(_MAX_HEAD_BYTES)
-        self._known = Memory[bytes, AnswerBlock](_MAX_BLOCKS, is_on=True)
+        self._heads = HeadReader(AnswerBlock)
         self._num_unreturned = 0
         self._is_due = False
         # No new calls: the replica has said so, or the connection is lost.
@@ -309,7 +303,9 @@ class GrpcUpstream(asyncio.BufferedProtocol, Flushable):
             if kind == DATA:
                 self._take_data(view[start:stop], flags, stream_id)
             elif kind == HEADERS and flags & END_HEADERS and not flags & ~(END_HEADERS | END_STREAM):
-                self._take_block(view[start:stop].tobytes(), flags, stream_id)
+                block = view[start:stop].tobytes()
+                head = self._heads.known.get(block) or self._heads.read(block)
+                self._take_head(head, stream_id, ends=bool(flags & END_STREAM))
             else:
                 self._take_other(kind, flags, stream_id, view[start:stop].tobytes())
         return position
@@ -335,27 +331,14 @@ class GrpcUpstream(asyncio.BufferedProtocol, Flushable):
         if flags & END_STREAM:
             self._end(call, None)
 
-    def _take_block(self, block: bytes, flags: int, stream_id: int) -> None:
-        head = self._known.known.get(block) or self._decode(block)
+    def _take_head(self, head: AnswerBlock, stream_id: int, *, ends: bool) -> None:
         call = self.streams.get(stream_id)
         if call is None:
             return
-        if flags & END_STREAM:
+        if ends:
             self._end(call, head)
         else:
             call.asking.begun(head)
-
-    def _decode(self, block: bytes) -> AnswerBlock:
-        generation = self._decoder.generation
-        try:
-            head = AnswerBlock(self._decoder.decode(block))
-        except (HpackError, HeaderListTooLargeError) as error:
-            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, str(error)) from None
-        if self._decoder.generation != generation:
-            self._known.known.clear()
-        else:
-            self._known.remember(block, head)
-        return head
 
     def _end(self, call: UpstreamCall, trailers: AnswerBlock | None) -> None:
         self.streams.pop(call.id, None)
@@ -384,20 +367,11 @@ class GrpcUpstream(asyncio.BufferedProtocol, Flushable):
             self._take_part(kind, flags, stream_id, payload)
 
     def _take_part(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """A block in several frames."""
-        if kind == CONTINUATION:
-            if self._fragment is None or self._fragment[0] != stream_id:
-                raise protocol_fault("a CONTINUATION frame that continues nothing")
-            first_flags, block = self._fragment[1], self._fragment[2] + payload
-        else:
-            if flags & ~(END_HEADERS | END_STREAM):
-                raise protocol_fault("HEADERS of an answer with padding or priority")
-            first_flags, block = flags, payload
-        if len(block) > _MAX_HEAD_BYTES:
-            raise protocol_fault(f"a head of more than {_MAX_HEAD_BYTES} bytes")
-        self._fragment = None if flags & END_HEADERS else (stream_id, first_flags, block)
-        if flags & END_HEADERS:
-            self._take_block(block, first_flags, stream_id)
+        """A block in several frames, or with padding."""
+        complete = self._heads.read_part(kind, flags, stream_id, payload)
+        if complete is not None:
+            head, ends = complete
+            self._take_head(head, stream_id, ends=ends)
 
     def _take_window_update(self, stream_id: int, payload: bytes) -> None:
         increment = unpack_u32(payload)[0] & MAX_31_BITS

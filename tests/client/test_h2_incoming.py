@@ -5,7 +5,7 @@ from __future__ import annotations
 import hpack
 import pytest
 
-from modelserver.client.h2_incoming import MAX_HEAD_BYTES, HeadReader, unpadded
+from modelserver.client.h2_incoming import MAX_HEAD_BYTES, Head, HeadReader, unpadded
 from modelserver.wire.http2.frame import (
     CONTINUATION,
     END_HEADERS,
@@ -20,7 +20,7 @@ END = [(b"grpc-status", b"5"), (b"grpc-message", b"no")]
 
 
 def test_a_block_that_changes_no_table_is_known_afterwards() -> None:
-    reader, encoder = HeadReader(), hpack.Encoder()
+    reader, encoder = HeadReader(Head), hpack.Encoder()
     inserting = encoder.encode(END)
     head = reader.read(inserting)
     assert (head.http_status, head.grpc_status, head.grpc_message) == (None, 5, b"no")
@@ -35,7 +35,7 @@ def test_a_block_that_changes_no_table_is_known_afterwards() -> None:
 
 
 def test_a_head_in_pieces() -> None:
-    reader = HeadReader()
+    reader = HeadReader(Head)
     block = hpack.Encoder().encode(END)
     padded = bytes([3, *bytes(5)]) + block[:4] + bytes(3)
     assert reader.read_part(HEADERS, END_STREAM | PADDED | HAS_PRIORITY, 7, padded) is None
@@ -48,7 +48,7 @@ def test_a_head_in_pieces() -> None:
 
 
 def test_what_cannot_be_read() -> None:
-    reader = HeadReader()
+    reader = HeadReader(Head)
     with pytest.raises(ConnectionFault):
         reader.read(b"\xff\xff\xff\xff\xff\xff\xff")
     with pytest.raises(ConnectionFault, match="without the length"):

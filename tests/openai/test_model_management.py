@@ -62,6 +62,7 @@ def test_what_cannot_be_loaded_is_told_in_the_api_s_form(served: RunningServer, 
         assert caller.post("/v1/models/mock/unload").json()["error"]["code"] == "permission_denied"
 
 
+@pytest.mark.direct
 def test_metrics_are_on_the_http_port_too(served: RunningServer, keys: KeyFile) -> None:
     with client_of(served, keys.texts["metrics"]) as scraper, httpx.Client() as plain:
         page = scraper.get("/metrics")
@@ -78,6 +79,7 @@ def test_metrics_are_on_the_http_port_too(served: RunningServer, keys: KeyFile) 
         assert caller.get("/metrics").status_code == 403
 
 
+@pytest.mark.direct
 def test_metrics_follow_their_flags(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("none")
     with running_server(root, allow_metrics=False) as server:
