@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ..models.draft_head import DraftHead
     from ..runner import Runner
 
-# A sequence keeps the states of this many tokens, the last ones of a longer prompt, until it gets drafts.
+# A sequence keeps the states of at least this many tokens, the last ones of a longer text, until it gets drafts; and of
+# at most twice as many, so that few steps move what is kept.
 _MOST_PENDING = 1024
 
 
@@ -40,9 +41,9 @@ class _Text:
             self.num_pending = start - end
         self._pending.append(states)
         self.num_pending += len(states)
-        if self.num_pending > _MOST_PENDING:
+        if self.num_pending > 2 * _MOST_PENDING:
             start = self.memory.end + self.num_pending - _MOST_PENDING
-            kept = torch.cat(self._pending)[-_MOST_PENDING:]
+            kept = torch.cat(self._pending)[-_MOST_PENDING:].clone()
             self._begin(start)
             self._pending, self.num_pending = [kept], len(kept)
 
@@ -83,7 +84,8 @@ class TrainedProposer:
             return
         for sequence, start, part in zip(sequences, starts, states.split(list(counts)), strict=True):
             text = self._texts.setdefault(sequence.seq_id, _Text(start))
-            text.take(start, part)
+            # A view of a few rows would keep the states of the whole step.
+            text.take(start, part if len(sequences) == 1 else part.clone())
 
     def propose(self, wanted: Sequence[tuple[Generated, int]]) -> None:
         with torch.inference_mode():

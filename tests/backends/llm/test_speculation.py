@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from modelserver_backends.llm import LLM, RequestOutput, SamplingParams
 from modelserver_backends.llm.measurements import measure
 from modelserver_backends.llm.options import EngineOptions
@@ -251,6 +252,19 @@ def test_the_checkpoints_own_layer_changes_no_text(tmp_path: Path) -> None:
         assert isinstance(head, TrainedProposer)
         assert not head._texts
     assert_same(answers, expected)
+
+
+def test_states_that_wait_for_drafts_keep_no_whole_steps() -> None:
+    """Where drafts do not pay for a while, a text decodes on beside the prompts of others."""
+    head = TrainedProposer(None, most_sequences=4)  # type: ignore[arg-type]  # nothing is drafted
+    text, prompt = (Generated(number, [5], 1, SamplingParams()) for number in range(2))
+    for step in range(3000):
+        head.take([text, prompt], [step, 0], [1, 64], torch.zeros(65, 8))
+        waiting = head._texts[text.seq_id]._pending
+        if step % 500 == 499:
+            assert min(step, 1000) <= sum(map(len, waiting)) <= 2048
+            assert sum(each.untyped_storage().nbytes() for each in waiting) <= 2048 * 8 * 4
+    assert head._texts[prompt.seq_id].num_pending == 64
 
 
 def test_a_checkpoint_without_such_a_layer_is_refused(directory: Path, tmp_path: Path) -> None:
