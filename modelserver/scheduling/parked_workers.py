@@ -30,6 +30,23 @@ class WaitingWorker(Protocol):
         """Clear the signal of the last `wake`, even if the worker came for another reason. Called as `wake` is."""
 
 
+class Place:
+    """An instance's worker. `load`: its requests that are not answered, queued ones included.
+
+    `is_away`: the instance takes none now.
+    """
+
+    def __init__(self, worker: WaitingWorker) -> None:
+        self.worker: WaitingWorker | None = worker  # None once it has left
+        self.load = 0.0
+        self.is_away = False
+        self.last_number = 0  # of the request that it got last
+
+    @property
+    def is_open(self) -> bool:
+        return not self.is_away and self.worker is not None and not self.worker.is_closed
+
+
 class WaitingThread:
     """A worker thread, for its batcher. It sleeps on a lock of its own, the cheapest signal between threads.
 

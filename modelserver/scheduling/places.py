@@ -13,30 +13,13 @@ from modelserver.core.request import InFlightRequest
 from modelserver.endpoints.choice import load_bound
 from modelserver.endpoints.learned_prefixes import BLOCK_BYTES, MAX_BLOCKS, LearnedPrefixes, chained_blocks
 from modelserver.scheduling.batch import Batch
-from modelserver.scheduling.parked_workers import WaitingWorker
+from modelserver.scheduling.parked_workers import Place, WaitingWorker
 from modelserver.scheduling.queue import QueueEntry, RequestQueue
 
 # A request that has waited this long for its place is anyone's.
 PATIENCE_NS = 100_000_000
 # At most this many requests of other places are skipped in search of one.
 _MAX_LOOKAHEAD = 64
-
-
-class Place:
-    """An instance's worker. `load`: its requests that are not answered, queued ones included.
-
-    `is_away`: the instance takes none now.
-    """
-
-    def __init__(self, worker: WaitingWorker) -> None:
-        self.worker: WaitingWorker | None = worker  # None once it has left
-        self.load = 0.0
-        self.is_away = False
-        self.last_number = 0  # of the request that it got last
-
-    @property
-    def is_open(self) -> bool:
-        return not self.is_away and self.worker is not None and not self.worker.is_closed
 
 
 class Places:

@@ -8,13 +8,11 @@ from __future__ import annotations
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from modelserver.config.schema import ModelConfig
 from modelserver.core.request import InFlightRequest
-
-if TYPE_CHECKING:
-    from modelserver.scheduling.places import Place
+from modelserver.scheduling.parked_workers import Place
 
 # At most this many requests that do not fit are skipped in search of ones that do.
 _MAX_LOOKAHEAD = 64
