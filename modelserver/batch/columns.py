@@ -46,7 +46,9 @@ class TensorSpec:
             return (array.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
         if array.dtype.kind == "f" and self.datatype.numpy.kind in "biu":
             raise ValueError(f"got {value!r:.60}")
-        return np.asarray(value, self.datatype.numpy) if array.dtype.kind != "b" else array.astype(self.datatype.numpy)
+        if array.dtype.kind == "b" or self.datatype.numpy.kind == "f":
+            return array.astype(self.datatype.numpy)
+        return np.asarray(value, self.datatype.numpy)  # which refuses whole numbers that do not fit
 
     def _texts(self, value: Any) -> Array:
         if isinstance(value, str) and value.startswith("[") and math.prod(self.shape) != 1:
@@ -59,6 +61,8 @@ class TensorSpec:
 
     def _fit(self, array: Array) -> Array:
         shape = self.shape
+        if array.shape == shape:
+            return array
         if len(array.shape) == len(shape) and all(
             size in (-1, found) for size, found in zip(shape, array.shape, strict=True)
         ):

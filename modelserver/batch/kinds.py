@@ -77,7 +77,10 @@ class ColumnRows(RowKind):
     def may_join(self, one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
         if not self._columns.model.is_batched or one.keys() != other.keys():
             return False
-        return all(array.shape == other[name].shape for name, array in one.items())
+        for name, array in one.items():  # noqa: SIM110 - a third of the time of `all`, for each row
+            if array.shape != other[name].shape:
+                return False
+        return True
 
     def num_bytes(self, prepared: Mapping[str, Array]) -> int:
         return sum(sum(map(len, each.flat)) if each.dtype.hasobject else each.nbytes for each in prepared.values())
