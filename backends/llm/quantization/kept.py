@@ -13,7 +13,9 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
+import stat
 import tempfile
 import time
 import zlib
@@ -47,6 +49,9 @@ logger = logging.getLogger(__name__)
 # Of a file: this, the length and the checksum of a JSON document in 8 bytes each, that document, and the tensors.
 _MAGIC = b"llm weights 1\n\0\0"
 _SUFFIX = ".weights"
+# Others have files with that suffix, too.
+_NAME = re.compile(r"[0-9a-f]{32}\.weights")
+_UNFINISHED = ".unfinished-"
 _MOST_DOCUMENT = 1 << 28
 # Tensors begin at a line of the processor's cache.
 _ALIGNMENT = 64
@@ -187,9 +192,12 @@ def keeping(
     rank: Rank,
 ) -> KeptScheme | None:
     """A scheme that reads and keeps packed weights; None where they are not kept: on a GPU, without kernels, with
-    `kept_weights_gb` 0, and of schemes of installed packages, whose code nothing here knows.
+    `kept_weights_gb` 0, for a user without a home, and of schemes of installed packages, whose code nothing here knows.
     """
     kernels = packed_kernels_for(device)
+    directory = _directory(options.kept_weights_directory)
+    if directory is None:
+        return None
     if kernels is None or not options.kept_weights_gb or not type(scheme).__module__.startswith(f"{__package__}."):
         return None
     state = [_code_digest(), torch.__version__, type(scheme).__name__, str(dtype), kernels.instructions()[0]]
@@ -197,7 +205,7 @@ def keeping(
     state += [str(kernels.lanes()), f"{rank.index} of {rank.size}", f"with a draft head: {predicts}"]
     digest = checkpoint.digest
     key = hashlib.blake2b(digest + "\n".join(state).encode(), digest_size=16, person=b"llm weights")
-    path = _directory(options.kept_weights_directory) / f"{key.hexdigest()}{_SUFFIX}"
+    path = directory / f"{key.hexdigest()}{_SUFFIX}"
     return KeptScheme(scheme, digest, path, options.kept_weights_gb * _GIB)
 
 
@@ -212,10 +220,13 @@ def _code_digest() -> str:
     return state.hexdigest()
 
 
-def _directory(chosen: str | None) -> Path:
-    if chosen is not None:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelserver" / "weights"
+def _directory(chosen: str | None) -> Path | None:
+    """None: it is in the home of a user who has none, as containers may have."""
+    with contextlib.suppress(RuntimeError):
+        if chosen is not None:
+            return Path(chosen).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelserver" / "weights"
+    return None
 
 
 def _key(kind: str, tensors: Sequence[LinearTensors]) -> str:
@@ -263,11 +274,11 @@ def _write(path: Path, layers: Mapping[str, list[list[PackedMatrixLinear]]]) -> 
 
     known = {key: [[described(part) for part in each] for each in parts] for key, parts in layers.items()}
     checksums = [zlib.crc32(_bytes(tensor)) for tensor in tensors]
-    document = json.dumps({"layers": known, "checksums": checksums, "size": size}).encode()
+    document = json.dumps({"name": path.name, "layers": known, "checksums": checksums, "size": size}).encode()
     head = len(document).to_bytes(8, "little") + zlib.crc32(document).to_bytes(8, "little")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Another server may write the same: each its own file, and the last one stays.
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=_SUFFIX, delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_UNFINISHED, suffix=_SUFFIX, delete=False) as file:
         try:
             file.write(_MAGIC + head + document)
             for tensor in tensors:
@@ -284,14 +295,14 @@ def _write(path: Path, layers: Mapping[str, list[list[PackedMatrixLinear]]]) -> 
 def _read(path: Path) -> Mapping[str, _Layer]:
     """The layers of a file; none if it is not there, or not as it was written."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would be waited for
     except OSError:
         return {}
     try:
         with contextlib.suppress(OSError):
             os.utime(descriptor)  # it was used now
         began = time.perf_counter()
-        layers = _layers(descriptor)
+        layers = _layers(descriptor, path.name)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
         logger.warning("%s cannot be used, so weights are packed again: %s", path, error)
         return {}
@@ -301,8 +312,12 @@ def _read(path: Path) -> Mapping[str, _Layer]:
     return layers
 
 
-def _layers(descriptor: int) -> Mapping[str, _Layer]:
-    """Raises OSError and ValueError."""
+def _layers(descriptor: int, name: str) -> Mapping[str, _Layer]:
+    """Raises OSError and ValueError. The kernels read what a file says without asking again: it must be of this user,
+    and have the name that it was written with."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        raise ValueError("it is not a file of this user")
     head = os.read(descriptor, len(_MAGIC) + 16)
     length, checksum = (int.from_bytes(head[at : at + 8], "little") for at in (len(_MAGIC), len(_MAGIC) + 8))
     if not head.startswith(_MAGIC) or length > _MOST_DOCUMENT:
@@ -311,8 +326,10 @@ def _layers(descriptor: int) -> Mapping[str, _Layer]:
     if zlib.crc32(document) != checksum:
         raise ValueError("its description has not the checksum that was written")
     known = json.loads(document)
-    if os.fstat(descriptor).st_size != first + known["size"]:
-        raise ValueError(f"it has {os.fstat(descriptor).st_size} bytes, and was written with {first + known['size']}")
+    if known["name"] != name:
+        raise ValueError(f"it was written as {known['name']!r:.60}")
+    if status.st_size != first + known["size"]:
+        raise ValueError(f"it has {status.st_size} bytes, and was written with {first + known['size']}")
     memory = torch.empty(known["size"], dtype=torch.uint8)
     places: list[tuple[int, int]] = []
 
@@ -363,10 +380,10 @@ def _make_room(path: Path, num_bytes: int, most_bytes: float) -> None:
     for other in path.parent.glob(f"*{_SUFFIX}"):
         with contextlib.suppress(OSError):
             status = other.stat()
-            if other.name.startswith("."):
+            if other.name.startswith(_UNFINISHED):
                 if time.time() - status.st_mtime > _STALE_S:
                     other.unlink()
-            elif other != path:
+            elif other != path and _NAME.fullmatch(other.name):
                 found.append((status.st_mtime, status.st_size, other))
     total = sum(size for _, size, _ in found) + num_bytes
     for _, size, other in sorted(found):

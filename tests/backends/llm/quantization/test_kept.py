@@ -79,6 +79,32 @@ if PACKED_KERNELS is not None:
             assert "cannot be used, so weights are packed again" in caplog.text
             assert file.read_bytes() == whole
 
+    @pytest.mark.parametrize("what", ["a pipe", "of another user", "of another name"])
+    def test_a_file_that_others_may_have_put_there_is_not_read(
+        what: str, llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a file says is what kernels read: one that says it wrongly would have them read anywhere."""
+        first = started(llama, tmp_path / "kept")
+        (file,) = files(tmp_path / "kept")
+        if what == "a pipe":
+            file.unlink()
+            os.mkfifo(file)
+        elif what == "of another user":
+            monkeypatch.setattr(kept.os, "geteuid", lambda: os.getuid() + 1)
+        else:
+            started(llama, tmp_path / "kept", "int8")
+            files(tmp_path / "kept")[-1].replace(file)
+        assert started(llama, tmp_path / "kept") == first
+        assert "cannot be used, so weights are packed again" in caplog.text
+
+    def test_a_user_without_a_home_keeps_nothing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As containers with a user of any number have them."""
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+        with loaded_engine(llama, quantization="int4") as engine:
+            assert generate(engine, [PROMPT], 2)
+
     def test_another_checkpoint_or_option_has_another_file(llama: Path, tmp_path: Path) -> None:
         """Also where a file has the size and the time of modification that it had."""
         first = started(llama, tmp_path / "kept")
@@ -116,12 +142,14 @@ if PACKED_KERNELS is not None:
         size = sum(file.stat().st_size for file in files(directory))
         started(llama, directory, "int8")  # used again
         eight = files(directory)[-1]
-        (directory / "someone's.txt").write_text("stays")
+        foreign = directory / "yolov3.weights"
+        foreign.write_text("stays")
+        os.utime(foreign, (0, 0))
         started(llama, directory, "fp8", kept_weights_gb=1.2 * size / (1 << 30))
-        left = [file for file in files(directory) if file.suffix == ".weights"]
+        left = [file for file in files(directory) if file != foreign]
         assert eight in left
         assert len(left) == 2
-        assert (directory / "someone's.txt").exists()
+        assert foreign.exists()
 
     @pytest.mark.parametrize("fault", ["no directory", "full", "fails"])
     def test_a_disk_that_cannot_take_a_file_is_only_logged(
