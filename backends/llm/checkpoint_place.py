@@ -75,6 +75,8 @@ _OTHER_PARAMETERS = frozenset(
         "REPORT_CUSTOM_METRICS",
         "ENABLE_VLLM_HEALTH_CHECK",
         "FORCE_CPU_ONLY_INPUT_TENSORS",
+        "EXECUTE_TIMEOUT_SECONDS",
+        "START_TIMEOUT_SECONDS",
     }
 )
 
@@ -107,7 +109,7 @@ def find_checkpoint(context: BackendContext) -> CheckpointPlace:
     place = _place_of_ours(context)
     if place.options.tensor_parallel_size == 1 or place.purpose is not Purpose.GENERATE:
         return place
-    return replace(place, options=replace(place.options, nodes=Nodes.of(context.options)))
+    return replace(place, options=replace(place.options, nodes=Nodes.of(context)))
 
 
 def _place_of_ours(context: BackendContext) -> CheckpointPlace:

@@ -25,22 +25,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-from modelserver.backend import InvalidArgumentError, UnavailableError
+from modelserver.backend import BackendContext, InvalidArgumentError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
 # Settings of the backend that the server makes of its flags.
 NNODES, LEADER = "nnodes", "leader"
 _KEY_VARIABLE = "MODELSERVER_GROUP_KEY"
-# Shorter than the time that the process of an instance has to start.
-_MEET_S = 240.0
+_USUAL_START_S = 300.0
 _TELL_S = 30.0
 # In all: a peer that says its words slowly, or none, keeps no other one waiting.
 _GREET_S = 10.0
@@ -56,18 +55,22 @@ _SILENCE_S = 10
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """`count` machines share the ranks of a network evenly; the leader listens at `host` and `port` while they meet."""
+    """`count` machines share the ranks of a network evenly. The leader listens at `host` and `port` while they meet,
+    which may take `patience_s`."""
 
     count: int
     host: str
     port: int
+    patience_s: float = 0.8 * _USUAL_START_S
 
     @classmethod
-    def of(cls, settings: Mapping[str, str]) -> Nodes | None:
+    def of(cls, context: BackendContext) -> Nodes | None:
         """Those of the server's flags; None: there is one machine."""
-        count = int(settings.get(NNODES, "1"))
-        host, _, port = settings.get(LEADER, "").rpartition(":")
-        return cls(count, host.strip("[]"), int(port)) if count > 1 else None
+        count = int(context.options.get(NNODES, "1"))
+        host, _, port = context.options.get(LEADER, "").rpartition(":")
+        # The rest of the time that the process of the instance has is for the weights.
+        patience_s = 0.8 * context.float_parameter("START_TIMEOUT_SECONDS", _USUAL_START_S)
+        return cls(count, host.strip("[]"), int(port), patience_s) if count > 1 else None
 
     def num_local(self, num_ranks: int) -> int:
         """How many ranks each machine has. Raises InvalidArgumentError if they cannot be shared."""
@@ -104,7 +107,7 @@ class Meeting:
 
         Raises UnavailableError that names the nodes that did not come in time.
         """
-        deadline_s = time.monotonic() + _MEET_S
+        deadline_s = time.monotonic() + self._nodes.patience_s
         told_s = time.monotonic()
         with ExitStack() as failed:
             failed.callback(self._hang_up)
@@ -113,7 +116,7 @@ class Meeting:
                 while not self._is_complete():
                     now_s = time.monotonic()
                     if now_s > deadline_s:
-                        raise UnavailableError(f"{self._missing()} within {_MEET_S:.0f} s")
+                        raise UnavailableError(f"{self._missing()} within {self._nodes.patience_s:.0f} s")
                     if now_s - told_s > _TELL_S:
                         told_s = now_s
                         logger.info("%s yet", self._missing())

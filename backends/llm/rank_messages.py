@@ -111,7 +111,7 @@ def unpacked(data: bytes) -> Message:
     values = json.loads(data[1 + _LENGTH.size : end])
     if kind == b"M":
         store, options = values["store"], values["options"]
-        if options.get("nodes") is not None:
+        if "nodes" in options:
             options["nodes"] = Nodes(**options["nodes"])
         options = {name: _tuples(value) for name, value in options.items()}
         return Membership(

@@ -181,23 +181,23 @@ def test_routers_are_started_and_replaced_with_the_pool(
     routers = {"count": 2, "resources": {"cpus": 0.5}, **ports}
     echo = {**ECHO, "replicas": {"min": 0, "max": 1, "to_zero_after_s": 600}, "routers": routers}
     file = tmp_path / "deploy.yaml"
-    command("deploy", write_deployment(file, port, echo=echo), PATIENCE)
+    command("deploy", write_deployment(file, port, routed=echo), PATIENCE)
     pools = pools_now()
-    address = pools["echo-router"]["replicas"][0]["address"]
-    assert f"pool echo-router: http://{address}" in capsys.readouterr().out
+    address = pools["routed-router"]["replicas"][0]["address"]
+    assert f"pool routed-router: http://{address}" in capsys.readouterr().out
     assert address.endswith(f":{ports['http_port']}")
-    assert (len({each["node"] for each in pools["echo-router"]["replicas"]}), pools["echo"]["wanted"]) == (2, 0)
+    assert (len({each["node"] for each in pools["routed-router"]["replicas"]}), pools["routed"]["wanted"]) == (2, 0)
     # The request waits in a router, and starts the first server.
     assert ServerClient(f"http://{address}").model_metadata("identity")["name"] == "identity"
-    assert pools_now()["echo"]["ready"] == 1
+    assert pools_now()["routed"]["ready"] == 1
 
-    victim = pools["echo-router"]["replicas"][0]["pid"]
+    victim = pools["routed-router"]["replicas"][0]["pid"]
     os.kill(victim, signal.SIGKILL)
     until_ended(victim)
     until_true(
         lambda: (
-            pools_now()["echo-router"]["ready"] == 2
-            and victim not in {each["pid"] for each in pools_now()["echo-router"]["replicas"]}
+            pools_now()["routed-router"]["ready"] == 2
+            and victim not in {each["pid"] for each in pools_now()["routed-router"]["replicas"]}
         ),
         "there is another router",
         interval_s=0.5,
@@ -206,11 +206,11 @@ def test_routers_are_started_and_replaced_with_the_pool(
         goes_on(load)
         # Others take the ports over; no request is lost.
         routers["flags"] = ["--balance=round_robin"]
-        command("deploy", write_deployment(file, port, echo=echo), PATIENCE)
+        command("deploy", write_deployment(file, port, routed=echo), PATIENCE)
         goes_on(load)
         assert load.failures == []
-    command("deploy", write_deployment(file, port, echo=ECHO), PATIENCE)
-    until_true(lambda: list(pools_now()) == ["echo"], "the routers end", interval_s=0.5)
+    command("deploy", write_deployment(file, port, routed=ECHO), PATIENCE)
+    until_true(lambda: list(pools_now()) == ["routed"], "the routers end", interval_s=0.5)
 
 
 def test_an_application_of_serve_is_healthy_as_its_pools_are(cluster: RunningCluster, port: int) -> None:

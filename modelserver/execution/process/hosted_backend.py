@@ -23,6 +23,7 @@ from modelserver.execution.process.recipe import (
     execute_timeout_s,
     num_instances,
     output_lines_per_s,
+    start_timeout_s,
     thread_limits,
 )
 
@@ -100,6 +101,7 @@ class HostedBackend(Backend):
     def create_instance(self, placement: Placement) -> BatchInstance:
         context = self.context
         options = ProcessOptions(
+            start_timeout_s=start_timeout_s(context),
             execute_timeout_s=execute_timeout_s(context),
             output_lines_per_s=output_lines_per_s(context),
             environment={**thread_limits(num_instances(context)), **self._environment.variables},

@@ -78,6 +78,11 @@ def execute_timeout_s(context: BackendContext) -> float | None:
     return context.float_parameter("EXECUTE_TIMEOUT_SECONDS", default) or None
 
 
+def start_timeout_s(context: BackendContext) -> float:
+    """How long a process of the model may take to load it: its parameter START_TIMEOUT_SECONDS. Raises ConfigError."""
+    return context.float_parameter("START_TIMEOUT_SECONDS", ProcessOptions().start_timeout_s)
+
+
 def num_instances(context: BackendContext) -> int:
     """How many instances the model's config asks for."""
     return max(1, sum(max(1, group.count) for group in context.config.instance_group))

@@ -72,12 +72,11 @@ def test_a_rank_that_cannot_load_says_why(checkpoint: Callable[[str], Path]) -> 
         pass
 
 
-def test_ranks_that_cannot_be_shared_and_nodes_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_cannot_be_shared_and_nodes_that_do_not_come_are_named() -> None:
     with pytest.raises(InvalidArgumentError, match="tensor_parallel_size 3 cannot be shared by 2 nodes"):
         Meeting(two_nodes(), 3)
-    monkeypatch.setattr(nodes, "_MEET_S", 0.1)
     with pytest.raises(UnavailableError, match=r"nodes \[1, 2\] of 3 have not joined at 127.0.0.1:\d+ within"):
-        Meeting(Nodes(3, "127.0.0.1", free_port()), 6).gather()
+        Meeting(Nodes(3, "127.0.0.1", free_port(), patience_s=0.1), 6).gather()
 
 
 def joined(leader: Nodes, token: str) -> Connection:
@@ -127,7 +126,6 @@ def test_strangers_at_the_port_neither_end_nor_delay_a_meeting(caplog: pytest.Lo
 def test_only_who_knows_the_key_and_was_asked_for_becomes_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     leader = two_nodes()
     monkeypatch.setenv("MODELSERVER_GROUP_KEY", "ours")
-    monkeypatch.setattr(nodes, "_MEET_S", 30.0)
     with ThreadPoolExecutor(1) as pool:
         meeting = Meeting(leader, 2)
         gathered = pool.submit(meeting.gather)

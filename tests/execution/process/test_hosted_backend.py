@@ -11,7 +11,15 @@ import psutil
 import pytest
 from support.contexts import context_of, request_of
 
-from modelserver.backend import Backend, BackendContext, ConfigError, InferResponse, ModelConfig, Placement
+from modelserver.backend import (
+    Backend,
+    BackendContext,
+    ConfigError,
+    InferResponse,
+    InternalError,
+    ModelConfig,
+    Placement,
+)
 from modelserver.backend.discovery import find_backend
 from modelserver.config.schema import ModelInput, ModelOutput, ModelTransactionPolicy
 from modelserver.config.validate import validate
@@ -88,6 +96,12 @@ def test_a_third_partys_package_lives_in_a_process(instance: ProcessInstance) ->
     assert child.pid == instance.pid
     instance.close()
     assert not child.is_running(), "its memory is not given back"
+
+
+def test_a_load_may_take_as_long_as_its_parameter_says(scaling: type[Backend], tmp_path: Path) -> None:
+    context = context_of(tmp_path / "m", config=config_of(START_TIMEOUT_SECONDS="0.01", **HOSTED))
+    with pytest.raises(InternalError, match=r"m_0 did not start within 0\.01 s"):
+        make_backend(scaling, context).create_instance(Placement("m_0"))
 
 
 def test_mistakes_are_told_as_without_a_process(scaling: type[Backend], tmp_path: Path) -> None:
