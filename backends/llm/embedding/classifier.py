@@ -65,6 +65,7 @@ class HeadNetwork(abc.ABC):
     device: torch.device
     vocab_size: int
     max_model_len: int
+    stretch = 2.0
 
     @abc.abstractmethod
     def logits(
@@ -80,6 +81,7 @@ class EncoderHead(HeadNetwork):
         self.device = network.device
         self.vocab_size = network.vocab_size
         self.max_model_len = max_model_len
+        self.stretch = network.stretch
         self._network = network
         self._is_of_tokens = is_of_tokens
 
@@ -135,6 +137,7 @@ class Classifier(TextModel):
         num_threads: int | None = None,
     ) -> None:
         super().__init__(tokenizer, max_model_len=network.max_model_len, vocab_size=network.vocab_size)
+        self.stretch = network.stretch
         self._network = network
         self._labels = tuple(labels)
         self._activation = activation

@@ -25,12 +25,12 @@ from .text_model import Text, TextModel
 _SHORT_LEN = 32
 
 
-def plan_batch(lengths: Sequence[int], *, max_tokens: int, max_rows: int) -> list[int]:
+def plan_batch(lengths: Sequence[int], *, max_tokens: int, max_rows: int, stretch: float = 2.0) -> list[int]:
     """The positions in `lengths`, which is in order of arrival, of the next batch; the first is always among them.
 
-    Rows are padded to the longest, so those of like length are taken: none is shorter than half of the longest (unless
-    all are short), and rows times the longest is at most `max_tokens`, unless there is one row only. The nearest in
-    length are taken first, and of equal ones those that came first.
+    Rows are padded to the longest, so those of like length are taken: the longest is at most `stretch` times as long as
+    any other (unless all are short), and rows times the longest is at most `max_tokens`, unless there is one row only.
+    The nearest in length are taken first, and of equal ones those that came first.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     start = order.index(0)
@@ -42,7 +42,7 @@ def plan_batch(lengths: Sequence[int], *, max_tokens: int, max_rows: int) -> lis
         goes_up = below is None or (above is not None and above <= below)
         low, high = (start, end + 1) if goes_up else (start - 1, end)
         shortest, longest = lengths[order[low]], lengths[order[high - 1]]
-        if longest > max(2 * shortest, _SHORT_LEN) or (high - low) * longest > max_tokens:
+        if longest > max(stretch * shortest, _SHORT_LEN) or (high - low) * longest > max_tokens:
             # Nor would it fit later, when more are taken.
             has_below, has_above = has_below and goes_up, has_above and not goes_up
             continue
@@ -125,7 +125,7 @@ class EncoderInstance(StepInstance):
     def _compute(self) -> None:
         requests = list(self._waiting)
         lengths = [waiting.num_tokens for waiting in self._waiting.values()]
-        chosen = plan_batch(lengths, max_tokens=self._max_tokens, max_rows=self._max_rows)
+        chosen = plan_batch(lengths, max_tokens=self._max_tokens, max_rows=self._max_rows, stretch=self.encoder.stretch)
         batch = [self._waiting.pop(requests[position]) for position in chosen]
         statistics = self.statistics
         statistics.num_running, statistics.num_waiting = len(batch), len(self._waiting)

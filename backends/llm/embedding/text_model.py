@@ -28,7 +28,8 @@ class Text:
 
 class TextModel(abc.ABC):
     """`operations` are those that it computes, the usual one first. `max_model_len` is the longest text, in tokens with
-    the special ones. `answer` is called from one thread, `read` from several."""
+    the special ones. `answer` is called from one thread, `read` from several. Of texts of one batch the longest is at
+    most `stretch` times as long as the shortest."""
 
     operations: ClassVar[tuple[Operation, ...]]
     what: ClassVar[str]  # it does, in errors
@@ -37,6 +38,7 @@ class TextModel(abc.ABC):
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
+        self.stretch = 2.0
 
     @abc.abstractmethod
     def answer(self, texts: Sequence[Text]) -> list[InferResponse]:

@@ -27,6 +27,13 @@ def test_texts_of_like_length_share_a_batch(
     assert plan_batch(lengths, max_tokens=max_tokens, max_rows=max_rows) == expected
 
 
+def test_a_processor_that_gains_little_by_a_batch_pads_less() -> None:
+    lengths = [100, 84, 82, 119, 125, 20]
+    assert plan_batch(lengths, max_tokens=1000, max_rows=8) == [2, 1, 0, 3, 4]
+    assert plan_batch(lengths, max_tokens=1000, max_rows=8, stretch=1.2) == [1, 0]
+    assert plan_batch([20, 30, 5], max_tokens=1000, max_rows=8, stretch=1.2) == [2, 0, 1]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_first_is_never_left_behind_and_limits_hold(seed: int) -> None:
     drawn = random.Random(seed)
