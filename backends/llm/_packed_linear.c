@@ -57,6 +57,12 @@
 #define FLOAT_SEGMENT 256
 #define MOST_ROWS 64
 #define SUMS_PER_ROW 64
+/* From this many rows on, codes are unpacked once for all of them. */
+#define EXPANDED_ROWS 16
+
+/* 1.5 * 2^23: the last bit of a sum of it and less than 2^22 is 1. */
+#define ONE_AND_A_HALF 12582912.0f
+#define ONE_AND_A_HALF_BITS 0x4B400000
 
 enum Form { CODES4, TABLE4, CODES8, BF16, F16, FLOAT8, F32, CODES5, CODES6, NUM_FORMS };
 /* CONSTANT: all zeros are the number that stands in place of the address. */
@@ -78,13 +84,19 @@ typedef struct {
     const int64_t *order;
 } Matrix;
 
-/* Rows in 8 bits: codes [rows][width], steps [rows][width / 32], sums of the codes times their steps [rows][width / unit],
+/* Rows in 8 bits: codes [rows][code_stride], steps [rows][width / 32], sums of the codes times their steps [rows][width / unit],
  * and what the integer sums of a unit begin with, so that a constant zero costs nothing. */
 typedef struct {
     int8_t *codes;
     float *steps, *sums;
     int32_t *starts;
 } Quantized;
+
+/* The rows of a tile are not all in the same place of a cache. */
+static inline int64_t code_stride(const Matrix *w)
+{
+    return w->width + 64;
+}
 
 #define FORM_BITS(form) ((form) == CODES8 ? 8 : (form) == CODES6 ? 6 : (form) == CODES5 ? 5 : 4)
 
@@ -195,10 +207,8 @@ static inline float half_to_float(uint16_t half)
 
 #undef LANES
 #undef CODE_ROWS
-#undef ROW_BLOCKS
 #define LANES 16
 #define CODE_ROWS 8
-#define ROW_BLOCKS 1
 
 #define ISA AVX512
 #define TARGET TARGET_OF("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
@@ -232,11 +242,11 @@ typedef struct {
 /* The fastest first: the module takes the first of them that this processor has. */
 static const Kernels all_kernels[] = {
 #ifdef __x86_64__
-    KERNELS(avx512vnni, AVX512VNNI, 16, 6, 2, 1),
+    KERNELS(avx512vnni, AVX512VNNI, 16, 6, 2, 2),
 #ifdef HAS_AVXVNNI
     KERNELS(avxvnni, AVXVNNI, 8, 6, 2, 2),
 #endif
-    KERNELS(avx512, AVX512, 16, 6, 2, 1),
+    KERNELS(avx512, AVX512, 16, 6, 2, 2),
     KERNELS(avx2, AVX2, 8, 6, 2, 2),
 #endif
 #ifdef HAS_DOTPROD
@@ -344,7 +354,7 @@ static void prepare_row(const Work *shared, int64_t row)
             for (int64_t at = 0; at < 32; at++)
                 values[at] = at >= count ? 0.0f : given[w->order == NULL ? first + at : w->order[first + at]];
         const int64_t unit = (row * w->width + first) / w->unit;
-        product->kernels->quantize(w, read, x->codes + row * w->width + first, x->steps + (row * w->width + first) / 32,
+        product->kernels->quantize(w, read, x->codes + row * code_stride(w) + first, x->steps + (row * w->width + first) / 32,
                                    x->sums + unit, x->starts + unit);
     }
 }
@@ -366,14 +376,17 @@ static void multiply_segment(const Product *product, const Matrix *w, int64_t bl
 static void finish(const Product *product, const float *bias, int64_t output, int64_t stop, int64_t row,
                    int64_t num_rows, const float *sums)
 {
-    for (int64_t at = 0; at < num_rows; at++) {
-        float *written = product->output + (row + at) * product->output_stride;
-        for (int64_t o = output; o < stop; o++) {
-            float value = sums[at * SUMS_PER_ROW + o - output];
-            if (bias != NULL)
-                value += bias[o];
-            written[o] = product->is_added ? written[o] + value : value;
-        }
+    const int64_t count = stop - output;
+    for (int64_t at = 0; at < num_rows; at++, sums += SUMS_PER_ROW) {
+        float *restrict written = product->output + (row + at) * product->output_stride + output;
+        for (int64_t o = 0; bias != NULL && product->is_added && o < count; o++)
+            written[o] += sums[o] + bias[output + o];
+        for (int64_t o = 0; bias == NULL && product->is_added && o < count; o++)
+            written[o] += sums[o];
+        for (int64_t o = 0; bias != NULL && !product->is_added && o < count; o++)
+            written[o] = sums[o] + bias[output + o];
+        if (bias == NULL && !product->is_added)
+            memcpy(written, sums, (size_t)count * sizeof *sums);
     }
 }
 
@@ -428,14 +441,14 @@ static int prepare(Product *product)
         return product->copies != NULL;
     }
     const int64_t num_units = w->width / w->unit, num_steps = w->width / 32;
-    char *memory = malloc((size_t)num_rows * (size_t)(w->width + 4 * num_steps + 8 * num_units));
+    char *memory = malloc((size_t)num_rows * (size_t)(code_stride(w) + 4 * num_steps + 8 * num_units));
     if (memory == NULL)
         return 0;
     product->quantized = (Quantized){
         .codes = (int8_t *)memory,
-        .steps = (float *)(memory + num_rows * w->width),
-        .sums = (float *)(memory + num_rows * (w->width + 4 * num_steps)),
-        .starts = (int32_t *)(memory + num_rows * (w->width + 4 * num_steps + 4 * num_units)),
+        .steps = (float *)(memory + num_rows * code_stride(w)),
+        .sums = (float *)(memory + num_rows * (code_stride(w) + 4 * num_steps)),
+        .starts = (int32_t *)(memory + num_rows * (code_stride(w) + 4 * num_steps + 4 * num_units)),
     };
     return 1;
 }

@@ -219,6 +219,12 @@ INLINE bytes NAME(moved)(bytes values, const int shift, const int mask)
     return values;
 }
 
+/* Groups of four inputs in a step of codes. */
+INLINE int NAME(groups_of_step)(const int form)
+{
+    return form == CODES5 ? 8 : form == CODES6 ? 4 : 2;
+}
+
 /* The codes of four inputs, as `dot` wants them; `group` says which four of a step. Codes of 5 bits fill five vectors
  * with five groups, and the three bits above these have three more groups; those of 6 bits fill three with three, and
  * the two bits above have one more. */
@@ -244,6 +250,15 @@ INLINE bytes NAME(codes_of)(const uint8_t *step, const int group, bytes table, c
                NAME(moved)(NAME(load_bytes)(step + 2 * vector), 2, 48);
     const bytes both = NAME(load_bytes)(step + group / 2 * vector), codes = group % 2 ? both >> 4 : both & 15;
     return form == TABLE4 ? NAME(signed_codes)(NAME(look_up)(table, codes), 1) : codes;
+}
+
+/* Group `group` of a unit. Expanded codes are what `codes_of` has found before, one byte for each. */
+INLINE bytes NAME(unit_codes)(const uint8_t *codes, const int group, bytes table, const int form, const int is_expanded)
+{
+    const int each = NAME(groups_of_step)(form);
+    if (is_expanded)
+        return NAME(load_bytes)(codes + group * 4 * LANES);
+    return NAME(codes_of)(codes + group / each * each * LANES * FORM_BITS(form) / 2, group % each, table, form);
 }
 
 /* ---- Numbers that belong to groups --------------------------------------------------------------------------------- */
@@ -408,26 +423,19 @@ INLINE int32_t NAME(codes_above)(const Matrix *w)
     return zero + (IS_VNNI && !is_small ? 128 : 0);
 }
 
-/* Groups of four inputs in a step of codes. */
-INLINE int NAME(groups_of_step)(const int form)
-{
-    return form == CODES5 ? 8 : form == CODES6 ? 4 : 2;
-}
-
 #if ISA == I8MM
 /* `multiply_unit` for an even number of rows and one block: an instruction multiplies eight inputs of two rows by those of
  * two outputs. */
 INLINE void NAME(multiply_row_pairs)(const NAME(Tile) *t, const uint8_t *codes, const int8_t *row, int64_t at, bytes table,
-                                     ivec sums[][2], const int num_rows, const int form, const int unit)
+                                     ivec sums[][2], const int num_rows, const int form, const int unit,
+                                     const int is_expanded)
 {
-    const int each = NAME(groups_of_step)(form);
     int32x4_t low[4], high[4]; /* of outputs 0 and 1, and of 2 and 3: the first row's two sums, then the second's */
     UNROLL for (int pair = 0; pair < num_rows / 2; pair++)
         low[pair] = high[pair] = vdupq_n_s32(0);
     UNROLL for (int group = 0; group < unit / 4; group += 2) {
-        const uint8_t *step = codes + group / each * each * LANES * FORM_BITS(form) / 2;
-        const int32x4_t first = (int32x4_t)NAME(codes_of)(step, group % each, table, form);
-        const int32x4_t second = (int32x4_t)NAME(codes_of)(step, group % each + 1, table, form);
+        const int32x4_t first = (int32x4_t)NAME(unit_codes)(codes, group, table, form, is_expanded);
+        const int32x4_t second = (int32x4_t)NAME(unit_codes)(codes, group + 1, table, form, is_expanded);
         const int8x16_t outputs01 = (int8x16_t)vzip1q_s32(first, second), outputs23 = (int8x16_t)vzip2q_s32(first, second);
         UNROLL for (int pair = 0; pair < num_rows / 2; pair++) {
             const int8_t *x = row + 2 * pair * t->row_bytes + 4 * group;
@@ -447,22 +455,22 @@ INLINE void NAME(multiply_row_pairs)(const NAME(Tile) *t, const uint8_t *codes, 
 /* The products of one unit of `unit` inputs, for each row and block, as integers. */
 INLINE void NAME(multiply_unit)(const NAME(Tile) *t, const uint8_t *codes, const int8_t *row, int64_t at, bytes table,
                                 ivec sums[][2], const int num_rows, const int num_blocks, const int form,
-                                const int unit)
+                                const int unit, const int is_expanded)
 {
     const int is_small = form != CODES8 && form != TABLE4, num_bits = FORM_BITS(form), num_groups = unit / 4;
     /* `span`: groups of four inputs whose products are added in 16 bits. */
-    const int each = NAME(groups_of_step)(form), span = form == CODES6 ? 2 : form == CODES5 ? 4 : 8;
+    const int span = form == CODES6 ? 2 : form == CODES5 ? 4 : 8;
     /* Where sums of 16 bits are added anyway, starts are, too, unless all are 0. */
     const int begins_with_starts = !is_small || IS_VNNI;
     ivec parts[8][2];
     /* Where a block ends, the next one to be read is not its neighbour, which is read beside it. */
     const int64_t ahead = 4096 + (t->block_end - codes > 4096 ? 0 : (num_blocks - 1) * t->block_bytes);
-    UNROLL for (int b = 0; b < num_blocks; b++)
+    UNROLL for (int b = 0; !is_expanded && b < num_blocks; b++)
         UNROLL for (int at_byte = 0; at_byte < unit * LANES * num_bits / 8; at_byte += 64)
             READ_AHEAD(codes + b * t->block_bytes + at_byte, ahead);
 #if ISA == I8MM
     if (num_rows > 1) {
-        NAME(multiply_row_pairs)(t, codes, row, at, table, sums, num_rows, form, unit);
+        NAME(multiply_row_pairs)(t, codes, row, at, table, sums, num_rows, form, unit, is_expanded);
         return;
     }
 #endif
@@ -472,10 +480,9 @@ INLINE void NAME(multiply_unit)(const NAME(Tile) *t, const uint8_t *codes, const
             parts[m][b] = (ivec){0};
         }
     UNROLL for (int group = 0; group < num_groups; group++) {
-        const uint8_t *step = codes + group / each * each * LANES * num_bits / 2;
         bytes wanted[2];
         UNROLL for (int b = 0; b < num_blocks; b++)
-            wanted[b] = NAME(codes_of)(step + b * t->block_bytes, group % each, table, form);
+            wanted[b] = NAME(unit_codes)(codes + b * t->block_bytes, group, table, form, is_expanded);
         UNROLL for (int m = 0; m < num_rows; m++) {
             const int32_t four = NAME(four)(row + m * t->row_bytes + 4 * group);
             UNROLL for (int b = 0; b < num_blocks; b++) {
@@ -494,9 +501,16 @@ INLINE void NAME(multiply_unit)(const NAME(Tile) *t, const uint8_t *codes, const
                 sums[m][b] += NAME(all_integers)(t->starts[m * t->row_units + at]);
 }
 
+/* VNNI's sums begin with the bits of a float whose last bit is 1: they are floats, but for that one, and exact as they
+ * stay below 2^22. Processors have more units for a difference than for a conversion. */
+INLINE fvec NAME(sums_as_floats)(ivec sums)
+{
+    return IS_VNNI ? NAME(as_floats)(sums) - ONE_AND_A_HALF : __builtin_convertvector(sums, fvec);
+}
+
 /* Adds to `output` [num_rows][SUMS_PER_ROW]. */
 INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int num_rows, const int num_blocks,
-                                const int form, const int unit)
+                                const int form, const int unit, const int is_expanded)
 {
     const bytes table = form == TABLE4 ? NAME(load_table)(t->table) : (bytes){0};
     fvec products[8][2], least[8][2];
@@ -505,14 +519,15 @@ INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int nu
             products[m][b] = least[m][b] = (fvec){0};
     const uint8_t *codes = t->codes;
     const int8_t *row = t->rows;
-    for (int64_t at = 0; at < t->num_units; at++, row += unit, codes += unit * LANES * FORM_BITS(form) / 8) {
+    const int unit_bytes = unit * LANES * (is_expanded ? 8 : FORM_BITS(form)) / 8;
+    for (int64_t at = 0; at < t->num_units; at++, row += unit, codes += unit_bytes) {
         ivec sums[8][2];
-        NAME(multiply_unit)(t, codes, row, at, table, sums, num_rows, num_blocks, form, unit);
+        NAME(multiply_unit)(t, codes, row, at, table, sums, num_rows, num_blocks, form, unit, is_expanded);
         UNROLL for (int b = 0; b < num_blocks; b++) {
             const fvec scale = NAME(load)(t->scales + b * t->block_scales + at * LANES);
             UNROLL for (int m = 0; m < num_rows; m++) {
                 const fvec step = NAME(all)(t->steps[m * t->row_steps + (unit == 32 ? at : at >> 1)]);
-                products[m][b] = FMA(__builtin_convertvector(sums[m][b], fvec) * scale, step, products[m][b]);
+                products[m][b] = FMA(NAME(sums_as_floats)(sums[m][b]) * scale, step, products[m][b]);
             }
         }
         /* With few rows there are registers for the offsets, too; with more they have a loop of their own. */
@@ -536,31 +551,81 @@ INLINE void NAME(advance)(NAME(Tile) *t, int64_t num_rows)
     t->starts += num_rows * t->row_units;
 }
 
+/* For many rows codes of fewer bits are unpacked once: whole tiles read them from a buffer that stays in the cache. Returns the rows
+ * that are done. VNNI multiplies all codes alike, so it has one tile for all of them. */
+INLINE int64_t NAME(multiply_expanded)(const NAME(Tile) *given, float *output, int64_t num_rows, int64_t num_blocks,
+                                              const int form, const int unit)
+{
+    _Alignas(64) uint8_t expanded[ROW_BLOCKS * SEGMENT * LANES];
+    const bytes table = form == TABLE4 ? NAME(load_table)(given->table) : (bytes){0};
+    const int unit_bytes = unit * LANES * FORM_BITS(form) / 8;
+    NAME(Tile) t = *given;
+    t.codes = expanded;
+    t.block_bytes = t.num_units * unit * LANES;
+    for (int64_t b = 0; b < num_blocks; b++)
+        for (int64_t at = 0; at < t.num_units; at++) {
+            const uint8_t *codes = given->codes + b * given->block_bytes + at * unit_bytes;
+            uint8_t *to = expanded + b * t.block_bytes + at * unit * LANES;
+            READ_AHEAD(codes, 4096);
+            UNROLL for (int group = 0; group < unit / 4; group++) {
+                const bytes found = NAME(unit_codes)(codes, group, table, form, 0);
+                memcpy(to + group * 4 * LANES, &found, sizeof found);
+            }
+        }
+    const int tile_form = IS_VNNI || form == TABLE4 ? CODES8 : form;
+    int64_t done = 0;
+    for (; done + CODE_ROWS <= num_rows; done += CODE_ROWS, output += CODE_ROWS * SUMS_PER_ROW) {
+        if (ROW_BLOCKS == 2 && num_blocks == 2)
+            NAME(multiply_tile)(&t, output, CODE_ROWS, 2, tile_form, unit, 1);
+        else
+            NAME(multiply_tile)(&t, output, CODE_ROWS, 1, tile_form, unit, 1);
+        NAME(advance)(&t, CODE_ROWS);
+    }
+    return done;
+}
+
 /* `num_blocks` is at most MOST_BLOCKS for one row, and ROW_BLOCKS for several: what is read of the rows serves all. */
 INLINE void NAME(multiply_tiles)(NAME(Tile) *t, float *output, int64_t num_rows, int64_t num_blocks, const int form,
                                  const int unit)
 {
     const int are_two = MOST_BLOCKS == 2 && num_blocks == 2;
     if (are_two && ROW_BLOCKS == 1) {
-        NAME(multiply_tile)(t, output, 1, 2, form, unit);
+        NAME(multiply_tile)(t, output, 1, 2, form, unit, 0);
         return;
+    }
+    if (form != CODES8 && num_rows >= EXPANDED_ROWS) {
+        const int64_t done = NAME(multiply_expanded)(t, output, num_rows, num_blocks, form, unit);
+        NAME(advance)(t, done);
+        num_rows -= done, output += done * SUMS_PER_ROW;
     }
     for (int64_t taken; num_rows > 0; num_rows -= taken, output += taken * SUMS_PER_ROW) {
         taken = num_rows >= CODE_ROWS ? CODE_ROWS : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
-        if (ROW_BLOCKS == 2 && are_two && taken == 4)
-            NAME(multiply_tile)(t, output, 4, 2, form, unit);
+        if (ROW_BLOCKS == 2 && CODE_ROWS >= 8 && are_two && taken == 8 && (form == CODES5 || form == CODES6))
+            /* Unpacking them takes registers that two blocks of sums would need. */
+            for (int b = 0; b < 2; b++) {
+                NAME(Tile) one = *t;
+                one.codes += b * t->block_bytes;
+                one.block_end += b * t->block_bytes;
+                one.scales += b * t->block_scales;
+                one.offsets = t->offsets == NULL ? NULL : t->offsets + b * t->block_scales;
+                NAME(multiply_tile)(&one, output + b * LANES, 8, 1, form, unit, 0);
+            }
+        else if (ROW_BLOCKS == 2 && CODE_ROWS >= 8 && are_two && taken == 8)
+            NAME(multiply_tile)(t, output, 8, 2, form, unit, 0);
+        else if (ROW_BLOCKS == 2 && are_two && taken == 4)
+            NAME(multiply_tile)(t, output, 4, 2, form, unit, 0);
         else if (ROW_BLOCKS == 2 && are_two && taken == 2)
-            NAME(multiply_tile)(t, output, 2, 2, form, unit);
+            NAME(multiply_tile)(t, output, 2, 2, form, unit, 0);
         else if (ROW_BLOCKS == 2 && are_two)
-            NAME(multiply_tile)(t, output, 1, 2, form, unit);
+            NAME(multiply_tile)(t, output, 1, 2, form, unit, 0);
         else if (CODE_ROWS >= 8 && taken == 8)
-            NAME(multiply_tile)(t, output, 8, 1, form, unit);
+            NAME(multiply_tile)(t, output, 8, 1, form, unit, 0);
         else if (CODE_ROWS >= 4 && taken == 4)
-            NAME(multiply_tile)(t, output, 4, 1, form, unit);
+            NAME(multiply_tile)(t, output, 4, 1, form, unit, 0);
         else if (taken == 2)
-            NAME(multiply_tile)(t, output, 2, 1, form, unit);
+            NAME(multiply_tile)(t, output, 2, 1, form, unit, 0);
         else
-            NAME(multiply_tile)(t, output, 1, 1, form, unit);
+            NAME(multiply_tile)(t, output, 1, 1, form, unit, 0);
         NAME(advance)(t, taken);
     }
 }
@@ -583,11 +648,11 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
         .num_units = num_units,
         .block_bytes = block_bytes,
         .block_scales = num_units * LANES,
-        .rows = x->codes + row * w->width + first,
+        .rows = x->codes + row * code_stride(w) + first,
         .steps = x->steps + (row * w->width + first) / 32,
         .sums = x->sums + (row * w->width + first) / w->unit,
         .starts = x->starts + (row * w->width + first) / w->unit,
-        .row_bytes = w->width,
+        .row_bytes = code_stride(w),
         .row_steps = w->width / 32,
         .row_units = w->width / w->unit,
         .has_starts = NAME(codes_above)(w) != 0,
@@ -612,19 +677,18 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
 
 /* Quantizes 32 values of a row in steps of 1 / 127 of the largest. If one is infinite or NaN, the step is NaN, and so are
  * the products. */
-static TARGET void NAME(quantize)(const Matrix *w, const float *row, int8_t *codes, float *step, float *sums, int32_t *starts)
+INLINE void NAME(quantize_units)(const Matrix *w, const float *row, int8_t *codes, float *step, float *sums,
+                                 int32_t *starts, const int unit)
 {
-    const int unit = (int)w->unit;
     const int32_t above = NAME(codes_above)(w);
-    const float round = 12582912.0f; /* 1.5 * 2^23: the sum's last bit is 1 */
-    ivec greatest = {0};
-    UNROLL for (int at = 0; at < 32; at += LANES) {
-        const ivec bits = NAME(as_integers)(NAME(load)(row + at)) & 0x7FFFFFFF, is_greater = bits > greatest;
-        greatest = (bits & is_greater) | (greatest & ~is_greater);
-    }
-    int32_t most = 0;
-    UNROLL for (int lane = 0; lane < LANES; lane++)
-        most = greatest[lane] > most ? greatest[lane] : most;
+    int32_t greatest[32];
+    memcpy(greatest, row, sizeof greatest);
+    for (int at = 0; at < 32; at++)
+        greatest[at] &= 0x7FFFFFFF;
+    UNROLL for (int half = 16; half > 0; half /= 2)
+        for (int at = 0; at < half; at++)
+            greatest[at] = greatest[at] > greatest[half + at] ? greatest[at] : greatest[half + at];
+    const int32_t most = greatest[0];
     float largest;
     memcpy(&largest, &most, sizeof largest);
     const int is_finite = most < 0x7F800000, is_zero = largest < 1e-30f;
@@ -632,7 +696,7 @@ static TARGET void NAME(quantize)(const Matrix *w, const float *row, int8_t *cod
     *step = !is_finite ? largest - largest : is_zero ? 0.0f : largest / 127.0f;
     int32_t values[32];
     UNROLL for (int at = 0; at < 32; at += LANES) {
-        ivec whole = NAME(as_integers)(NAME(load)(row + at) * factor + round) - NAME(as_integers)(NAME(all)(round));
+        ivec whole = NAME(as_integers)(NAME(load)(row + at) * factor + ONE_AND_A_HALF) - ONE_AND_A_HALF_BITS;
         whole = is_finite ? whole : (ivec){0};
         memcpy(values + at, &whole, sizeof whole);
     }
@@ -642,9 +706,17 @@ static TARGET void NAME(quantize)(const Matrix *w, const float *row, int8_t *cod
         int32_t sum = 0;
         for (int at = 0; at < unit; at++)
             sum += values[part * unit + at];
-        starts[part] = -above * sum;
+        starts[part] = (IS_VNNI ? ONE_AND_A_HALF_BITS : 0) - above * sum;
         sums[part] = *step * (float)sum;
     }
+}
+
+static TARGET void NAME(quantize)(const Matrix *w, const float *row, int8_t *codes, float *step, float *sums, int32_t *starts)
+{
+    if (w->unit == 32)
+        NAME(quantize_units)(w, row, codes, step, sums, starts, 32);
+    else
+        NAME(quantize_units)(w, row, codes, step, sums, starts, 16);
 }
 
 /* ---- Weights in 8 and 16 bits of a float by rows of floats --------------------------------------------------------- */
