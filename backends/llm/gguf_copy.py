@@ -29,6 +29,8 @@ _FLOATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # Of older checkpoints: what a network makes of its config.
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+# Latent attention: what makes keys, values, and both.
+_LATENT_KEYS, _LATENT_VALUES, _LATENT_BOTH = ".k_b_proj.weight", ".v_b_proj.weight", ".kv_b_proj.weight"
 # What stands in a file for its usual type, as llama.cpp numbers them.
 _FILE_TYPES = {"Q8_0": 7, "Q6_K": 18, "Q4_0": 2, "Q4_K": 15, "F32": 0, "F16": 1, "BF16": 32}
 # Of rows that are not whole blocks.
@@ -54,13 +56,17 @@ GGUF_METHODS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
-    """A tensor of the file, of those of the checkpoint that are stacked in it."""
+    """A tensor of the file, of those of the checkpoint that are stacked in it.
+
+    `heads`: of a matrix that makes both keys and values of latent attention, the outputs of a head that are this one's.
+    """
 
     written: WrittenTensor
     sources: tuple[str, ...]
     num_heads: int = 0
     offset: float = 0.0
     is_transposed: bool = False
+    heads: slice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,8 @@ def write_gguf_copy(
     notes = []
     if metadata.get("tokenizer.ggml.pre") == "default":
         notes.append("llama.cpp has no name for how this tokenizer splits texts, and may split them otherwise")
+    if left := _predicting(checkpoint):
+        notes.append(f"{len(left)} tensors of layers that predict further tokens are left out")
     if name in ("llama", "phi3") and (window := metadata.get(f"{name}.attention.sliding_window")):
         notes.append(f"llama.cpp attends to the whole text in files of this family, not to {window} tokens")
     num_rounded = sum(tensor.kind.is_quantized for tensor in tensors)
@@ -146,8 +154,14 @@ def write_safetensors_copy(checkpoint: Checkpoint, target: Path) -> int:
         _write_modules(checkpoint, target)
     writer = SafetensorsWriter(target)
     for name in checkpoint.names():
+        if name.endswith(_LATENT_VALUES):
+            continue  # with the keys
         tensor = checkpoint.tensor(name)
         has_blocks = f"{name.rpartition('.')[0]}.blocks" in checkpoint
+        if name.endswith(_LATENT_KEYS):
+            values = checkpoint.tensor(name.removesuffix(_LATENT_KEYS) + _LATENT_VALUES)
+            tensor = _joined_heads(tensor, values, config)
+            name = name.removesuffix(_LATENT_KEYS) + _LATENT_BOTH
         tensor = tensor.to(dtype) if has_blocks else tensor
         writer.add(name if name.startswith("lm_head.") else prefix + name, tensor)
     writer.finish()
@@ -162,6 +176,12 @@ def write_safetensors_copy(checkpoint: Checkpoint, target: Path) -> int:
             path.parent.mkdir(exist_ok=True)
         path.write_text(template, encoding="utf-8")
     return writer.total
+
+
+def _joined_heads(keys: torch.Tensor, values: torch.Tensor, config: Mapping[str, Any]) -> torch.Tensor:
+    """One matrix [heads * outputs, rank] of the keys [heads * rank, outputs] and values [heads * outputs, rank]."""
+    by_head = [each.unflatten(0, (int(config["num_attention_heads"]), -1)) for each in (keys, values)]
+    return torch.cat((by_head[0].transpose(1, 2), by_head[1]), dim=1).flatten(0, 1)
 
 
 def _write_modules(checkpoint: Checkpoint, target: Path) -> None:
@@ -193,8 +213,11 @@ def _planned(checkpoint: Checkpoint, architecture: Architecture, mixture: _Mixtu
     heads = {"attn_q": entries.get("num_attention_heads"), "attn_k": entries.get("num_key_value_heads")}
     for name, inner, layer in modules:
         for part in ("weight", "bias"):
-            sources = _sources(checkpoint, f"{inner}.{part}")
+            sources = _sources(checkpoint, inner if inner.endswith(f"_{part}") else f"{inner}.{part}")
             if not sources:
+                continue
+            if name.endswith("attn_kv_b"):
+                found += _by_head(checkpoint, name.removesuffix("kv_b"), sources, layer, mixture)
                 continue
             shape = checkpoint.shape(sources[0])
             is_transposed = architecture.is_transposed and layer >= 0 and len(shape) == 2
@@ -212,13 +235,39 @@ def _planned(checkpoint: Checkpoint, architecture: Architecture, mixture: _Mixtu
                 )
             )
     left = set(checkpoint.names()) - {source for plan in found for source in plan.sources}
-    left -= {name for name in left if name.endswith(_BUFFERS)}
+    left -= {name for name in left if name.endswith(_BUFFERS)} | _predicting(checkpoint)
     if is_tied(entries):
         left.discard("lm_head.weight")
         found = [plan for plan in found if plan.written.name != "output.weight"]
     if left:
         raise UnsupportedError(f"{checkpoint.place} has tensors that no GGUF file has: {', '.join(sorted(left)[:3])}")
     return found
+
+
+def _by_head(
+    checkpoint: Checkpoint, prefix: str, sources: tuple[str, ...], layer: int, mixture: _Mixture | None
+) -> Iterator[_Planned]:
+    """Keys [heads, rank, outputs] and values [heads, outputs, rank] of the matrix that makes both, as llama.cpp attends
+    to the latent itself.
+    """
+    entries = text_config(checkpoint)
+    heads, rank = int(entries["num_attention_heads"]), int(entries["kv_lora_rank"])
+    plain, value = int(entries["qk_nope_head_dim"]), int(entries["v_head_dim"])
+    for name, shape, part in (
+        ("k_b", (heads, rank, plain), slice(0, plain)),
+        ("v_b", (heads, value, rank), slice(plain, plain + value)),
+    ):
+        kind = _kind(checkpoint, prefix + name, sources[0], shape, layer, mixture)
+        yield _Planned(written=WrittenTensor(f"{prefix}{name}.weight", kind, shape), sources=sources, heads=part)
+
+
+def _predicting(checkpoint: Checkpoint) -> set[str]:
+    """Tensors of layers beyond the last, which predict further tokens and which our reader has no names for."""
+    entries = text_config(checkpoint)
+    if not entries.get("num_nextn_predict_layers"):
+        return set()
+    beyond = tuple(f"layers.{num_layers(entries) + at}." for at in range(int(entries["num_nextn_predict_layers"])))
+    return {name for name in checkpoint.names() if name.startswith(beyond)}
 
 
 def _is_turned(architecture: Architecture, name: str) -> bool:
@@ -269,8 +318,13 @@ def _contents(
                 tensor = tensor.float() + plan.offset
             if plan.is_transposed:
                 tensor = tensor.t()
+            weights = importance.get(source.rpartition(".")[0])
+            if plan.heads is not None:
+                tensor = tensor.unflatten(0, (plan.written.shape[0], -1))[:, plan.heads]
+                if plan.heads.start == 0:  # a row of keys is multiplied by queries
+                    tensor, weights = tensor.transpose(1, 2), None
             rows = tensor.reshape(-1, plan.written.shape[-1])
-            encoded.append(encode_rows(plan.written.kind, rows, importance.get(source.rpartition(".")[0])))
+            encoded.append(encode_rows(plan.written.kind, rows, weights))
         yield encoded[0] if len(encoded) == 1 else torch.cat(encoded)
 
 

@@ -30,7 +30,9 @@ from modelserver.toolkit.language_models import convert_language_model, is_langu
 # Rows of whole blocks of 256.
 VALUES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 TEXT = "the server answers every request that it is given, and then it waits for the next one to come\n" * 3
-UNWRITTEN = {"llama_dynamic", "qwen2_window", "llama_linear", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"}
+UNWRITTEN = {"llama_dynamic", "qwen2_window", "llama_linear", "qwen3_moe", "deepseek_v2", "deepseek_v3"}
+# Rotations of V3 that GGUF has words for.
+V3_ROPE = {**FAMILIES["deepseek_v3"].values["rope_parameters"], "mscale": 1.1}
 WRITTEN = sorted(set(FAMILIES) - UNWRITTEN)
 ERRORS = {"Q8_0": 0.006, "Q6_K": 0.02, "Q5_0": 0.045, "Q4_K": 0.075, "Q4_0": 0.09}
 
@@ -79,16 +81,49 @@ def tensor_names(directory: Path) -> set[str]:
 
 @pytest.mark.parametrize("family", WRITTEN)
 def test_a_checkpoint_becomes_gguf_and_comes_back(family: str, tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "source", family)
+    comes_back(write_checkpoint(tmp_path / "source", family), family, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        ("deepseek_v2", {}),
+        ("deepseek_v3", {"rope_parameters": V3_ROPE, "q_lora_rank": 32, "num_nextn_predict_layers": 0}),
+    ],
+)
+def test_latent_attention_becomes_gguf_and_comes_back(family: str, values: dict[str, object], tmp_path: Path) -> None:
+    """The file has keys and values by head; the config that comes back says what the first said."""
+    source = write_checkpoint(tmp_path / "source", family, values=values)
+    comes_back(source, family, tmp_path)
+    reader = gguf.GGUFReader(tmp_path / "models" / "one" / "1" / "model.gguf")
+    shapes = {tensor.name: tensor.shape.tolist()[::-1] for tensor in reader.tensors}
+    config = json.loads((source / "config.json").read_text())
+    heads, rank = config["num_attention_heads"], config["kv_lora_rank"]
+    assert shapes["blk.1.attn_k_b.weight"] == [heads, rank, config["qk_nope_head_dim"]]
+    assert shapes["blk.1.attn_v_b.weight"] == [heads, config["v_head_dim"], rank]
+    fields = {key.removeprefix("deepseek2."): field.contents() for key, field in reader.fields.items()}
+    theirs = gguf.GGUFReader(write_gguf_twin(source, tmp_path / "twin.gguf"))
+    if family == "deepseek_v3":
+        for key in (key for key in theirs.fields if key.startswith("deepseek2.")):
+            assert fields[key.removeprefix("deepseek2.")] == pytest.approx(theirs.fields[key].contents()), key
+    quantize_language_model(str(source), tmp_path / "small", "q8_0", silent)
+    with loaded_engine(tmp_path / "small" / "1", max_model_len=64) as engine:
+        assert len(generate(engine, random_prompts(2, longest=40), 4)) == 2
+
+
+def comes_back(source: Path, family: str, tmp_path: Path) -> None:
     prompts = random_prompts(2, longest=40)
     convert_language_model(str(source), tmp_path / "models" / "one", "gguf", silent)
     file = tmp_path / "models" / "one" / "1" / "model.gguf"
     convert_language_model(str(file), tmp_path / "models" / "two", "safetensors", silent)
     stored = {tensor.name for tensor in gguf.GGUFReader(file).tensors}
-    assert stored == tensor_names(source) - ({"output.weight"} if "output.weight" not in stored else set())
+    if family != "deepseek_v2":  # of which the twin is as it once was
+        assert stored == tensor_names(source) - ({"output.weight"} if "output.weight" not in stored else set())
     for place in (file, tmp_path / "models" / "two" / "1"):
         with open_checkpoint(source) as expected, open_checkpoint(place) as found:
             for name in found.names():
+                if name.endswith(("k_b_proj.weight", "v_b_proj.weight")):
+                    continue  # together in the safetensors
                 offset = 1 if "gemma" in family and name.endswith("norm.weight") else 0  # of what is computed with
                 assert torch.equal(found.tensor(name) + offset, expected.tensor(name) + offset), name
             assert found.chat_templates == expected.chat_templates

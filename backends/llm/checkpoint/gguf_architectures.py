@@ -261,6 +261,7 @@ def find_architecture(metadata: Metadata) -> Architecture:
 def written_architecture(model_type: str) -> tuple[str, Architecture]:
     """The name and the architecture of files that are written of a checkpoint. UnsupportedError names what is known."""
     known = {kind: ("llama", found) for kind, found in _LLAMAS.items()} | {"olmo3": ("olmo2", _OLMO3)}
+    known |= {found.model_type: ("deepseek2", found) for found in _DEEPSEEKS.values()}
     known |= {found.model_type: (name, found) for name, found in _ARCHITECTURES.items() if name not in _NOT_WRITTEN}
     if model_type not in known:
         raise UnsupportedError(f"GGUF files of {model_type} are not written; of {', '.join(sorted(known))} they are")
@@ -285,7 +286,7 @@ _DEEPSEEKS = {
     for function, model_type in ((_SOFTMAX, "deepseek_v2"), (_SIGMOID, "deepseek_v3"))
 }
 _OLMO3 = Architecture(model_type="olmo3", entries=_olmo3, layer=LAYER | _BOTH_SIDES)
-_NOT_WRITTEN = frozenset({*ENCODERS, "gemma-embedding", "glm4moe"})
+_NOT_WRITTEN = frozenset({*ENCODERS, "gemma-embedding"})
 
 _ARCHITECTURES: dict[str, Architecture] = {
     **ENCODERS,
@@ -296,7 +297,9 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "glm4moe": Architecture(
         model_type="glm4_moe",
         entries=_glm_experts,
-        layer=LAYER | _SHARED_EXPERTS | {"post_attention_norm": "post_attention_layernorm"},
+        layer={name: inner for name, inner in LAYER.items() if name != "ffn_norm"}
+        | _SHARED_EXPERTS
+        | {"post_attention_norm": "post_attention_layernorm"},
     ),
     "gemma": _gemma("gemma", common_entries, LAYER),
     "gemma2": _gemma("gemma2", _gemma2, LAYER | _BOTH_SIDES),

@@ -113,6 +113,51 @@ def _config(entries: Entries) -> Metadata:
             found[key] = value
     if "norm_topk_prob" in entries:
         found["expert_weights_norm"] = bool(entries["norm_topk_prob"])
+    return found | _shared_experts(entries) | _latent(entries)
+
+
+# In families with DeepSeek's mixtures: layers without experts, if the config does not say.
+_USUAL_DENSE = {"deepseek_v2": 0, "deepseek_v3": 3, "glm4_moe": 1}
+
+
+def _shared_experts(entries: Entries) -> Metadata:
+    """Of the mixtures of DeepSeek V2 and V3, and of GLM-4.5."""
+    if "n_routed_experts" not in entries:
+        return {}
+    if entries.get("moe_layer_freq") not in (None, 1):
+        raise UnsupportedError("experts in some of the layers alone (moe_layer_freq) cannot be said in a GGUF file")
+    is_sigmoid = entries["model_type"] != "deepseek_v2"
+    is_grouped = is_sigmoid or entries.get("topk_method") == "group_limited_greedy"
+    dense = entries.get("first_k_dense_replace")
+    return {
+        "leading_dense_block_count": _USUAL_DENSE[entries["model_type"]] if dense is None else dense,
+        "expert_count": entries["n_routed_experts"],
+        "expert_shared_count": entries.get("n_shared_experts") or 0,
+        "expert_weights_scale": float(entries.get("routed_scaling_factor") or 1.0),
+        "expert_weights_norm": bool(entries.get("norm_topk_prob", is_sigmoid)),
+        "expert_gating_func": 2 if is_sigmoid else 1,
+        "expert_group_count": (entries.get("n_group") or 1) if is_grouped else 1,
+        "expert_group_used_count": (entries.get("topk_group") or 1) if is_grouped else 1,
+    }
+
+
+def _latent(entries: Entries) -> Metadata:
+    """Of latent attention, as one head that all share: the key that is rotated, and the latent."""
+    if "kv_lora_rank" not in entries:
+        return {}
+    if not entries.get("rope_interleave", True):
+        raise UnsupportedError("rotations of halves (rope_interleave: false) are not written to GGUF files")
+    rank, rope = int(entries["kv_lora_rank"]), int(entries["qk_rope_head_dim"])
+    found: Metadata = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + rope,
+        "attention.value_length": rank,
+        "attention.key_length_mla": int(entries["qk_nope_head_dim"]) + rope,
+        "attention.value_length_mla": entries["v_head_dim"],
+        "attention.kv_lora_rank": rank,
+    }
+    if entries.get("q_lora_rank"):
+        found["attention.q_lora_rank"] = entries["q_lora_rank"]
     return found
 
 
@@ -150,10 +195,8 @@ def _windows(entries: Entries) -> Metadata:
 def _rope(entries: Entries) -> Metadata:
     rope = rope_of(entries)
     share = rope.get("partial_rotary_factor") or entries.get("partial_rotary_factor") or 1.0
-    found: Metadata = {
-        "rope.freq_base": rope["rope_theta"],
-        "rope.dimension_count": int(head_dim(entries) * share),
-    }
+    rotated = entries.get("qk_rope_head_dim") or int(head_dim(entries) * share)
+    found: Metadata = {"rope.freq_base": rope["rope_theta"], "rope.dimension_count": rotated}
     if entries["model_type"] == "gemma3_text":
         given = entries.get("rope_parameters") or {}
         local = (given.get("sliding_attention") or {}).get("rope_theta") or entries.get("rope_local_base_freq")
@@ -172,9 +215,22 @@ def _rope(entries: Entries) -> Metadata:
     for name in ("beta_fast", "beta_slow"):
         if rope.get(name) is not None:
             found[f"rope.scaling.yarn_{name}"] = float(rope[name])
+    if "kv_lora_rank" in entries:
+        return found | _sharpness(rope)
     if kind == "yarn" and rope.get("attention_factor") is not None:
         found["rope.scaling.attn_factor"] = float(rope["attention_factor"]) / (0.1 * math.log(factor) + 1.0)
     return found
+
+
+def _sharpness(rope: Entries) -> Metadata:
+    """Of latent attention, which stretched rotations sharpen and do not lengthen."""
+    mscale, sharpened = (rope.get(name) for name in ("mscale", "mscale_all_dim"))
+    if rope["rope_type"] != "yarn" or mscale != sharpened or rope.get("attention_factor") is not None:
+        raise UnsupportedError(
+            f"{rope['rope_type']} with mscale {mscale} and mscale_all_dim {sharpened} cannot be said in a GGUF file: "
+            "expected yarn with one number for both"
+        )
+    return {"rope.scaling.yarn_log_multiplier": 0.1 * float(sharpened)} if sharpened else {}
 
 
 def _long_rope(entries: Entries, rope: Entries) -> Metadata:
