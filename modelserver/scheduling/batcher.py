@@ -131,7 +131,7 @@ class Batcher(QueueScheduler):
         max_queue_size = policy.max_queue_size
         if expires_ns is not None and self._is_adaptive and self._queue:
             self._check_in_time(entry, deadline_ns, timeout_ns, now_ns)
-        places = self._placing
+        places = None if self._places is None else self._placing
         place = None if places is None else places.choose(request)
         wakes_thread = False
         dropped: QueueEntry | None = None
@@ -188,7 +188,12 @@ class Batcher(QueueScheduler):
             self._idle.unpark(worker)
             now_ns = self.now_ns()
             expired = self._remove_expired(now_ns) if self._expiry else []
-            batch, wait_until_ns = (None, None) if worker.is_closed else self._form_for(worker, now_ns)
+            batch: Batch | None = None
+            wait_until_ns: int | None = None
+            if self._places is not None and not worker.is_closed:
+                batch, wait_until_ns = self._form_for(self._places, worker, now_ns)
+            elif not worker.is_closed:
+                batch, wait_until_ns = self._form(self._queue, self._rules, now_ns)
             worker.is_left = worker.is_closed
             if worker.is_left and self._places is not None:
                 self._places.leave(worker)
@@ -224,20 +229,22 @@ class Batcher(QueueScheduler):
             while (
                 len(batches) < limit
                 and self._queue
-                and (self._placing or not self._idle.can_wake)
+                and (not self._idle.can_wake or self._placing is not None)
                 and not worker.is_closed
             ):
-                batch, _ = self._form_for(worker, now_ns)
+                if self._places is None:
+                    batch, _ = self._form(self._queue, self._rules, now_ns)
+                else:
+                    batch, _ = self._form_for(self._places, worker, now_ns)
                 if batch is None:
                     break
                 self._rate.note(len(batch.requests), len(self._queue), now_ns)
                 batches.append(batch)
         return batches
 
-    def _form_for(self, worker: WaitingWorker, now_ns: int) -> tuple[Batch | None, int | None]:
+    def _form_for(self, places: Places, worker: WaitingWorker, now_ns: int) -> tuple[Batch | None, int | None]:
         """As `form_batch`, for this worker. Called with the lock held."""
-        places = self._placing
-        if places is None:
+        if not self._rules.is_single:
             return self._form(self._queue, self._rules, now_ns)
         places.see(worker)
         return places.take(self._queue, worker, now_ns)
