@@ -1,4 +1,4 @@
-"""AWQ, as AutoAWQ stores it: 4 bits packed along the outputs (gemm) or along the inputs (gemv)."""
+"""AWQ, as AutoAWQ stores it: 4 bits packed along the outputs (gemm), along the inputs (gemv), or both (gemv_fast)."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from typing import Any, Self
 
 import torch
 
+from modelserver.backend import UnsupportedError
+
 from ..models.linear_tensors import FLOATS, LinearTensors, Part
-from .bits import unpack_words
+from .bits import unpack_nibbles, unpack_words
 from .config_fields import checkpoints_only, integer, one_of
 from .quantized_weight import QuantizedWeight
 from .stored import StoredScheme, group_length
 
 _BITS = 4
 _PER_WORD = 8
+# Of a block of gemv_fast.
+_FAST_OUTPUTS, _FAST_INPUTS = 4, 64
 # Where the gemm layout puts the eight outputs of a word: output i is the nibble _PLACES[i].
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Awq(StoredScheme):
-    def __init__(self, group_size: int, *, is_gemv: bool, has_zeros: bool) -> None:
+    def __init__(self, group_size: int, version: str, *, has_zeros: bool) -> None:
         self._group_size = group_size
-        self._is_gemv = is_gemv
+        self._version = version
         self._has_zeros = has_zeros
 
     @classmethod
@@ -31,10 +35,10 @@ class Awq(StoredScheme):
         config = checkpoints_only("awq", config)
         integer({"bits": config.get("bits", config.get("w_bit"))}, "bits", (_BITS,), method="awq")
         sizes = {"group_size": config.get("group_size", config.get("q_group_size", -1))}
-        version = one_of(config, "version", ("gemm", "gemv"), default="gemm", method="awq")
+        version = one_of(config, "version", ("gemm", "gemv", "gemv_fast"), default="gemm", method="awq")
         return cls(
             integer(sizes, "group_size", method="awq"),
-            is_gemv=version == "gemv",
+            version,
             has_zeros=bool(config.get("zero_point", True)),
         )
 
@@ -42,7 +46,12 @@ class Awq(StoredScheme):
         return tensors.has(part, "qweight") or not tensors.has(part, "weight")
 
     def read(self, tensors: LinearTensors, part: Part) -> QuantizedWeight:
-        return self._read_gemv(tensors, part) if self._is_gemv else self._read_gemm(tensors, part)
+        match self._version:
+            case "gemv":
+                return self._read_gemv(tensors, part)
+            case "gemv_fast":
+                return self._read_gemv_fast(tensors, part)
+        return self._read_gemm(tensors, part)
 
     def _read_gemm(self, tensors: LinearTensors, part: Part) -> QuantizedWeight:
         inputs, outputs = part.num_inputs, part.num_outputs
@@ -71,6 +80,28 @@ class Awq(StoredScheme):
             zeros=unpack_words(zeros, _BITS, groups).contiguous(),
             group=group,
             bits=_BITS,
+        )
+
+    def _read_gemv_fast(self, tensors: LinearTensors, part: Part) -> QuantizedWeight:
+        """Four inputs of an output in a word, 64 inputs of four outputs in a block; zeros are times their scales."""
+        inputs, outputs = part.num_inputs, part.num_outputs
+        if inputs % _FAST_INPUTS or outputs % _FAST_OUTPUTS:
+            raise UnsupportedError(
+                f"{part.name} of {outputs} outputs and {inputs} inputs is not supported as gemv_fast: expected "
+                f"multiples of {_FAST_OUTPUTS} and {_FAST_INPUTS}"
+            )
+        group = group_length(part, self._group_size)
+        groups = inputs // group
+        grid = (_gemv_zero_words(groups, self._group_size) * _PER_WORD, outputs)
+        packed = tensors.stored(part, "qweight", (outputs // _FAST_OUTPUTS, inputs), (torch.int16,))
+        scales, added = (tensors.stored(part, name, grid, FLOATS)[:groups].t() for name in ("scales", "qzeros"))
+        nibbles = unpack_nibbles(packed.view(torch.uint8))
+        blocks = nibbles.unflatten(1, (-1, _FAST_OUTPUTS, _FAST_INPUTS)).transpose(1, 2)
+        # Of 32 inputs, pairs of all four eights are side by side; in eight values the first of all pairs come first.
+        eights = blocks.reshape(outputs, -1, 4, 2, 4).transpose(3, 4)
+        codes = eights.transpose(2, 3).reshape(outputs, inputs)
+        return QuantizedWeight(
+            codes=codes, scales=scales.contiguous(), mins=-added.contiguous(), group=group, bits=_BITS
         )
 
 

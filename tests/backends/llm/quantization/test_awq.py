@@ -53,8 +53,35 @@ def packer(version: str, group_size: int, *, has_zeros: bool = True) -> Callable
     return pack
 
 
+def fast(weight: torch.Tensor) -> Packed:
+    """gemv_fast in groups of 32, by where each code goes: in which word, and in which of its halves of bytes."""
+    codes, scales, zeros = rounded(weight, 4, 32, is_symmetric=False)
+    outputs, inputs = weight.shape
+    scales = scales.half()
+    added = -(scales.float() * zeros).half()
+    each = torch.arange(32)
+    pair = each % 8 // 2 * 8 + each // 8 * 2 + each % 2  # pairs of all eighths side by side
+    place = pair // 8 * 8 + pair % 2 * 4 + pair % 8 // 2  # and of eight the even ones first
+    row, column = torch.meshgrid(torch.arange(outputs), torch.arange(inputs), indexing="ij")
+    flat = row % 4 * 64 + column % 64 // 32 * 32 + place[column % 32]
+    packed = torch.zeros(outputs // 4, inputs, dtype=torch.int32)
+    packed.index_put_((row // 4, column // 64 * 64 + flat // 4), (codes.long() << flat % 4 * 4).int(), accumulate=True)
+    packed = torch.where(packed >= 1 << 15, packed - (1 << 16), packed).short()
+    padding = (0, 32 - scales.shape[1])
+    stored = {"qweight": packed} | {
+        name: torch.nn.functional.pad(one, padding).t() for name, one in (("scales", scales), ("qzeros", added))
+    }
+    spread = groups_of(inputs, 32)
+    return stored, scales.float()[:, spread] * codes + added.float()[:, spread]
+
+
 def config(version: str = "gemm", group_size: int = 32, **entries: Any) -> dict[str, Any]:
     return {"quant_method": "awq", "bits": 4, "group_size": group_size, "version": version, **entries}
+
+
+def test_gemv_fast_is_its_float_twin(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", "llama", values=VALUES)
+    assert_is_its_twin(*write_quantized(source, tmp_path, fast, config("gemv_fast")))
 
 
 @pytest.mark.parametrize("family", ["llama", "llama_tied_biased", "qwen3_moe", "phi3"])
@@ -107,7 +134,7 @@ def test_a_config_in_a_file_of_its_own_is_found(tmp_path: Path) -> None:
     ("entries", "message"),
     [
         ({"bits": 3}, "bits 3 of awq is not supported: expected 4"),
-        ({"version": "gemv_fast"}, "version 'gemv_fast' of awq is not supported: expected gemm, gemv"),
+        ({"version": "marlin"}, "version 'marlin' of awq is not supported: expected gemm, gemv, gemv_fast"),
         ({"group_size": None}, "group_size of awq must be an integer"),
     ],
 )
