@@ -202,10 +202,13 @@ class AbuseLimits:
 
 # Streams beyond this number are not waited for.
 _MAX_WAITED_FOR: Final = 100
+# For a client that goes on sending: it may have our answer unread before it, and curl 7.88 drops that when the stream
+# is reset. What it sends meanwhile is bounded by the stream's window.
+_READING_S: Final = 0.05
 
 
 class UnendedStreams:
-    """Asks the client to stop (RFC 9113, 8.1) if it sends more, or has not ended its side within `linger_s`.
+    """Asks the client to stop (RFC 9113, 8.1): soon if it sends more, or if it has not ended its side in `linger_s`.
 
     Not at once: most are about to end, and HAProxy discards the buffered part of an answer when the stream is reset
     after it.
@@ -231,8 +234,10 @@ class UnendedStreams:
 
     def go_on(self, stream_id: int) -> None:
         """The client sends more on a stream that was closed."""
-        if stream_id in self._due_s:
-            self._stop(stream_id)
+        due_s = self._loop.time() + _READING_S
+        if self._due_s.get(stream_id, 0.0) > due_s:
+            self._due_s[stream_id] = due_s
+            self._set_timer()
 
     def end(self, stream_id: int) -> bool:
         """The client has ended its side, or reset it; returns whether it was waited for."""
@@ -247,12 +252,15 @@ class UnendedStreams:
 
     def _look(self) -> None:
         now_s = self._loop.time()
-        self._timer = None
-        for stream_id, due_s in list(self._due_s.items()):
-            if due_s > now_s:
-                self._timer = self._loop.call_at(due_s, self._look)
-                break
+        for stream_id in [stream_id for stream_id, due_s in self._due_s.items() if due_s <= now_s]:
             self._stop(stream_id)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Look again when the next one is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(min(self._due_s.values()), self._look) if self._due_s else None
 
     def _stop(self, stream_id: int) -> None:
         del self._due_s[stream_id]

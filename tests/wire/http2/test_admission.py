@@ -5,7 +5,7 @@ from __future__ import annotations
 import hpack
 import pytest
 from support.http2_frames import ErrorCode, FrameType, continuation, data, headers, rst_stream
-from support.memory_http2 import MemoryPeer
+from support.memory_http2 import MemoryPeer, until
 from support.raw_http2 import call_fields, prefixed
 
 from modelserver.telemetry.wire_counts import Violation
@@ -150,6 +150,7 @@ async def test_headers_in_flight_to_a_stream_that_we_reset_are_ignored() -> None
     peer = MemoryPeer()
     peer.open(1, "Nothing")
     peer.send(data(1, b"x"))
+    await until(lambda: peer.read() is not None and bool(peer.resets))
     assert peer.resets == {1: ErrorCode.NO_ERROR}
     peer.send(data(1, b"x"), headers(1, [("x", "y")]))
     assert not peer.of_type(FrameType.GOAWAY)

@@ -63,6 +63,7 @@ async def test_a_failure_before_the_first_message_is_trailers_only() -> None:
     assert peer.answer(1).is_trailers_only
     assert peer.answer(1).grpc_status == 5
     peer.send(data(1, b"\0"))
+    await until(lambda: peer.read() is not None and bool(peer.resets))
     assert peer.resets == {1: ErrorCode.NO_ERROR}
 
 

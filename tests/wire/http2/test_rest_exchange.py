@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from support.http2_frames import ErrorCode, FrameType, Setting, data, headers, rst_stream, window_update
-from support.memory_http2 import MemoryPeer
+from support.memory_http2 import MemoryPeer, until
 from support.raw_http2 import get_fields
 
 from modelserver.protocol.exchange import HttpExchange
@@ -87,6 +87,7 @@ async def test_a_body_over_the_limit(has_length: bool) -> None:
     assert peer.answer(1).status == 413
     assert b"1000 bytes" in peer.answer(1).body
     peer.send(data(1, bytes(10)))
+    await until(lambda: peer.read() is not None and bool(peer.resets))
     assert peer.resets == {1: ErrorCode.NO_ERROR}
     assert peer.violations == {Violation.BODY_TOO_LARGE: 1}
     assert peer.http.num_requests == 0

@@ -55,6 +55,7 @@ async def test_a_call_that_does_not_go_on() -> None:
     assert peer.answer(1).grpc_status == 4
     assert "too slowly" in peer.answer(1).grpc_message
     peer.send(data(1, b"\0"))
+    await until(lambda: peer.read() is not None and bool(peer.resets))
     assert peer.resets == {1: ErrorCode.NO_ERROR}
     assert peer.violations == {Violation.SLOW_BODY: 1}
     peer.leave()
