@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 Replay = Callable[[], None]
 DEVICE_TYPES = {"cuda"}
+# Captures of one process share the allocator's state.
+_capturing = threading.Lock()
 # Between two lines of the log, and between two drawings of a bar.
 _LOG_S, _BAR_S = 10.0, 0.1
 _BAR_WIDTH = 30
@@ -72,9 +75,10 @@ class CudaGraphs:
 
         The first one has begun. One that was not ended is given up.
         """
-        torch.cuda.synchronize()
+        # Not the whole device: it cannot be waited for while another thread captures.
+        self._stream.synchronize()
         torch.cuda.empty_cache()  # what the warm-up took belongs to this stream alone
-        with torch.cuda.stream(self._stream), _no_collection():
+        with _capturing, torch.cuda.stream(self._stream), _no_collection():
             self.begin()
             try:
                 yield
@@ -97,8 +101,9 @@ class CudaGraphs:
         return replay
 
     def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same memory, which is not kept: later graphs may use it. `tensor` must have no gaps."""
-        assert tensor.is_contiguous(), "memory with gaps is borrowed"
+        """The same memory, which is not kept: later graphs may use it. Memory with gaps is kept."""
+        if not tensor.is_contiguous():
+            return tensor
         found: torch.Tensor = torch.as_tensor(_Bytes(tensor), device=tensor.device).view(tensor.dtype)
         return found.view(tensor.shape)
 

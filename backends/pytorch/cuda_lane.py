@@ -6,6 +6,7 @@ without a GPU cannot.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 
 from modelserver.backend import DeviceArray
+
+logger = logging.getLogger(__name__)
 
 # Each captured graph keeps device memory, so at most this many shapes have one.
 MAX_GRAPHS = 16
@@ -73,7 +76,8 @@ class CudaLane:
 class GraphedCall:
     """Calls a program, for shapes that came before by replaying a captured graph. Within `CudaLane.open`.
 
-    Results lie in the graph's own memory: they have to be downloaded before the next call.
+    Results lie in the graph's own memory: they have to be downloaded before the next call. After a capture that failed
+    there are no more.
     """
 
     def __init__(self, call: Callable[..., Any], stream: Any) -> None:
@@ -81,12 +85,15 @@ class GraphedCall:
         self._stream = stream
         self._seen: set[tuple[Any, ...]] = set()
         self._graphs: dict[tuple[Any, ...], tuple[Any, list[Any], Any]] = {}
+        self._can_capture = True
 
     def __call__(self, *tensors: Any) -> Any:
         key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
         known = self._graphs.get(key)
-        if known is None and key in self._seen and len(self._graphs) < MAX_GRAPHS:
-            known = self._graphs[key] = self._capture(tensors)
+        if known is None and self._can_capture and key in self._seen and len(self._graphs) < MAX_GRAPHS:
+            known = self._capture(tensors)
+            if known is not None:
+                self._graphs[key] = known
         if known is None:
             if len(self._seen) < MAX_GRAPHS * 64:
                 self._seen.add(key)
@@ -97,12 +104,18 @@ class GraphedCall:
         graph.replay()
         return results
 
-    def _capture(self, tensors: Sequence[Any]) -> tuple[Any, list[Any], Any]:
+    def _capture(self, tensors: Sequence[Any]) -> tuple[Any, list[Any], Any] | None:
+        """A graph, its inputs and results. None if the program has what a graph cannot hold, or memory is out."""
         inputs = [tensor.clone() for tensor in tensors]
         for _ in range(_NUM_WARMUPS):  # libraries choose their kernels and take their memory
             self._call(*inputs)
         self._stream.synchronize()
         graph: Any = torch.cuda.CUDAGraph()
-        with _capture_lock, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            results = self._call(*inputs)
+        try:
+            with _capture_lock, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                results = self._call(*inputs)
+        except RuntimeError as error:
+            self._can_capture = False
+            logger.warning("a model of PyTorch runs without CUDA graphs: %s", error)
+            return None
         return graph, inputs, results

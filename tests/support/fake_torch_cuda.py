@@ -95,6 +95,10 @@ class FakeGpu(TorchFunctionMode):
         ):
             monkeypatch.setattr(torch.cuda, name, fake)
 
+    @property
+    def is_capturing(self) -> bool:
+        return bool(self._streams) and isinstance(self._streams[-1], Graph)
+
     def queue(self) -> list[Callable[[], object]]:
         assert self._streams, "work is queued outside the lane's stream"
         return self._streams[-1].work

@@ -204,6 +204,8 @@ def test_a_terminal_shows_a_bar_in_place_of_lines(
 class Stream:
     def wait_stream(self, _other: Any) -> None: ...
 
+    def synchronize(self) -> None: ...
+
 
 class Graph:
     """Of torch. `log` has what was called on all."""
@@ -229,8 +231,7 @@ def graph_log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     graph = type("LoggedGraph", (Graph,), {"log": log})
     for name, fake in (("Stream", Stream), ("current_stream", Stream), ("CUDAGraph", graph)):
         monkeypatch.setattr(torch.cuda, name, fake)
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
     monkeypatch.setattr(CudaGraphs, "borrowed", lambda _graphs, tensor: tensor)
     return log

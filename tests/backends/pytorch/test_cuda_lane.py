@@ -74,6 +74,21 @@ def test_shapes_that_come_again_are_replayed_with_their_own_values(gpu: FakeGpu)
     assert [copy.tolist() for copy in held] == [[2.0 * number] * 3 for number in range(5)]
 
 
+def test_a_program_that_no_graph_can_hold_goes_on_without(gpu: FakeGpu, caplog: pytest.LogCaptureFixture) -> None:
+    def call_that_waits(values: torch.Tensor) -> torch.Tensor:
+        if gpu.is_capturing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return doubled(values)
+
+    lane = CudaLane("cuda:0", is_pinned=True)
+    call = lane.graphed(call_that_waits)
+    for number in range(4):
+        with lane.open():
+            (copy,) = lane.download([call(lane.upload(torch.full((3,), float(number))))])
+        assert copy.tolist() == [2.0 * number] * 3
+    assert caplog.text.count("without CUDA graphs: operation not permitted") == 1
+
+
 def test_graphs_are_bounded(gpu: FakeGpu) -> None:
     lane = CudaLane("cuda:0", is_pinned=True)
     call = lane.graphed(doubled)
