@@ -16,7 +16,7 @@ import torch
 
 from .attention.paged import PagedAttention, Rotation
 from .cuda_graphs import CudaGraphs, Replay, capture_each, measure_each
-from .step_context import StepContext
+from .step_context import StepContext, Taps
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,8 @@ class _Pieces:
 
 
 class CapturedPieces:
-    """`width`: what attention makes of a token. Steps of more than `most_tokens` or `MOST_TOKENS` have no graphs."""
+    """`width`: what attention makes of a token. Steps of more than `most_tokens` or `MOST_TOKENS` have no graphs.
+    `captures_at_load`: not only when a size is needed."""
 
     def __init__(
         self,
@@ -89,12 +90,17 @@ class CapturedPieces:
         dtype: torch.dtype,
         width: int,
         most_tokens: int,
+        captures_at_load: bool = True,
         graphs: CudaGraphs,
     ) -> None:
         self._network = network
         self._attention: Any = attention
         self._fuses_norm = bool(getattr(attention, "fuses_norm", False))
         self._graphs = graphs
+        self._captures_at_load = captures_at_load
+        # States before these layers of each step are kept, [tokens, layers * hidden_size].
+        self._tapped: frozenset[int] = frozenset()
+        self._states: torch.Tensor | None = None
         self._sizes = token_sizes(min(most_tokens, MOST_TOKENS))
         most = self._sizes[-1]
         self._input_ids = torch.zeros(most, dtype=torch.int64, device=device)
@@ -102,6 +108,18 @@ class CapturedPieces:
         self._output = torch.zeros(most, width, dtype=dtype, device=device)
         self._captured: dict[int, _Pieces] = {}
         self._has_failed = False
+
+    def tap(self, layers: frozenset[int]) -> None:
+        """Let graphs keep the states before these layers, see `states_of`."""
+        self._tapped = layers
+        self._captured.clear()
+        if self._captures_at_load:
+            self.capture_all()
+
+    def states_of(self, count: int) -> torch.Tensor:
+        """A copy of those of the last step, which had `count` tokens."""
+        assert self._states is not None, "no layers are tapped"
+        return self._states[:count].clone()
 
     def run(self, input_ids: torch.Tensor, positions: torch.Tensor, inputs: Any) -> torch.Tensor | None:
         """Hidden states [tokens, hidden_size] of a step that attention has prepared as `inputs`, valid until any graph
@@ -160,13 +178,26 @@ class CapturedPieces:
     def _capture(self, size: int) -> _Pieces:
         graphs = self._graphs
         stops = _Stops(self._fuses_norm, self._output[:size], graphs)
-        step = StepContext(positions=self._positions[:size], attention=stops, inputs=None)
-        graphs.warm_up(lambda: self._network(self._input_ids[:size], step))
+        graphs.warm_up(lambda: self._keep(size, *self._compute(size, stops)))
         stops.is_recording = True
         with graphs.recording():
-            hidden = self._network(self._input_ids[:size], step)
+            hidden, found = self._compute(size, stops)
+            self._keep(size, hidden, found)
             last = graphs.end()
         return _Pieces(stops.found, last, graphs.borrowed(hidden))
+
+    def _compute(self, size: int, stops: _Stops) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        taps = Taps(self._tapped) if self._tapped else None
+        step = StepContext(positions=self._positions[:size], attention=stops, inputs=None, taps=taps)
+        hidden: torch.Tensor = self._network(self._input_ids[:size], step)
+        return hidden, [] if taps is None else taps.found
+
+    def _keep(self, size: int, hidden: torch.Tensor, found: list[torch.Tensor]) -> None:
+        if found:
+            states = torch.cat(found, dim=-1)
+            if self._states is None:  # the warm-up
+                self._states = hidden.new_zeros(self._sizes[-1], states.shape[1])
+            self._states[:size].copy_(states)
 
 
 def token_sizes(most: int) -> list[int]:

@@ -13,7 +13,7 @@ from .embedding.layout import POOLINGS, pooling_of
 from .json_fields import boolean, integer, number, string, strings, unknown, wrong
 from .kv_events import KvEventsConfig, read_kv_events_config
 from .nodes import Nodes
-from .speculation.config import SpeculativeConfig, read_speculative_config
+from .speculation.config import TRAINED, SpeculativeConfig, read_speculative_config
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +136,11 @@ class EngineOptions:
     def num_kept_loras(self) -> int:
         """How many adapters are kept in host memory."""
         return self.max_cpu_loras or max(self.num_lora_slots, 2 * _USUAL_LORAS)
+
+    @property
+    def has_trained_drafts(self) -> bool:
+        """Whether a trained layer guesses tokens, which reads the states of layers."""
+        return self.speculative_config is not None and self.speculative_config.method in TRAINED
 
     @property
     def chunk_len(self) -> int | None:

@@ -19,7 +19,6 @@ from .options import EngineOptions
 from .plan import Chunk, StepPlan
 from .sampling_params import SamplingParams
 from .sequence import Sequence
-from .speculation.config import TRAINED
 
 if TYPE_CHECKING:
     from .attention.kv_blocks import KvLayout
@@ -97,7 +96,7 @@ def drafting_bytes(layout: KvLayout, options: EngineOptions, max_model_len: int)
     drafts.
     """
     config = options.speculative_config
-    if config is None or config.method not in TRAINED:
+    if config is None or not options.has_trained_drafts:
         return 0
     num_bytes = 0
     if config.model is not None:

@@ -179,8 +179,12 @@ class Runner:
         return self._followers is not None
 
     def tap(self, layers: Sequence[int], take: TakeStates) -> None:
-        """Give `take` the states before these layers of each step from now on. Steps are no graphs then."""
+        """Give `take` the states before these layers of each step from now on. All steps are graphs in pieces then."""
         self._taps = frozenset(layers), take
+        if self._pieces is not None:
+            self._thread.settle()
+            with torch.inference_mode():
+                self._pieces.tap(self._taps[0])
 
     def embed(
         self, token_id_lists: Sequence[Sequence[int]], adapter: Adapter | None = None
@@ -280,15 +284,20 @@ class Runner:
             taps=None if self._taps is None else Taps(self._taps[0]),
         )
         hidden = None
-        is_plain = pictures is None and adapters is None and self._taps is None and context.positions.dim() == 1
+        states = None
+        is_plain = pictures is None and adapters is None and context.positions.dim() == 1
         if self._pieces is not None and is_plain:
             hidden = self._pieces.run(input_ids, context.positions, inputs)
+            if hidden is not None and self._taps is not None:
+                states = self._pieces.states_of(len(hidden))
         if hidden is None:
             hidden = self._network(input_ids, context)
-        if self._taps is not None and context.taps is not None:
+            if context.taps is not None:
+                states = torch.cat(context.taps.found, dim=-1)
+        if self._taps is not None and states is not None:
             counts = step.batch.num_queries
             starts = (step.batch.lens - counts).tolist()
-            self._taps[1](step.sequences, starts, counts.tolist(), torch.cat(context.taps.found, dim=-1))
+            self._taps[1](step.sequences, starts, counts.tolist(), states)
         return hidden, hidden if step.sampled_rows is None else hidden[rows]
 
     def _unread(self, step: StepInputs) -> IntArray:
@@ -449,7 +458,7 @@ def load_runner(
         raise
     with ExitStack() as failed:
         failed.callback(runner.close)
-        if options.capture_at_load:
+        if options.capture_at_load and not options.has_trained_drafts:  # `tap` captures then
             runner.capture_all()
         failed.pop_all()
     return runner
@@ -588,7 +597,7 @@ def _make_graphs(
     """Where steps can be graphs: on a GPU, for a network whose course depends on no value. Those of decode steps have
     attention in them, where that is possible; those of other steps have none."""
     captured, pieces, graphs = None, None, CudaGraphs()
-    if can_capture_decode(loaded, attention, options):
+    if can_capture_decode(loaded, attention, options) and not options.has_trained_drafts:
         leads = None if followers is None else followers.leading
         captured = captured_decode(loaded, attention, options, blocks, graphs, leads)
     # The other ranks have none of these.
@@ -601,6 +610,7 @@ def _make_graphs(
             dtype=group.heads_dtype,
             width=loaded.attention.num_heads * (group.shared_width or group.value_width),
             most_tokens=options.max_num_batched_tokens,
+            captures_at_load=options.capture_at_load,
             graphs=graphs,
         )
     return _Graphs(captured=captured, pieces=pieces)

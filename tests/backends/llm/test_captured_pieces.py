@@ -109,6 +109,23 @@ def test_a_mixed_step_is_launched_by_a_graph_and_attention_per_layer(
     assert eager > 12 * num_layers
 
 
+def test_states_between_layers_are_taken_from_graphs(checkpoint: Checkpoints, device: Device) -> None:
+    """As a trained layer that guesses reads them; those of one step are not changed by the next."""
+    taken: dict[bool, list[torch.Tensor]] = {}
+    for is_eager in (True, False):
+        with device, loaded_engine(checkpoint("qwen3"), **OPTIONS, enforce_eager=is_eager) as engine:
+            found = taken[is_eager] = []
+            num_layers = engine.runner.network.config.num_layers
+            engine.runner.tap([0, 1, num_layers], lambda *step: found.append(step[-1]))  # noqa: B023
+            sequence = Sequence(1, list(range(9, 20)), 11, SamplingParams(temperature=0.0), block_ids=array("q", [1]))
+            device.num_replays = 0
+            for start, count in ((0, 7), (7, 4)):
+                engine.runner.launch(StepPlan((Chunk(sequence, start, count, int(start > 0)),))).result()
+    assert device.num_replays == 2 * (num_layers + 1)
+    for eager, captured in zip(taken[True], taken[False], strict=True):
+        np.testing.assert_allclose(captured, eager, atol=1e-5)
+
+
 # Graphs of all endings.
 WAYS = [{"logprobs": None}, {"logprobs": 0}, {"logprobs": None, "temperature": 0.8, "top_k": 5, "seed": 7}]
 
