@@ -92,7 +92,11 @@ def write_model(place: Path, family: str) -> Path:
     model_type, values = FAMILIES[family]
     config = {name: value for name, value in (_COMMON | values).items() if value is not None}
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config)).save_pretrained(place)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config))
+    for parameter in model.parameters():  # some networks begin with zeros
+        if parameter.dim() == 2 and not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.02)
+    model.save_pretrained(place)
     return place
 
 

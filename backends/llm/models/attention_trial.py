@@ -13,6 +13,7 @@ from modelserver.backend import UnsupportedError
 NUM_TRIED = 8
 # Of logits, relative to their size: half precision rounds, and may choose other experts for a token; but not for most.
 _TOLERANCE, _HALF_TOLERANCE = 0.01, 0.2
+_SMALLEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,9 @@ def check_equal(found: torch.Tensor, expected: torch.Tensor, *, is_exact: bool, 
     """Logits [tokens, vocab_size] of the same tokens. UnsupportedError, if most of them differ; with `is_strict`, of
     exact ones, if any do.
     """
-    errors = (found - expected).norm(dim=-1) / (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
+    sizes = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
+    # The embedding of a token of padding may be zero, and then all of its logits are.
+    errors = (found - expected).norm(dim=-1) / sizes.clamp_min(_SMALLEST)
     error = float(errors.max() if is_strict and is_exact else errors.median())
     if not error < (_TOLERANCE if is_exact else _HALF_TOLERANCE):
         raise UnsupportedError(f"logits on blocks differ from those by the model's own attention, by {error:.0%}")

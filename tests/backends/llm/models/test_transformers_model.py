@@ -197,6 +197,8 @@ def test_logits_that_differ_are_no_trial_passed() -> None:
 
     expected = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
     check_equal(expected + 1e-4, expected, is_exact=True)
+    of_padding = torch.cat((torch.zeros_like(expected[:1]), expected))  # whose embedding is zero
+    check_equal(of_padding, of_padding, is_exact=True)
     one_token = expected.clone()
     one_token[3] = 0.0
     check_equal(one_token, expected, is_exact=False)  # in half precision another expert may be chosen for a token
