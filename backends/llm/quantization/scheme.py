@@ -123,6 +123,14 @@ class FloatScheme(Scheme):
     def linear(self, tensors: LinearTensors) -> Linear:
         return stored_float_linear(tensors)
 
+    def grouped(self, experts: Sequence[LinearTensors]) -> GroupedLinear:
+        """On a CPU by one call of the kernels for all experts: calls of oneDNN for each cost more than they save."""
+        first = experts[0]
+        if first.dtype is not torch.float32 or not has_fast_packed_kernels(first.device):
+            return super().grouped(experts)
+        packed = [PackedMatrixLinear(_packed(each.stored_weight()), each.bias()) for each in experts]
+        return grouped_linears(packed, first.device)
+
 
 def stored_float_linear(tensors: LinearTensors) -> Linear:
     """A layer of floats in the form that the device multiplies fastest. On a CPU whose networks compute in float32,
