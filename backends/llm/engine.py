@@ -554,10 +554,7 @@ def _load_networks(
             failed.callback(drafter.close)
         runner = load_runner(checkpoint, options, make_sampler)
         failed.callback(runner.close)
-        if drafter is not None and runner.has_states:
-            drafter.close()
-            drafter = None
-        elif not is_gpu and not runner.has_states:
+        if not is_gpu:
             drafter = load_drafter(checkpoint, options, tokenizer, is_gpu=False)
         failed.pop_all()
     return runner, drafter

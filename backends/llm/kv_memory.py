@@ -135,18 +135,24 @@ def reserve_kv_memory(
 
 
 def reserve_states(states: RecurrentStates, options: EngineOptions, *, device: torch.device, what: str) -> Reservation:
-    """Slots for `max_num_seqs` sequences, allocated. UnavailableError, if there is too little memory for them."""
-    num_bytes = states.num_bytes(options.max_num_seqs)
+    """Slots for `max_num_seqs` sequences and their drafts, allocated. UnavailableError, if there is too little memory
+    for them.
+    """
+    config, num_drafts, drafts = options.speculative_config, 0, ""
+    if config is not None:
+        num_drafts = config.most_drafts(options.max_num_seqs, is_gpu=device.type != "cpu")
+        drafts = f" and {num_drafts} drafts of speculative_config"
+    num_bytes = states.num_bytes(options.max_num_seqs, num_drafts)
     reservation = device_memory(device).reserve(
         num_bytes,
         available=available_bytes(device, options.gpu_memory_utilization),
         least=num_bytes,
         what=what,
-        purpose=f" for the states of max_num_seqs {options.max_num_seqs} sequences",
+        purpose=f" for the states of max_num_seqs {options.max_num_seqs} sequences{drafts}",
         advice="lower max_num_seqs, or unload a model",
     )
     try:
-        states.allocate(options.max_num_seqs)
+        states.allocate(options.max_num_seqs, num_drafts)
     except BaseException:
         reservation.release()
         raise

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -162,6 +163,11 @@ class Runner:
             self._note_rows(step)
             self._last_token_ids = None if sampled is None else sampled.token_ids
             read = _reader(sampled)
+            if self._states is not None and step.drafts:
+                tokens = read()  # the next step begins with the states behind those that are right
+                read = partial(list, tokens)
+                for chunk, kept in zip(step.sampled, _by_chunk(step, tokens), strict=True):
+                    self._states.accept(chunk.sequence.slot, len(kept) - 1)
         return Launched(lambda: StepResult(_by_chunk(step, read()), prompt_logprobs))
 
     @property
@@ -278,7 +284,9 @@ class Runner:
             positions=positions.view(step.rope_positions.shape),
             attention=attention,
             inputs=inputs,
-            state_groups=() if self._states is None else self._states.group(step.sequence_slots, step.batch),
+            state_groups=()
+            if self._states is None
+            else self._states.group(step.sequence_slots, step.batch, step.num_drafts),
             pictures=pictures,
             adapters=adapters,
             taps=None if self._taps is None else Taps(self._taps[0]),

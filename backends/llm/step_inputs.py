@@ -141,6 +141,12 @@ class StepInputs:
         return self._batch
 
     @property
+    def num_drafts(self) -> list[int]:
+        """Of `sequences`; empty where none has any."""
+        drafts = self.drafts
+        return [len(drafts.get(sequence.seq_id, ())) for sequence in self.sequences] if drafts else []
+
+    @property
     def sequence_slots(self) -> list[int]:
         """Of `sequences`."""
         return [sequence.slot for sequence in self.sequences]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ _MIMO = {
     "eh_proj": "input_proj",
     "post_norm": "final_layernorm",
 }
+# Those of hybrids of Qwen, of a layer that is the network's second one.
+_HYBRID = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "post_norm": "norm"}
 NUM_LAYERS = 2
 
 
@@ -44,6 +47,34 @@ def write_predicting(place: Path, family: str, values: dict[str, Any] | None = N
         entries["mlp_layer_types"] = entries["mlp_layer_types"][:NUM_LAYERS]
     (place / "config.json").write_text(json.dumps(entries))
     return place
+
+
+def write_hybrid(place: Path, family: str) -> Path:
+    """A checkpoint of Qwen3-Next or Qwen3.5 with a layer for prediction."""
+    write_checkpoint(place, family)
+    path, draw = place / "model.safetensors", torch.Generator().manual_seed(4)
+    tensors = load_file(path)
+    size = tensors["model.norm.weight"].shape[0]
+    second = {name.partition(".layers.1.")[2]: tensor for name, tensor in tensors.items() if ".layers.1." in name}
+    tensors |= {f"mtp.layers.0.{stem}": tensor.clone() for stem, tensor in second.items()}
+    for name in ("enorm", "hnorm", "post_norm"):
+        tensors[f"mtp.{_HYBRID[name]}.weight"] = 0.2 * torch.randn(size, generator=draw)
+    tensors[f"mtp.{_HYBRID['eh_proj']}.weight"] = torch.randn(size, 2 * size, generator=draw) * size**-0.5
+    save_file(tensors, path, metadata={"format": "pt"})
+    return place
+
+
+def _hybrid_layer(model: Any, place: Path) -> Any:
+    from transformers.modeling_layers import MtpModel
+
+    found, tensors = MtpModel(model, 1).eval(), load_file(place / "model.safetensors")
+    (layer,) = found.layers
+    for ours, theirs in _HYBRID.items():
+        if ours != "eh_proj":  # transformers takes the norm of the recurrence for them
+            setattr(layer, ours, copy.deepcopy(model.model.norm))
+        getattr(layer, ours).weight.data = tensors[f"mtp.{theirs}.weight"]
+    layer.mtp_block.load_state_dict(model.model.layers[1].state_dict())
+    return found
 
 
 def _as_qwen(place: Path, twin: Path) -> Path:
@@ -113,7 +144,12 @@ class LayerReference:
         if hasattr(config, "first_k_dense_replace"):
             config.first_k_dense_replace = 0  # read when the layer is made: its number begins at 0 again
         self._model = model
-        self._layer = MtpModel.from_pretrained(model).eval() if head is None else _eagle_model(model, head)
+        if head is not None:
+            self._layer = _eagle_model(model, head)
+        elif "linear_attention" in (getattr(config, "layer_types", None) or ()):
+            self._layer = _hybrid_layer(model, place)
+        else:
+            self._layer = MtpModel.from_pretrained(model).eval()
 
     def guesses(self, token_ids: Sequence[int], count: int) -> list[int]:
         with torch.no_grad():

@@ -17,9 +17,9 @@ from ..attention.own_memory import OwnMemoryAttention, TextMemory
 from ..attention.paged import Rotation
 from ..step_context import StepContext
 from .decoder import DecoderLayer, rope_tables
-from .decoder_config import DecoderConfig
 from .linear import Linear
 from .norm import Norm, identity
+from .rope import Rope
 
 # From what tokens are before the first layer, and the states of the tokens before them, to states of the same width.
 HeadLayer = Callable[[torch.Tensor, torch.Tensor, StepContext], torch.Tensor]
@@ -69,17 +69,19 @@ class JoinedLayer:
 class DraftHead:
     """Row t reads the token t + 1 and the states of the token t, and gives states, of which `token` guesses t + 2.
 
-    `layers`: the network's states before these layers are read, as `read` makes them. `config` and `group` are those of
-    the one layer. `feeds_normalised`: behind the text, a row reads the normalised states of the row before. `targets`
-    [tokens]: how far a token of the network is from that of the head's own vocabulary.
+    `layers`: the network's states before these layers are read, as `read` makes them. `group`, `scale` and `rope` are
+    those of the one layer, which rotates by itself where `rope` is None. `feeds_normalised`: behind the text, a row
+    reads the normalised states of the row before. `targets` [tokens]: how far a token of the network is from that of
+    the head's own vocabulary.
     """
 
     def __init__(
         self,
         layer: HeadLayer,
-        config: DecoderConfig,
         group: KvGroup,
         *,
+        scale: float,
+        rope: Rope | None,
         layers: Sequence[int],
         embed: Callable[[torch.Tensor], torch.Tensor],
         norm: Norm,
@@ -100,19 +102,21 @@ class DraftHead:
         self._feeds_normalised = feeds_normalised
         self._targets = targets
         self._device = device
-        self._attention: Any = OwnMemoryAttention(group, config.attention_scale)
-        (rope,) = config.distinct_ropes
-        self._tables = rope_tables(*rope.tables(max_len), group.heads_dtype, device)
+        self._attention: Any = OwnMemoryAttention(group, scale)
+        self._tables = None if rope is None else rope_tables(*rope.tables(max_len), group.heads_dtype, device)
 
     def __call__(self, token_ids: Sequence[int], states: torch.Tensor, memory: TextMemory) -> torch.Tensor:
         """Rows behind those in `memory`, which it keeps: [rows, width], not normalised."""
         rows = slice(memory.end, memory.end + len(token_ids))
-        cosines, sines = self._tables
+        rotations: tuple[Rotation, ...] = ()
+        if self._tables is not None:
+            cosines, sines = self._tables
+            rotations = (Rotation(cosines[rows], sines[rows]),)
         step = StepContext(
             positions=torch.arange(rows.start, rows.stop, device=self._device),
             attention=self._attention,
             inputs=memory,
-            rotations=(Rotation(cosines[rows], sines[rows]),),
+            rotations=rotations,
         )
         return self._layer(self._embed(torch.tensor(token_ids, device=self._device)), states, step)
 

@@ -35,6 +35,7 @@ from .families.readers import stored_dtype
 from .linear import can_pack, multiplies_bfloat16
 from .linear_tensors import ALONE, Part, Rank
 from .recurrent_states import RecurrentStates
+from .transformers_head import load_prediction
 from .transformers_model import TransformersNetwork, load_transformers
 from .weights import StoredLayer, Weights
 
@@ -254,19 +255,26 @@ def load_with_transformers(checkpoint: Checkpoint, options: EngineOptions) -> Lo
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, stored_dtype(entries), device)
     loaded = load_transformers(checkpoint, entries, dtype=dtype, device=device)
+    config = options.speculative_config
     usual = int(entries.get("max_position_embeddings") or entries.get("model_max_length") or _USUAL_LEN)
     # Without attention, the length is not limited by positions.
     longest = usual if loaded.attention.windows else max(usual, options.max_model_len or 0)
+    max_model_len = choose_max_model_len(options.max_model_len, usual, longest)
+    draft_head = None
+    if config is not None and config.method == "mtp":
+        with torch.inference_mode():
+            draft_head = load_prediction(checkpoint, loaded.network, max_len=max_model_len)
     return LoadedNetwork(
         loaded.network,
         loaded.attention,
         kept_layout(loaded.kv_layout, options),
         device,
         loaded.vocab_size,
-        choose_max_model_len(options.max_model_len, usual, longest),
+        max_model_len,
         checkpoint.eos_token_ids,
         is_capturable=False,
         states=loaded.network.states,
+        draft_head=draft_head,
     )
 
 

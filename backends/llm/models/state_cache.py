@@ -44,6 +44,7 @@ class GroupCache:
         self._states = states
         self._group = group
         self._kept: set[StateKey] = set()
+        self._moved: set[StateKey] = set()
         self._gathered: dict[StateKey, torch.Tensor] = {}
         self._slots: torch.Tensor | None = None
 
@@ -60,7 +61,7 @@ class GroupCache:
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:  # noqa: ARG002
         return not self._group.is_fresh
 
-    def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002 - nothing is ever taken back
+    def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002 - what is before drafts lies in other slots
         return False
 
     def update_conv_state(
@@ -90,11 +91,16 @@ class GroupCache:
         return None if self._group.is_fresh and key not in self._kept else self._rows(key)
 
     def _rows(self, key: StateKey) -> torch.Tensor:
-        """[sequences, ...]: of one sequence the slot's own memory, of several a copy that `close` writes back."""
+        """[sequences, ...]: of one sequence the memory where it is kept, of several a copy that `close` writes back."""
         tensor = self._states.tensor(key)
         if not self._group.is_stacked:
-            slot = self._group.slots[0]
-            return tensor[slot : slot + 1]
+            slot, kept = self._group.slots[0], self._group.kept
+            if kept is None:
+                return tensor[slot : slot + 1]
+            if key not in self._moved:
+                self._moved.add(key)
+                tensor[kept] = tensor[slot]
+            return tensor[kept : kept + 1]
         rows = self._gathered.get(key)
         if rows is None:
             rows = self._gathered[key] = tensor.index_select(0, self._slot_ids(tensor.device))

@@ -150,7 +150,15 @@ class TransformersNetwork:
         self._attention, self._inputs = step.attention, step.inputs
         if self.states is not None:
             self.states.groups = step.state_groups
-        return self._compute(input_ids, step.positions)
+        hidden = self._compute(input_ids, step.positions)
+        if step.taps is not None:
+            step.taps.found.append(hidden)
+        return hidden
+
+    @property
+    def modules(self) -> tuple[Any, Any]:
+        """The model of transformers, and what of it gives the states that its head takes."""
+        return self._model, self._inner
 
     def _compute(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         given: dict[str, Any] = {"use_cache": self.states is not None}

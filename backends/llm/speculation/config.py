@@ -74,6 +74,14 @@ class SpeculativeConfig:
         """How many sequences may run while there are drafts."""
         return self.disable_by_batch_size or (_GPU_SEQUENCES if is_gpu else _CPU_SEQUENCES)
 
+    def most_drafts(self, max_num_seqs: int, *, is_gpu: bool) -> int:
+        """The most drafts that a step checks of all its sequences together (`Speculator`)."""
+        most = self.most_sequences(is_gpu=is_gpu)
+        return max(
+            min(num * self.num_speculative_tokens, 1 + most + self.num_speculative_tokens - num)
+            for num in range(1, 1 + min(max_num_seqs, most))
+        )
+
 
 # Of requests with a prediction, on a model that speculates nothing else.
 PREDICTED = SpeculativeConfig(method="prediction", num_speculative_tokens=16)

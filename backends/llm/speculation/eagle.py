@@ -121,8 +121,9 @@ def _eagle_head(what: str, config: DecoderConfig, weights: Weights, network: Dec
     join = weights.whole([Part("fc", 2 * network.config.hidden_size, (config.hidden_size,))])
     return DraftHead(
         JoinedLayer(layer, join),
-        config,
         _kept(config, weights.dtype),
+        scale=config.attention_scale,
+        rope=config.distinct_ropes[0],
         layers=(network.config.num_layers,),
         read=network.normalised,
         embed=network.embed,
@@ -162,8 +163,9 @@ def _eagle3_head(what: str, config: DecoderConfig, weights: Weights, network: De
 
     return DraftHead(
         layer,
-        config,
         _kept(config, weights.dtype),
+        scale=config.attention_scale,
+        rope=config.distinct_ropes[0],
         layers=layers,
         read=lambda states: join(states, None),
         embed=embed,

@@ -6,13 +6,10 @@ the position's own noise, and a draft only saves a step if it is that token.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from modelserver.backend import UnsupportedError
 
 from ..admission import is_host_bound
 from ..engine_statistics import SpeculationStatistics
@@ -26,8 +23,6 @@ from .lookup import NgramProposer, Proposer, SuffixProposer
 if TYPE_CHECKING:
     from ..options import EngineOptions
     from ..runner import Runner
-
-logger = logging.getLogger(__name__)
 
 # The first number of drafts. It doubles while all of them are right.
 _FIRST_DRAFTS = 2
@@ -256,18 +251,12 @@ class Speculator:
 def make_speculator(
     runner: Runner, options: EngineOptions, drafter: Runner | None, clock_ns: Callable[[], int]
 ) -> Speculator | None:
-    """None where nothing is speculated: no option asks for it, or the model keeps states that cannot go back.
+    """None where no option asks for it.
 
     `drafter` runs the draft model, if that is asked for.
     """
     config = options.speculative_config
     if config is None:
-        return None
-    if runner.has_states:
-        logger.warning(
-            "speculative_config is ignored: layers of this model keep a state of each sequence, and what a wrong draft "
-            "has done to it cannot be undone"
-        )
         return None
     proposer: Proposer
     if config.method in TRAINED:
@@ -275,11 +264,7 @@ def make_speculator(
         from .trained import TrainedProposer
 
         head = runner.draft_head if config.method == "mtp" else load_eagle(config, runner)
-        if head is None:
-            raise UnsupportedError(
-                "speculative_config.method mtp is not supported for a model that runs on transformers' network: remove "
-                "speculative_config, or name another method"
-            )
+        assert head is not None, "the network was loaded with its layer for prediction"
         proposer = TrainedProposer.of(head, config, runner)
     elif drafter is not None:
         proposer = DraftModel(drafter, vocab_size=runner.vocab_size, most_tokens=options.max_num_batched_tokens)
@@ -290,8 +275,8 @@ def make_speculator(
 
 
 def make_predicting(runner: Runner, clock_ns: Callable[[], int]) -> Speculator | None:
-    """For an engine that speculates only where a client predicts the answer; None for a model whose states cannot go
-    back."""
+    """For an engine that speculates only where a client predicts the answer; None for a model whose layers
+    keep states: without `speculative_config` there is no memory for those behind drafts."""
     if runner.has_states:
         return None
     most_sequences = PREDICTED.most_sequences(is_gpu=runner.is_asynchronous)

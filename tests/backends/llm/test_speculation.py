@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ from support.fake_engine import engine, request, run
 from support.fake_runner import FakeRunner, expected_tokens
 from support.gguf_models import write_gguf
 from support.llm_integrity import check_integrity
+from support.stateful_families import STATEFUL_FAMILIES
 from support.tiny_checkpoints import write_checkpoint
 from support.tiny_eagle import Reference, write_eagle
-from support.tiny_predictions import LayerReference, write_eagle1, write_predicting
+from support.tiny_predictions import LayerReference, write_eagle1, write_hybrid, write_predicting
 
 from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
 
@@ -273,7 +275,7 @@ def test_a_checkpoint_without_such_a_layer_is_refused(directory: Path, tmp_path:
     for place, told in (
         (directory, "has no layer for"),
         (bare, r"layers\.2\.eh_proj"),
-        (foreign, "transformers' network"),
+        (foreign, r"no layer .*mtp\.fc.* transformers' network"),
     ):
         with pytest.raises(UnsupportedError, match=told):
             opened(place, speculative_config={"method": "mtp"})
@@ -290,13 +292,15 @@ def trained(kind: str, directory: Path, scratch: Path) -> tuple[Path, dict[str, 
         place = write_eagle1(directory, scratch / "head")
         return directory, {"method": kind, "model": str(place)}, LayerReference(directory, scratch, head=place)
     family = kind.removesuffix(".gguf")
-    place = write_predicting(scratch / "checkpoint", family)
+    write = write_hybrid if family in STATEFUL_FAMILIES else write_predicting
+    place = write(scratch / "checkpoint", family)
     served = place if family == kind else write_gguf(place, scratch / "model.gguf")
     return served, {"method": f"{family}_mtp"}, LayerReference(place, scratch)
 
 
 @pytest.mark.parametrize(
-    "kind", ["eagle", "eagle3", "deepseek_v3", "glm4_moe", "glm4_moe.gguf", "glm4_moe_lite", "mimo"]
+    "kind",
+    ["eagle", "eagle3", "deepseek_v3", "glm4_moe", "glm4_moe.gguf", "glm4_moe_lite", "mimo", "qwen3_next", "qwen3_5"],
 )
 def test_a_trained_layer_guesses_what_transformers_does(directory: Path, tmp_path: Path, kind: str) -> None:
     """Behind texts whose drafts were right and wrong, and of prompts in chunks, as computed without any cache."""
@@ -454,11 +458,30 @@ def test_many_sequences_get_no_drafts() -> None:
     assert statistics.num_draft_tokens > 0
 
 
-def test_states_that_cannot_go_back_are_not_speculated(caplog: pytest.LogCaptureFixture) -> None:
-    stateful = engine(FakeRunner(has_states=True), speculative_config=SpeculativeConfig(**NGRAM))
-    assert "cannot be undone" in caplog.text
-    assert stateful.statistics.speculation is None
-    run(stateful, request())
+def test_states_go_back_to_the_last_draft_that_was_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hybrid, with preemptions, and chunks beside sequences with drafts."""
+    few = ("greedy", "truncated", "penalties", "json")
+    monkeypatch.setattr(sys.modules[__name__], "CASES", {name: CASES[name] for name in few})
+    place, options = write_checkpoint(tmp_path / "checkpoint", "qwen3_next"), {"num_gpu_blocks_override": 16}
+    with opened(place) as llm:
+        expected = llm.generate(*asked())
+    config = {**NGRAM, "disable_by_batch_size": 16}
+    with opened(place, speculative_config=config, max_num_batched_tokens=24, **options) as llm:
+        engine = llm.engine
+        config_read = engine.options.speculative_config
+        assert config_read is not None
+        states = engine.runner._states
+        assert states is not None
+        assert len(states._spare) == config_read.most_drafts(16, is_gpu=False) == 18
+        engine._speculator = Speculator(config_read, Oracle(expected, 0.2), most_sequences=16, clock_ns=still)
+        answers = llm.generate(*asked())
+        statistics = engine._speculator.statistics
+        check_integrity(engine)
+        assert engine.statistics.num_preemptions > 0
+        assert sorted(states._places + states._spare) == [*range(16), *range(17, 35)]
+    assert_same(answers, expected)
+    assert statistics.num_accepted_tokens > 40
+    assert statistics.num_draft_tokens > statistics.num_accepted_tokens
 
 
 def test_texts_that_repeat_themselves_take_fewer_steps(directory: Path) -> None:

@@ -111,8 +111,9 @@ class Family:
         )
         return DraftHead(
             joined,
-            alone,
             self.kv_layout(alone, weights.dtype, num_ranks=1).group,
+            scale=alone.attention_scale,
+            rope=alone.distinct_ropes[0],
             layers=(config.num_layers,),
             read=network.normalised if names.reads_normalised else identity,
             embed=network.embed,
