@@ -29,6 +29,7 @@ MAX_CONNECTIONS = 128
 REUSE_RACE_S = 0.05
 # What is read ahead of the reader of a stream.
 READ_AHEAD_BYTES = 256 * 1024
+MAX_ERROR_BYTES = 1 << 20
 
 
 class Connecting(Asking):
@@ -111,16 +112,18 @@ class HttpCall(Asking):
             self._check()
             await self._wait()
         if self.head.status >= 300:
-            raise _error_of(self.head, await self.read())
+            raise _error_of(self.head, await self.read(MAX_ERROR_BYTES))
         return self.head
 
-    async def read(self) -> bytes:
-        """The rest of the body. Raises CallError."""
+    async def read(self, most_bytes: int | None = None) -> bytes:
+        """The rest of the body. Raises CallError, also for one that is longer than `most_bytes`."""
         self._reads_all = True
         self._resume()
-        while not self._is_done:
+        while not self._is_done and (most_bytes is None or self._num_bytes <= most_bytes):
             await self._wait()
         self._check()
+        if not self._is_done:
+            raise CallError(f"an answer of over {most_bytes} bytes", outcome=Outcome.LOST, is_unprocessed=False)
         pieces, self._pieces = self._pieces, deque()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

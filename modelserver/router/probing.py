@@ -13,22 +13,23 @@ from modelserver.endpoints.endpoint import Endpoint, EndpointState
 from modelserver.errors import UnavailableError
 from modelserver.router.replicas import Replicas
 
+_MAX_BYTES = 64 * 1024
 _HEADERS = {"user-agent": "modelserver-router", "accept": "application/json"}
 
 
 async def probe(replicas: Replicas, endpoint: Endpoint) -> EndpointState:
     """Whether a replica is ready; its load is noted. Raises UnavailableError when it does not answer."""
     call = await replicas.replica(endpoint).http.open("GET", "/v2/health/ready", _HEADERS)
-    is_ready = True
     try:
         await call.wait_for_head()
-        body = await call.read()
+        body = await call.read(_MAX_BYTES)
     except CallError as error:
         if call.head is None:
             raise
-        is_ready, body = False, error.body
+        body = error.body
     finally:
         call.close()
+    is_ready = call.head is not None and call.head.status < 300
     document = _document(body)
     in_hand = document.get("inflight_requests")
     if isinstance(in_hand, int):

@@ -12,7 +12,17 @@ from pathlib import Path
 import httpx
 import pytest
 from support.layouts import ADDRESS, free_port
-from support.routing import OK, SSE_HEAD, RunningRouter, ScriptedReplica, chunk, replicas, reset, running_router
+from support.routing import (
+    OK,
+    SSE_HEAD,
+    RunningRouter,
+    ScriptedReplica,
+    chunk,
+    read_request,
+    replicas,
+    reset,
+    running_router,
+)
 from support.waiting import until_true
 
 from modelserver.endpoints.endpoint import EndpointState
@@ -206,6 +216,30 @@ def test_requests_leave_a_replica_that_answers_nothing() -> None:
         until_true(lambda: EndpointState.DOWN in states(router), "the silent replica is found")
         with httpx.Client(base_url=f"http://{router.http_url}") as http:
             assert {http.post("/v2/models/m/infer", content=b"{}").status_code for _ in range(10)} == {200}
+
+
+def test_a_probe_reads_no_endless_answer() -> None:
+    sent: list[int] = []
+
+    class Endless(ScriptedReplica):
+        def _serve(self, connection: socket.socket) -> None:
+            with connection:
+                while read_request(connection) is not None:
+                    num_bytes = 0
+                    with suppress(OSError):
+                        connection.sendall(SSE_HEAD)
+                        while num_bytes < 64 << 20:
+                            num_bytes += connection.send(chunk(bytes(65_536)))
+                    sent.append(num_bytes)
+
+    replica = Endless(answer_ok)
+    try:
+        with running_router([replica.url]) as router:
+            until_true(lambda: bool(sent), "the probe has ended")
+            assert sent[0] < 32 << 20
+            assert states(router) == [EndpointState.READY], "its status is enough"
+    finally:
+        replica.close()
 
 
 def test_a_replica_that_is_not_ready_gets_no_requests(caplog: pytest.LogCaptureFixture) -> None:
