@@ -20,6 +20,8 @@ from modelserver.errors import UnavailableError
 LATENCY_SHARE = 0.2
 # Of the moving average of what others send to an endpoint: the same.
 EXCESS_SHARE = 0.25
+# What an endpoint may say that it has in hand: beside a nonsensical number a sum of floats would lose all others.
+MAX_IN_HAND = 1_000_000
 MAX_DESCRIBED = 5
 NO_END_NS = 2**63
 _CONNECTION_FAILURES = frozenset({Outcome.CONNECT_FAILED, Outcome.LOST})
@@ -237,7 +239,8 @@ class EndpointSet:
         What others send counts by a moving average: all who hear of one idle endpoint at once would turn to it.
         """
         if endpoint.is_member:
-            change = EXCESS_SHARE * (max(0, in_hand - endpoint.outstanding) - endpoint.excess)
+            found = max(0, min(in_hand, MAX_IN_HAND) - endpoint.outstanding)
+            change = EXCESS_SHARE * (found - endpoint.excess)
             endpoint.excess += change
             self._excess += change
 

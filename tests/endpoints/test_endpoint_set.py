@@ -49,6 +49,15 @@ def test_requests_go_where_fewer_are_outstanding() -> None:
     assert pool.chosen() == {"a"}
 
 
+def test_a_nonsensical_load_is_forgotten() -> None:
+    pool = Pool(2)
+    pool.set.report_load(pool["a"], 2**62)
+    pool.set.report_load(pool["b"], 40)
+    for _ in range(300):
+        pool.set.report_load(pool["a"], 0)
+    assert pool.set.load == pytest.approx(pool["b"].load, rel=1e-3)
+
+
 def test_of_equally_loaded_ones_the_faster_gets_more() -> None:
     """One that was slow once, while it started perhaps, is asked again: else it would never be known to be fast."""
     pool = Pool(2)
