@@ -68,7 +68,7 @@ class AnswerHead:
         headers = []
         for line in lines[1:]:
             name, colon, value = line.partition(":")
-            if not colon or not name or name != name.strip():
+            if not colon or name.split() != [name]:
                 raise MalformedAnswerError(f"expected a header, got {line[:60]!r}")
             value = value.strip(" \t")
             lower = name.lower()
@@ -77,6 +77,10 @@ class AnswerHead:
             fields[lower] = value
             if lower not in HOP_FIELDS:
                 headers.append((name, value))
+        options = fields.get("connection", "").lower()
+        if options not in ("", "close", "keep-alive"):
+            dropped = {option.strip() for option in options.split(",")}
+            headers = [each for each in headers if each[0].lower() not in dropped]
         self.headers = tuple(headers)
         coding = fields.get("transfer-encoding", "").lower()
         if coding not in ("", "chunked"):
@@ -87,7 +91,6 @@ class AnswerHead:
         is_bodyless = status < 200 or status in (204, 304)
         self.is_chunked = coding == "chunked" and not is_bodyless
         self.length = 0 if is_bodyless else int(text) if text is not None and not self.is_chunked else None
-        options = fields.get("connection", "").lower()
         is_1_0 = words[0] == "HTTP/1.0"
         has_end = self.length is not None or self.is_chunked
         self.is_last = "close" in options or (is_1_0 and "keep-alive" not in options) or not has_end

@@ -30,6 +30,8 @@ REUSE_RACE_S = 0.05
 # What is read ahead of the reader of a stream.
 READ_AHEAD_BYTES = 256 * 1024
 MAX_ERROR_BYTES = 1 << 20
+# Of an event of a stream, or of an entry in a list of members.
+MAX_LINE_BYTES = 16 << 20
 
 
 class Connecting(Asking):
@@ -141,14 +143,23 @@ class HttpCall(Asking):
             await self._wait()
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        """The lines of the body, without their ends."""
-        rest = b""
+        """The lines of the body, without their ends. Raises CallError, also for one of over MAX_LINE_BYTES."""
+        begun: list[bytes] = []
+        num_bytes = 0
         async for piece in self.pieces():
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                yield line.rstrip(b"\r")
-        if rest:
-            yield rest
+            first, *others = piece.split(b"\n")
+            begun.append(first)
+            num_bytes += len(first)
+            if num_bytes > MAX_LINE_BYTES:
+                text = f"a line of over {MAX_LINE_BYTES} bytes"
+                raise CallError(text, outcome=Outcome.LOST, is_unprocessed=False)
+            if others:
+                yield b"".join(begun).rstrip(b"\r")
+                for line in others[:-1]:
+                    yield line.rstrip(b"\r")
+                begun, num_bytes = [others[-1]], len(others[-1])
+        if num_bytes:
+            yield b"".join(begun)
 
     def close(self) -> None:
         """Break the connection unless the answer was complete."""

@@ -42,6 +42,7 @@ def test_heads(
         b"HTTP/1.1 20 OK",
         b"HTTP/1.1 " + b"9" * 5000,
         b"HTTP/1.1 200 OK\r\nContent-Length: x",
+        b"HTTP/1.1 200 OK\r\nTwo Words: x",
         b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000,
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
@@ -50,6 +51,11 @@ def test_heads(
 def test_what_is_no_head(raw: bytes) -> None:
     with pytest.raises(MalformedAnswerError):
         AnswerHead(raw + b"\r\n\r\n")
+
+
+def test_fields_of_the_connection_alone_are_not_passed_on() -> None:
+    raw = b"HTTP/1.1 200 OK\r\nConnection: Keep-Alive, X-Hop\r\nX-Hop: 1\r\nX-Own: 2\r\nContent-Length: 0\r\n\r\n"
+    assert AnswerHead(raw).headers == (("X-Own", "2"),)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 100])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from modelserver.client.address import Address
 from modelserver.client.call_error import CallError
-from modelserver.client.http_pool import READ_AHEAD_BYTES, HttpPool
+from modelserver.client.http_pool import MAX_LINE_BYTES, READ_AHEAD_BYTES, HttpPool
 from modelserver.endpoints.endpoint import Outcome
 from modelserver.errors import ErrorCode
 
@@ -177,3 +178,42 @@ def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
         await asyncio.sleep(0.01)
 
     asyncio.run(run())
+
+
+def test_lines_have_an_end() -> None:
+    """However they are cut; a line without one does not fill the memory."""
+    body = b"one\r\ntw" + b"o\n\n" + b"last"
+    answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for piece in (answer, body[:7], body[7:]):
+            writer.write(piece)
+            await asyncio.sleep(0.02)
+        writer.close()
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(2 * MAX_LINE_BYTES >> 20):
+                writer.write(bytes(1 << 20))
+                await writer.drain()
+
+    async def read(pool: HttpPool) -> list[bytes]:
+        call = await pool.open("GET", "/", {})
+        try:
+            await call.wait_for_head()
+            return [line async for line in call.lines()]
+        finally:
+            call.close()
+
+    async def use(pool: HttpPool) -> None:
+        assert await read(pool) == [b"one", b"two", b"", b"last"]
+
+    async def use_endless(pool: HttpPool) -> None:
+        with pytest.raises(CallError, match="a line of over"):
+            await read(pool)
+
+    with_pool(cut, use)
+    with_pool(endless, use_endless)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # A sequence keeps the states of at least this many tokens, the last ones of a longer text, until it gets drafts; and of
 # at most twice as many, so that few steps move what is kept.
-_MOST_PENDING = 1024
+_MOST_PENDING = 512
 
 
 class _Text:
