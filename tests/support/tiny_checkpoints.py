@@ -55,6 +55,12 @@ class Family:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
+# Of configs that have other names for sizes, or fewer of them.
+_OLD: dict[str, Any] = {
+    **dict.fromkeys(("head_dim", "num_key_value_heads", "intermediate_size")),
+    "tie_word_embeddings": True,
+}
+
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama"),
     "llama_tied_biased": Family("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
@@ -155,6 +161,22 @@ FAMILIES: dict[str, Family] = {
             "topk_method": "group_limited_greedy",
             "first_k_dense_replace": 1,
             "routed_scaling_factor": 1.5,
+        },
+    ),
+    # Linear biases by position, which kernels of attention do not know.
+    "bloom": Family("bloom", {**_OLD, "head_dim": None}),
+    "falcon": Family("falcon", {**_OLD, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_7b": Family("falcon", {**_OLD, "tie_word_embeddings": True, "bias": False}),
+    "falcon_rw": Family("falcon", {**_OLD, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "mpt": Family("mpt", {**_OLD, "n_heads": 3, "attn_config": {"clip_qkv": 1.5}, "max_seq_len": 512}),
+    "gpt_neo": Family(
+        "gpt_neo",
+        {
+            **_OLD,
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": _WINDOW,
         },
     ),
     "gpt2": Family(

@@ -31,6 +31,7 @@ from modelserver.toolkit.language_models import convert_language_model, is_langu
 VALUES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 TEXT = "the server answers every request that it is given, and then it waits for the next one to come\n" * 3
 UNWRITTEN = {"llama_dynamic", "qwen2_window", "llama_linear", "qwen3_moe", "deepseek_v2", "deepseek_v3"}
+UNWRITTEN |= {"bloom", "falcon", "falcon_7b", "falcon_rw", "mpt", "gpt_neo"}
 # Rotations of V3 that GGUF has words for.
 V3_ROPE = {**FAMILIES["deepseek_v3"].values["rope_parameters"], "mscale": 1.1}
 WRITTEN = sorted(set(FAMILIES) - UNWRITTEN)

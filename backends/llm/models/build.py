@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from modelserver.backend import UnsupportedError
 
-from .decoder import Block, DecoderLayer, Layer, PostNormLayer, SelfAttention
+from .alibi import SlopedAttention
+from .decoder import Block, DecoderLayer, GroupedQkv, Layer, PostNormLayer, SelfAttention
 from .decoder_config import DecoderConfig, LatentConfig, MoeConfig, Names
 from .latent_attention import HeadMatrices, LatentAttention
 from .linear import DenseEmbedding, Linear, SummedLinear, TokenEmbedding
@@ -73,15 +75,28 @@ class DecoderBuilder:
             mlp_norms=(pre_norms[1], norm(names.mlp_post_norm)),
         )
 
-    def attention(self, index: int, *, num_inputs: int | None = None) -> Block:
-        """Of rows of the hidden size, unless `num_inputs` says otherwise."""
+    def attention(self, index: int, *, num_inputs: int | None = None, qkv: Linear | None = None) -> Block:
+        """Of rows of the hidden size, unless `num_inputs` says otherwise.
+
+        `qkv` gives heads of queries, keys and values behind each other, where the checkpoint's own order is another.
+        """
         config, prefix = self.config, self.prefix(index)
         size = self.weights.rank.size
         rope = config.ropes[index]
         output = Part(prefix + self.names.attention_output, config.num_heads * config.head_dim, (config.hidden_size,))
-        return SelfAttention(
+        make: Callable[..., SelfAttention] = SelfAttention
+        if config.slopes is not None:
+            make = partial(
+                SlopedAttention,
+                slopes=config.slopes[self.weights.rank.share(config.num_heads, "num_heads")],
+                scale=config.attention_scale,
+                kept_head_dim=config.kept_head_dim,
+                dtype=self.weights.dtype,
+                device=self.weights.device,
+            )
+        return make(
             index,
-            qkv=self._qkv(prefix, num_inputs or config.hidden_size),
+            qkv=self._qkv(prefix, num_inputs or config.hidden_size) if qkv is None else qkv,
             output=self.summed(self.weights.rows(output)),
             qk_norm=self._qk_norm(prefix),
             rotation=None if rope is None else config.distinct_ropes.index(rope),
@@ -150,8 +165,10 @@ class DecoderBuilder:
 
     def norm(self, name: str) -> Norm:
         shape = (self.config.hidden_size,)
-        if self.config.norm_kind == "layer":
-            weight, bias = (self.weights.tensor(f"{name}.{part}", shape) for part in ("weight", "bias"))
+        if self.config.norm_kind.startswith("layer"):
+            weight, bias = self.weights.tensor(f"{name}.weight", shape), None
+            if self.config.norm_kind == "layer":
+                bias = self.weights.tensor(f"{name}.bias", shape)
             return LayerNorm(weight, bias, self.config.norm_eps)
         return RmsNorm(self._scale(name, shape), self.config.norm_eps)
 
@@ -190,6 +207,19 @@ class DecoderBuilder:
         if self.config.norm_kind != "rms_plus_one":
             return self.weights.tensor(f"{name}.weight", shape)
         return self.weights.stored(f"{name}.weight", shape).float().to(self.weights.device) + 1.0
+
+    def grouped_qkv(self, index: int) -> Linear:
+        """Of a fused layer that has for each KV head its queries, its key and its value."""
+        config = self.config
+        sections = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim,)
+        part = Part(self.prefix(index) + self.names.qkv, config.hidden_size, sections)
+        return GroupedQkv(
+            self.weights.columns([part]), config.num_kv_heads // self.weights.rank.size, head_dim=config.head_dim
+        )
+
+    def qkv(self, index: int) -> Linear:
+        """Heads of queries, keys and values behind each other."""
+        return self._qkv(self.prefix(index), self.config.hidden_size)
 
     def _qkv(self, prefix: str, num_inputs: int) -> Linear:
         config, names = self.config, self.names

@@ -65,6 +65,25 @@ class SelfAttention:
         return step.attention.rope_and_attend(self.layer, heads, rotation, step.inputs)
 
 
+class GroupedQkv:
+    """A layer of which each KV head has its queries, its key and its value together, as one of all queries, all keys
+    and all values.
+    """
+
+    def __init__(self, linear: Linear, num_kv_heads: int, *, head_dim: int) -> None:
+        self._linear = linear
+        self._num_kv_heads = num_kv_heads
+        self._head_dim = head_dim
+
+    def __call__(self, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        groups = self._linear(rows, step).view(rows.shape[0], self._num_kv_heads, -1, self._head_dim)
+        parts = (groups[:, :, :-2].flatten(1), groups[:, :, -2].flatten(1), groups[:, :, -1].flatten(1))
+        return torch.cat(parts, dim=1)
+
+    def add_to(self, residual: torch.Tensor, rows: torch.Tensor, step: StepContext | None, /) -> torch.Tensor:
+        return residual.add_(self(rows, step))
+
+
 class Block(Protocol):
     """Attention or feed-forward of a layer: rows [tokens, hidden_size] to the same."""
 

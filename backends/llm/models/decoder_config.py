@@ -21,6 +21,11 @@ _SIZES = (
     "max_position_embeddings",
 )
 
+# Of linear biases by position: a position is kept as two values of less than 256, the integers that bfloat16 has all.
+SLOPE_BASE = 256
+_MOST_SLOPED_POSITIONS = SLOPE_BASE**2
+_SLOPE_WIDTH, _KEPT_MULTIPLE = 4, 8
+
 _LATENT_NAMES = {
     "rank": "kv_lora_rank",
     "plain_dim": "qk_nope_head_dim",
@@ -91,7 +96,10 @@ class LatentConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """The switches of `Decoder`. Tuples have an entry per layer; a window of None sees everything."""
+    """The switches of `Decoder`. Tuples have an entry per layer; a window of None sees everything.
+
+    `slopes` (ALiBi): for each query head, what a score gains per position of its key. None without such biases.
+    """
 
     model_type: str
     vocab_size: int
@@ -104,7 +112,7 @@ class DecoderConfig:
     max_position_embeddings: int
     windows: tuple[int | None, ...]
     ropes: tuple[Rope | None, ...]
-    norm_kind: str = "rms"  # "rms" | "rms_plus_one" (the weight is stored less one) | "layer"
+    norm_kind: str = "rms"  # | "rms_plus_one" (the weight is stored less one) | "layer" | "layer_unbiased"
     norm_eps: float = 1e-6
     has_pre_norm: bool = True
     has_post_norm: bool = False
@@ -113,6 +121,7 @@ class DecoderConfig:
     is_gated: bool = True
     attention_scale: float = 1.0
     attention_softcap: float | None = None
+    slopes: tuple[float, ...] | None = None
     logit_softcap: float | None = None
     embedding_scale: float = 1.0
     is_tied: bool = False
@@ -123,8 +132,17 @@ class DecoderConfig:
     dtype: str = "float32"
 
     @property
+    def kept_head_dim(self) -> int:
+        """The width of a head's keys and values in the KV cache."""
+        if self.slopes is None:
+            return self.head_dim
+        return -(-(self.head_dim + _SLOPE_WIDTH) // _KEPT_MULTIPLE) * _KEPT_MULTIPLE
+
+    @property
     def longest(self) -> int:
-        """How many positions the scaling of the rotations stretches to."""
+        """How many positions the network can tell apart, be it by the scaling of its rotations or by slopes."""
+        if self.slopes is not None:
+            return _MOST_SLOPED_POSITIONS
         stretched = [rope.longest for rope in self.ropes if rope is not None]
         return max([self.max_position_embeddings, *stretched])
 
@@ -155,6 +173,8 @@ class DecoderConfig:
             softcap = getattr(self, name)
             if softcap is not None and not (isinstance(softcap, int | float) and softcap > 0):
                 yield f"{name} {softcap!r}: expected a number greater than 0"
+        if self.slopes is not None and self.max_position_embeddings > _MOST_SLOPED_POSITIONS:
+            yield f"{self.max_position_embeddings} positions with ALiBi: expected at most {_MOST_SLOPED_POSITIONS}"
         if isinstance(self.attention_scale, complex):
             yield "query_pre_attn_scalar less than 0: expected more"
         yield from self.moe.mistakes() if self.moe is not None else ()

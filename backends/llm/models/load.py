@@ -95,6 +95,11 @@ def load_network(
     if family is None:
         return load_with_transformers(checkpoint, options)
     config = family.config_of(checkpoint)
+    if config.slopes is not None and options.kv_cache_dtype != "auto":
+        raise UnsupportedError(
+            f"kv_cache_dtype {options.kv_cache_dtype} is not supported for {config.model_type} with ALiBi, whose keys "
+            "have their positions beside them: 8 bits would round those; use auto"
+        )
     device = choose_device(options.device)
     scheme, names = scheme or find_scheme(options.quantization, {**checkpoint.config, **entries}), family.names
     dtype = choose_dtype(options.dtype, config.dtype, device, has_codes=scheme.has_codes)

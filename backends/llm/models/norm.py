@@ -72,7 +72,7 @@ class RmsNorm:
 
 
 class LayerNorm:
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
         self._weight = weight
         self._bias = bias
         self._eps = eps

@@ -90,7 +90,9 @@ def test_without_the_kernels_in_c(family: str, checkpoint: Checkpoints, monkeypa
     assert [tokens for tokens, _ in results] == reference(directory)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3", "gpt2", "gpt_oss", "llama4", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral", "gemma2", "gemma3", "gpt2", "bloom", "gpt_oss", "llama4", "deepseek_v3"]
+)
 def test_what_the_prefix_cache_gives_changes_nothing(family: str, checkpoint: Checkpoints) -> None:
     directory = checkpoint(family)
     with loaded_engine(directory, block_size=4) as engine:

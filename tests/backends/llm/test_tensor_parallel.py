@@ -30,7 +30,10 @@ PROMPTS = random_prompts(4)
     "family",
     [
         "llama_tied_biased",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_moe", "phi3", "gpt2", "deepseek_v3")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("qwen2_moe", "phi3", "gpt2", "bloom", "falcon", "deepseek_v3")
+        ),
     ],
 )
 def test_two_ranks_generate_what_transformers_does(family: str, checkpoint: Callable[[str], Path]) -> None:

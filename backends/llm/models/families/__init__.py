@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from ...extension_points import load_extension
+from .bloom import Bloom
 from .deepseek import DeepseekV2, DeepseekV3, Glm4Moe, Glm4MoeLite, KimiK2, Youtu
+from .falcon import Falcon
 from .family import Family
 from .gemma import Gemma, Gemma2, Gemma3
 from .gpt2 import Gpt2
+from .gpt_neo import GptNeo
 from .llama import Llama, Mistral, Mixtral, Phi3
+from .mpt import Mpt
 from .olmo import Olmo2, Olmo3
 from .qwen import Mimo, Qwen2, Qwen2Moe, Qwen2Vl, Qwen3, Qwen3Moe, Qwen3Vl, Qwen25Vl
 
@@ -35,6 +39,10 @@ _BUNDLED: dict[str, type[Family]] = {
         Olmo2,
         Olmo3,
         Gpt2,
+        GptNeo,
+        Bloom,
+        Falcon,
+        Mpt,
         DeepseekV2,
         DeepseekV3,
         KimiK2,

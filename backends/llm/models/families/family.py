@@ -42,8 +42,8 @@ class Family:
         embedding = build.embedding()
         return Decoder(
             build.config,
-            embedding=embedding,
-            positions=build.position_embedding(),
+            embedding=self.tokens(build, embedding),
+            positions=self.positions(build),
             layers=[self.layer(build, index) for index in range(build.config.num_layers)],
             norm=self.norm(build, build.names.norm),
             head=self.head(build, embedding),
@@ -51,6 +51,14 @@ class Family:
             dtype=build.weights.dtype,
             device=build.weights.device,
         )
+
+    def tokens(self, build: DecoderBuilder, embedding: TokenEmbedding) -> TokenEmbedding:  # noqa: ARG002
+        """What tokens are before the first layer."""
+        return embedding
+
+    def positions(self, build: DecoderBuilder) -> TokenEmbedding | None:
+        """What positions add to them, if anything."""
+        return build.position_embedding()
 
     def layer(self, build: DecoderBuilder, index: int) -> DecoderLayer:
         """The residual stream around attention and feed-forward."""
@@ -75,7 +83,7 @@ class Family:
         return KvLayout.uniform(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads // num_ranks,
-            head_dim=config.head_dim,
+            head_dim=config.kept_head_dim,
             dtype=dtype,
         )
 

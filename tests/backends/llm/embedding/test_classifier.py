@@ -180,7 +180,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> EncoderInstance:
     [
         ("bert", LABELS, {"config_sentence_transformers.json": {"activation_fn": "torch.nn.Tanh"}}, {}, "Tanh"),
         ("bert", LABELS, {}, {"id2label": {0: "a", 2: "b"}}, "id2label must name classes 0 to N"),
-        ("gpt_neo", LABELS, {}, {}, "family"),
+        ("xlm", LABELS, {}, {}, "family"),
     ],
 )
 def test_checkpoints_that_do_not_fit_are_refused(

@@ -55,11 +55,16 @@ def test_kinds_of_adapters(
     ]
 
 
-@pytest.mark.parametrize("family", ["qwen2_moe", "phi3", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "phi3", "gpt2", "falcon_rw"])
 def test_other_families(family: str, checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Shared experts, fused layers, and weights that are stored transposed."""
     base = checkpoint(family)
-    targets = {"qwen2_moe": ["q_proj", "o_proj"], "phi3": "all-linear", "gpt2": ["c_attn", "c_proj", "c_fc"]}[family]
+    targets = {
+        "qwen2_moe": ["q_proj", "o_proj"],
+        "phi3": "all-linear",
+        "gpt2": ["c_attn", "c_proj", "c_fc"],
+        "falcon_rw": ["query_key_value", "dense_h_to_4h"],
+    }[family]
     place = write_adapter(base, tmp_path / "one", target_modules=targets, fan_in_fan_out=family == "gpt2")
     with loaded_adapters(base, {"one": place}) as engine:
         found = [tokens for tokens, _ in generate(engine, PROMPTS, NUM_TOKENS, adapter="one")]

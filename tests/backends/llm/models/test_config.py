@@ -101,7 +101,7 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
         config_of(tmp_path)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "mixtral", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3", "mixtral", "gpt2", "bloom", "falcon", "mpt", "gpt_neo"])
 def test_no_entry_can_be_such_that_the_error_names_no_file(
     family: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "qwen2_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "bloom", "qwen2_moe", "deepseek_v3"])
 def test_half_precision_says_nearly_the_same(dtype: str, family: str, checkpoint: Callable[[str], Path]) -> None:
     directory, prompt = checkpoint(family), list(range(20, 50))
     with loaded_engine(directory, dtype=dtype) as engine:
@@ -173,7 +173,10 @@ def test_a_foreign_network_has_no_quantization(checkpoint: Callable[[str], Path]
         pass
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "gemma2", "olmo2", "gpt2", "mixtral", "qwen2_moe"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "qwen3", "phi3", "gemma2", "olmo2", "gpt2", "falcon", "bloom", "mpt", "gpt_neo", "mixtral", "qwen2_moe"],
+)
 def test_tensors_of_another_shape_than_the_config_says_are_refused(
     family: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
