@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -19,6 +19,9 @@ from modelserver.core.long_work import Slices, finish
 from modelserver.errors import InvalidArgumentError
 
 Buffer = bytes | bytearray | memoryview
+# Tensors with more bytes are not copied in one turn of the event loop: their memory may be fresh, and then costs a
+# millisecond.
+MAX_BYTES_IN_TURN: Final = 1 << 20
 
 
 class Tensor(msgspec.Struct, eq=False):
@@ -42,9 +45,22 @@ class Tensor(msgspec.Struct, eq=False):
 def is_long(tensors: Iterable[Tensor], *, as_text: bool) -> bool:
     """Whether encoding these would block the event loop for long; numbers are views unless they become text."""
     for tensor in tensors:
-        if tensor.data.size > SLICE_ELEMENTS and (as_text or tensor.datatype.itemsize is None):
+        if tensor.datatype.itemsize is None:
+            if num_bytes(tensor) > MAX_BYTES_IN_TURN:
+                return True
+        elif as_text and tensor.data.size > SLICE_ELEMENTS:
             return True
     return False
+
+
+def num_bytes(tensor: Tensor) -> int:
+    """About the bytes that a copy of the tensor has; at least MAX_BYTES_IN_TURN + 1 for very many BYTES elements."""
+    data = tensor.data
+    if tensor.datatype.itemsize is not None:
+        return data.nbytes
+    if data.size > SLICE_ELEMENTS:
+        return MAX_BYTES_IN_TURN + data.size
+    return sum([len(element) for element in data.reshape(-1).tolist() if isinstance(element, bytes | str)])
 
 
 def placeholder(name: str, datatype: Datatype, shape: tuple[int, ...]) -> Tensor:

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from modelserver.core.long_work import Slices
 from modelserver.execution.process.messages import AnyMessage, Message, Trim
 from modelserver.execution.process.packing import Payload
 from modelserver.execution.process.shared_buffer import Arena, ByteView, Leases, SharedBuffer
@@ -217,6 +218,25 @@ class Channel:
                     raise PeerGoneError(was_unread=True) from error
                 unsent.popleft()
 
+    def placing(self, payload: Payload) -> Slices[None]:
+        """Copy tensors to the arena in slices, before they are sent. Any thread may do it.
+
+        The place is released if the work is given up. Raises PeerGoneError, and OSError if there is not enough memory.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise PeerGoneError(was_unread=True)
+            place = self.arena.allocate(payload.nbytes)
+            target = self.arena.buffer.view(place, payload.nbytes)
+        try:
+            yield from payload.writing(target)
+        except BaseException:
+            with self._lock:
+                self.arena.free(place)
+            raise
+        payload.clear()
+        payload.place = place
+
     def discard_unsent(self) -> None:
         """Drop the messages that `try_send` kept."""
         self._unsent.clear()
@@ -243,7 +263,9 @@ class Channel:
         chunks = [b""]  # the prefix, whose content is known last
         if payload is not None and payload.nbytes:
             payload_bytes = payload.nbytes
-            if payload_bytes <= _INLINE_BYTES:
+            if payload.place is not None:
+                payload_at = payload.place
+            elif payload_bytes <= _INLINE_BYTES:
                 payload.append_to(chunks)
             else:
                 payload_at = self.arena.allocate(payload_bytes)
@@ -300,14 +322,13 @@ class Channel:
         return bool(poll.poll(timeout_s * 1e3))
 
     def trim(self) -> None:
-        """Give back memory that is not needed without traffic, here and at the peer. Raises PeerGoneError."""
-        self.trim_arena()
+        """Let the peer give back memory that is not needed without traffic. Raises PeerGoneError."""
         self.try_send(Trim())
 
-    def trim_arena(self) -> None:
-        """Give back memory here."""
+    def trim_arena(self) -> bool:
+        """As `Arena.trim`."""
         with self._lock:
-            self.arena.trim()
+            return self.arena.trim()
 
     def shutdown(self) -> None:
         """End the connection: a blocked `receive`, here or there, raises PeerGoneError. Any thread may call it."""
@@ -325,7 +346,8 @@ class Channel:
 
     def close(self) -> None:
         """Close descriptors; arrays that were received stay valid."""
-        self._is_closed = True
-        self._connection.close()
-        self.arena.buffer.close()
-        self._leases.close()
+        with self._lock:  # `placing` may allocate in another thread
+            self._is_closed = True
+            self._connection.close()
+            self.arena.buffer.close()
+            self._leases.close()

@@ -116,7 +116,8 @@ class Host:
             elif isinstance(message, SequenceEnded):
                 _end_sequence(instance, message)
             elif isinstance(message, Trim):
-                self._channel.trim_arena()
+                while self._channel.trim_arena():
+                    pass
             elif isinstance(message, Finish):
                 instance.close()
                 return

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -17,9 +18,12 @@ from typing import Protocol
 import msgspec
 
 from modelserver.backend import InferResponse, ResponseSender, ServerCalls, ServerError
+from modelserver.core.long_work import Slices, long_work
 from modelserver.core.request import CallOrigin, InFlightRequest
+from modelserver.core.tensor import MAX_BYTES_IN_TURN
+from modelserver.errors import InternalError
 from modelserver.execution.process.calls_from_child import ModelCalls
-from modelserver.execution.process.channel import PeerGoneError
+from modelserver.execution.process.channel import PeerGoneError, Received
 from modelserver.execution.process.child_process import ChildProcess
 from modelserver.execution.process.in_flight_batch import InFlightBatch
 from modelserver.execution.process.messages import (
@@ -37,11 +41,13 @@ from modelserver.execution.process.messages import (
     Message,
     Readiness,
     Released,
+    RequestRecord,
+    ResponseRecord,
     Room,
     Sent,
     SentTogether,
 )
-from modelserver.execution.process.packing import Payload, response_of, rows_of
+from modelserver.execution.process.packing import Payload, has_elements, response_of, response_slices, rows_of
 from modelserver.execution.process.shared_buffer import ByteView
 
 # How long the readiness endpoint may block the event loop for an idle child's answer.
@@ -98,6 +104,9 @@ logger = logging.getLogger(__name__)
 _MESSAGES_PER_TURN = 64
 # With more dead leases than this, they are returned even if there is no other message.
 _MANY_LEASES = 8
+# What records became that were unpacked before their message is handled, by their ids.
+_Responses = Mapping[int, InferResponse | ServerError]
+_NONE: _Responses = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,19 @@ class Listener(Protocol):
         """A batch was answered, or the first of several was sent."""
 
 
+@dataclass(eq=False, slots=True)
+class _Outgoing:
+    """A message that waits for its turn: a long one is packed beside the loop. `batches` are those of an Execute."""
+
+    message: Message
+    payload: Payload
+    batches: Sequence[InFlightBatch] = ()
+
+    @property
+    def is_long(self) -> bool:
+        return self.payload.nbytes > MAX_BYTES_IN_TURN or any(batch.is_long for batch in self.batches)
+
+
 class ChildConnection:
     """One child's batches, the requests that it answers by itself, and its calls of other models."""
 
@@ -144,6 +166,12 @@ class ChildConnection:
         self._senders: dict[int, ResponseSender] = {}
         self._last_batch = 0
         self._last_request = 0
+        # In the order in which they are sent.
+        self._outgoing: deque[_Outgoing] = deque()
+        self._stop_packing: Callable[[], None] | None = None  # not None: the first one is being packed
+        # The message whose tensors are being unpacked beside the loop: no other is read meanwhile.
+        self._incoming: Received | None = None
+        self._stop_unpacking: Callable[[], None] | None = None
         self._is_reading = True
         self._is_writing = False
         # One bound method, not one per request; `end` lets go of it.
@@ -152,8 +180,8 @@ class ChildConnection:
 
     @property
     def num_in_flight(self) -> int:
-        """Batches that were sent and not yet answered."""
-        return len(self._in_flight)
+        """Batches that were sent, or are about to be, and not yet answered."""
+        return len(self._in_flight) + sum([len(outgoing.batches) for outgoing in self._outgoing])
 
     def request(self, number: int) -> InFlightRequest | None:
         """The request of this number, if it belongs to a batch that is being executed."""
@@ -163,7 +191,16 @@ class ChildConnection:
         return None
 
     def send(self, message: Message, payload: Payload | None = None) -> None:
-        """Send soon. Does nothing if the child is gone, because `end` handles all requests."""
+        """Send soon, after all earlier messages. Does nothing if the child is gone: `end` handles all requests.
+
+        Raises OSError, if there is not enough memory for tensors of up to MAX_BYTES_IN_TURN.
+        """
+        if self._outgoing or (payload is not None and payload.nbytes > MAX_BYTES_IN_TURN):
+            self._send_later(_Outgoing(message, payload or Payload()))
+        else:
+            self._send_now(message, payload)
+
+    def _send_now(self, message: Message, payload: Payload | None = None) -> None:
         try:
             self._channel.try_send(message, payload)
         except PeerGoneError:
@@ -173,11 +210,76 @@ class ChildConnection:
             self._loop.add_writer(self._fd, self._write)
 
     def send_batches(self, batches: Sequence[InFlightBatch]) -> None:
-        """Send batches in one message. Raises OSError, with none of them sent, if there is not enough memory."""
-        payload = Payload()
-        message = Execute(number=self._last_batch + 1)
+        """Send batches in one message, soon, after all earlier messages. If there is not enough memory, they fail."""
+        if self._outgoing or any(batch.is_long for batch in batches):
+            self._send_later(_Outgoing(Execute(), Payload(), batches))
+        else:
+            payload = Payload()
+            self._send_written(batches, self._records(batches, payload), payload)
+
+    def _send_later(self, outgoing: _Outgoing) -> None:
+        self._outgoing.append(outgoing)
+        self._send_outgoing()
+
+    def _send_outgoing(self) -> None:
+        """Send waiting messages up to the next long one, and begin to pack that."""
+        while self._outgoing and self._stop_packing is None:
+            first = self._outgoing[0]
+            if first.is_long:
+                self._stop_packing = long_work().start(self._packing(first), self._on_packed)
+                return
+            self._outgoing.popleft()
+            if first.batches:
+                self._send_written(first.batches, self._records(first.batches, first.payload), first.payload)
+            else:
+                self._send_now(first.message, first.payload)
+
+    def _packing(self, outgoing: _Outgoing) -> Slices[list[list[RequestRecord]]]:
+        """The records of the batches, whose tensors lie in shared memory afterwards."""
+        payload = outgoing.payload
+        for batch in outgoing.batches:
+            yield from batch.preparing(payload)
+        written = self._records(outgoing.batches, payload)
+        if any(written) or not outgoing.batches:
+            yield from self._channel.placing(payload)
+        return written
+
+    def _on_packed(self, result: Callable[[], list[list[RequestRecord]]]) -> None:
+        self._stop_packing = None
+        outgoing = self._outgoing.popleft()
+        try:
+            written = result()
+        except Exception as error:
+            self._fail(outgoing.batches, error)
+            if not outgoing.batches:  # it would wait for the message
+                self.child.kill()
+        else:
+            if outgoing.batches:
+                self._send_written(outgoing.batches, written, outgoing.payload)
+            else:
+                self._send_now(outgoing.message, outgoing.payload)
+        self._send_outgoing()
+
+    def _fail(self, batches: Sequence[InFlightBatch], error: Exception) -> None:
+        logger.error("%s: a message cannot be sent to its process: %s", self.child.name, error)
         for batch in batches:
-            records = batch.write(self._last_request + 1, payload)
+            batch.finish(InternalError(f"{self.child.name}: a batch cannot be sent to its process: {error}"))
+
+    def _records(self, batches: Sequence[InFlightBatch], payload: Payload) -> list[list[RequestRecord]]:
+        """The records of each batch, which is to be sent next."""
+        number = self._last_request + 1
+        written = []
+        for batch in batches:
+            records = batch.write(number, payload)
+            number += len(records)
+            written.append(records)
+        return written
+
+    def _send_written(
+        self, batches: Sequence[InFlightBatch], written: Sequence[list[RequestRecord]], payload: Payload
+    ) -> None:
+        message = Execute(number=self._last_batch + 1)
+        for batch, records in zip(batches, written, strict=True):
             if not records:
                 batch.finish([])
                 continue
@@ -190,11 +292,13 @@ class ChildConnection:
         if not message.sizes:
             return
         try:
-            self.send(message, payload)
-        except OSError:
-            for number in range(message.number, self._last_batch + 1):
-                self._forget_senders(self._in_flight.pop(number))
-            raise
+            self._send_now(message, payload)
+        except OSError as error:
+            unsent = [self._in_flight.pop(number) for number in range(message.number, self._last_batch + 1)]
+            for batch in unsent:
+                self._forget_senders(batch)
+            self._fail(unsent, error)
+            return
         if len(self._in_flight) == len(message.sizes):
             self._listener.on_progress()
 
@@ -203,7 +307,7 @@ class ChildConnection:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for messages of the child and handle them; False if there were none."""
-        if not self._is_reading or not self._channel.wait(timeout_s):
+        if not self._is_reading or self._incoming is not None or not self._channel.wait(timeout_s):
             return False
         self.read()
         return True
@@ -215,6 +319,9 @@ class ChildConnection:
             for _ in range(_MESSAGES_PER_TURN):
                 received = channel.try_receive()
                 if received is None:
+                    break
+                if len(received[1]) > MAX_BYTES_IN_TURN and (records := _records_with_elements(received[0])):
+                    self._unpack_later(received, records)
                     break
                 self._handle(*received)
                 del received
@@ -232,20 +339,41 @@ class ChildConnection:
         if channel.num_unreturned > _MANY_LEASES:
             self.send(Released())
 
+    def _unpack_later(self, received: Received, records: Sequence[ResponseRecord]) -> None:
+        """Handle a message when its BYTES tensors have been unpacked beside the loop."""
+        self._incoming = received
+        self._loop.remove_reader(self._fd)
+        self._stop_unpacking = long_work().start(_unpacking(records, received[1]), self._on_unpacked)
+
+    def _on_unpacked(self, result: Callable[[], _Responses]) -> None:
+        received, self._incoming = self._incoming, None
+        assert received is not None, "it was unpacked"
+        self._loop.add_reader(self._fd, self.read)
+        self._handle(*received, result())
+
     def end(self, begun: int, failure: ServerError) -> UnfinishedBatches:
         """The child has ended. Returns the unanswered batches; `begun` is the number of the last batch that it began.
 
         Begun requests that it would have answered later get the responses that it sent, and then the failure.
         """
+        if self._stop_packing is not None:
+            self._stop_packing()
         while self._is_reading:
             self.read()
+            if self._incoming is not None and self._stop_unpacking is not None:
+                self._stop_unpacking()
+                self._on_unpacked(dict)
+        outgoing, self._outgoing = self._outgoing, deque()
         self._channel.discard_unsent()
         self._on_cancel = None
         batches, self._in_flight = self._in_flight, {}
         unfinished = UnfinishedBatches(
             executing=batches.pop(begun, None),
             executed=[batch for number, batch in batches.items() if number < begun],
-            unseen=[batch for number, batch in batches.items() if number > begun],
+            unseen=[
+                *[batch for number, batch in batches.items() if number > begun],
+                *[batch for message in outgoing for batch in message.batches],
+            ],
         )
         for batch in unfinished.unseen:
             self._forget_senders(batch)
@@ -276,7 +404,7 @@ class ChildConnection:
         number = batch.numbers.start
         for request in batch.sent():
             if request.is_cancelled:  # known before the model can ask
-                self.send(Cancelled(number=number))
+                self._send_now(Cancelled(number=number))
             sender = request.own_sender
             if sender is None:
                 request.on_cancel = self._on_cancel
@@ -306,11 +434,11 @@ class ChildConnection:
     def _on_room(self, number: int) -> None:
         self.send(Room(number=number, has_room=True))
 
-    def _handle(self, message: AnyMessage, payload: bytearray | ByteView) -> None:
+    def _handle(self, message: AnyMessage, payload: bytearray | ByteView, unpacked: _Responses = _NONE) -> None:
         if type(message) is Executed:
-            self._on_executed(message, payload)
+            self._on_executed(message, payload, unpacked)
         elif isinstance(message, Sent | SentTogether):
-            self._on_sent(message, payload)
+            self._on_sent(message, payload, unpacked)
         elif isinstance(message, Measured):
             self._listener.on_measured(message)
         elif isinstance(message, Call):
@@ -328,7 +456,7 @@ class ChildConnection:
         elif not isinstance(message, Released):
             logger.error("%s: unexpected message %s from the child process", self.child.name, type(message).__name__)
 
-    def _on_executed(self, message: Executed, payload: bytearray | ByteView) -> None:
+    def _on_executed(self, message: Executed, payload: bytearray | ByteView, unpacked: _Responses) -> None:
         position = 0
         records = message.responses
         for index, error in enumerate(message.errors):
@@ -344,16 +472,16 @@ class ChildConnection:
                 if record is None:
                     entries.append(None)
                 else:
-                    entries.append(response_of(record, payload))
+                    entries.append(unpacked.get(id(record)) or response_of(record, payload))
                     if self._senders:
                         self._senders.pop(batch.numbers[len(entries) - 1], None)
             position += count
             batch.finish(entries, duration_ns)
         self._listener.on_progress()
 
-    def _on_sent(self, message: Sent | SentTogether, payload: bytearray | ByteView) -> None:
+    def _on_sent(self, message: Sent | SentTogether, payload: bytearray | ByteView, unpacked: _Responses) -> None:
         if isinstance(message, Sent):
-            self._pass_on(message, payload)
+            self._pass_on(message, payload, unpacked)
             return
         for number, event, time_ns in message.notes:
             if number in self._senders:
@@ -362,13 +490,15 @@ class ChildConnection:
             for number, row in rows_of(rows):
                 self._send_on(number, row, is_final=False)
         for number, record, is_final in message.sent:
-            self._send_on(number, None if record is None else response_of(record, payload), is_final=is_final)
+            response = None if record is None else unpacked.get(id(record)) or response_of(record, payload)
+            self._send_on(number, response, is_final=is_final)
 
-    def _pass_on(self, message: Sent, payload: bytearray | ByteView) -> None:
+    def _pass_on(self, message: Sent, payload: bytearray | ByteView, unpacked: _Responses) -> None:
         if message.is_dropped:
             self._senders.pop(message.number, None)
             return
-        response = None if message.response is None else response_of(message.response, payload)
+        record = message.response
+        response = None if record is None else unpacked.get(id(record)) or response_of(record, payload)
         self._send_on(message.number, response, is_final=message.is_final)
 
     def _send_on(self, number: int, response: InferResponse | ServerError | None, *, is_final: bool) -> None:
@@ -388,6 +518,25 @@ class ChildConnection:
             logger.error("%s: %s", self.child.name, error.message)
             self._senders.pop(number, None)
             self.send(Cancelled(number=number))
+
+
+def _records_with_elements(message: AnyMessage) -> list[ResponseRecord]:
+    """The responses in a message that have BYTES tensors, whose elements are copied when they are unpacked."""
+    records: Sequence[ResponseRecord | None] = ()
+    if isinstance(message, Executed):
+        records = message.responses
+    elif isinstance(message, Sent):
+        records = [message.response]
+    elif isinstance(message, SentTogether):
+        records = [record for _number, record, _is_final in message.sent]
+    return [record for record in records if record is not None and has_elements(record)]
+
+
+def _unpacking(records: Sequence[ResponseRecord], payload: bytearray | ByteView) -> Slices[_Responses]:
+    unpacked: dict[int, InferResponse | ServerError] = {}
+    for record in records:
+        unpacked[id(record)] = yield from response_slices(record, payload)
+    return unpacked
 
 
 def _finish(sender: ResponseSender, failure: ServerError) -> None:

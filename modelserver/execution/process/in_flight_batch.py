@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from modelserver.backend import InferResponse, ServerError
+from modelserver.core.long_work import Slices
 from modelserver.core.request import InFlightRequest
+from modelserver.core.tensor import MAX_BYTES_IN_TURN, num_bytes
 from modelserver.errors import CancelledError, QueueTimeoutError
 from modelserver.execution.process.messages import RequestRecord
 from modelserver.execution.process.packing import Payload, request_record
@@ -40,6 +43,13 @@ class InFlightBatch:
         self._on_done = on_done
         self._refused: dict[int, ServerError] = {}
 
+    def preparing(self, payload: Payload) -> Slices[None]:
+        """Pack the tensors that need it before `write`, in slices."""
+        for request in self.requests:
+            for tensor in request.inputs.values():
+                with suppress(ServerError):  # `write` raises it again
+                    yield from payload.prepare(tensor)
+
     def write(self, first_number: int, payload: Payload) -> list[RequestRecord]:
         """The records of the requests. Requests that cannot be packed get their error when the rest is answered."""
         records: list[RequestRecord] = []
@@ -52,6 +62,15 @@ class InFlightBatch:
                 self._refused[index] = error
         self.numbers = range(first_number, first_number + len(records))
         return records
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its tensors are too large to be copied in one turn of the event loop."""
+        total = 0
+        for request in self.requests:
+            for tensor in request.inputs.values():
+                total += num_bytes(tensor)
+        return total > MAX_BYTES_IN_TURN
 
     def sent(self) -> Sequence[InFlightRequest]:
         """The requests of `numbers`, in order."""

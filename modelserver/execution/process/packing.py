@@ -16,35 +16,53 @@ import numpy as np
 from modelserver.backend import InferResponse, ServerError
 from modelserver.core.datatype import Datatype
 from modelserver.core.element_arrays import SLICE_ELEMENTS, empty_elements
+from modelserver.core.large_buffers import joined
 from modelserver.core.long_work import Slices, finish
 from modelserver.core.request import InferRequest
 from modelserver.core.response import RESCHEDULE, ParameterValue, RowResponse
-from modelserver.core.tensor import Tensor, placeholder
+from modelserver.core.tensor import MAX_BYTES_IN_TURN, Tensor, placeholder
 from modelserver.errors import InvalidArgumentError
 from modelserver.execution.process.messages import ErrorRecord, RequestRecord, ResponseRecord, RowsRecord, TensorRecord
 from modelserver.execution.process.shared_buffer import ALIGNMENT, ByteView, align
 
 _MAX_ELEMENT_BYTES = (1 << 32) - 1
+# Elements that are longer on average are copied one by one.
+_LONG_ELEMENT_BYTES = 1 << 10
+# Bytes that are copied in a slice: their pages may have to be found first.
+_COPIED_BYTES = 512 << 10
+# Packed BYTES elements.
+Elements = bytes | memoryview
 # Attributes of enum members are slow to read.
 _WIRE_NAMES = {datatype: datatype.value for datatype in Datatype}
 _DATATYPES = {datatype.value: (datatype, datatype.numpy) for datatype in Datatype}
 
 
 class Payload:
-    """The tensors of one message, one behind the other; nothing is copied before `write` or `join`."""
+    """The tensors of one message, one behind the other; numbers are not copied before `write` or `join`.
 
-    __slots__ = ("_parts", "nbytes")
+    `place` is where they lie in the sender's arena, once `Channel.placing` has copied them there.
+    """
+
+    __slots__ = ("_packed", "_parts", "nbytes", "place")
 
     def __init__(self) -> None:
-        self._parts: list[tuple[int, int, np.ndarray[Any, Any] | bytes]] = []
+        self._parts: list[tuple[int, int, np.ndarray[Any, Any] | Elements]] = []
+        self._packed: dict[int, Elements] = {}  # by the id of the tensor
         self.nbytes = 0
+        self.place: int | None = None
+
+    def prepare(self, tensor: Tensor) -> Slices[None]:
+        """Pack a tensor that is added afterwards, in slices. Raises as `add`."""
+        if tensor.datatype is Datatype.BYTES:
+            self._packed[id(tensor)] = yield from _packing(tensor.name, tensor.data)
 
     def add(self, tensor: Tensor) -> TensorRecord:
         """Add a tensor. Raises InvalidArgumentError for a BYTES element that is neither bytes nor str."""
         name, datatype, data = tensor.name, tensor.datatype, tensor.data
-        part: np.ndarray[Any, Any] | bytes = data
+        part: np.ndarray[Any, Any] | Elements = data
         if datatype is Datatype.BYTES:
-            part = pack_elements(name, data)
+            packed = self._packed.pop(id(tensor), None) if self._packed else None
+            part = pack_elements(name, data) if packed is None else packed
             nbytes = len(part)
         else:
             nbytes = data.nbytes
@@ -56,7 +74,7 @@ class Payload:
     def append_to(self, chunks: list[bytes]) -> None:
         """Append all tensors, `nbytes` in all, as bytes objects to join."""
         for _offset, nbytes, part in self._parts:
-            chunks.append(part if isinstance(part, bytes) else part.tobytes())
+            chunks.append(part.tobytes() if isinstance(part, np.ndarray) else bytes(part))
             if padding := -nbytes % ALIGNMENT:
                 chunks.append(bytes(padding))
 
@@ -72,12 +90,22 @@ class Payload:
 
     def write(self, target: ByteView) -> None:
         """Copy every tensor to its place in `target`, which has `nbytes`."""
+        finish(self.writing(target))
+
+    def writing(self, target: ByteView) -> Slices[None]:
+        """As `write`, in slices."""
         for offset, nbytes, part in self._parts:
             place = target[offset : offset + nbytes]
-            if isinstance(part, bytes):
-                place[:] = np.frombuffer(part, np.uint8)
+            if isinstance(part, np.ndarray):
+                if not part.flags.c_contiguous or nbytes <= _COPIED_BYTES:
+                    np.copyto(place.view(part.dtype).reshape(part.shape), part)
+                    continue
+                source = part.reshape(-1).view(np.uint8)
             else:
-                np.copyto(place.view(part.dtype).reshape(part.shape), part)
+                source = np.frombuffer(part, np.uint8)
+            for start in range(0, nbytes, _COPIED_BYTES):
+                np.copyto(place[start : start + _COPIED_BYTES], source[start : start + _COPIED_BYTES])
+                yield
 
 
 class Unpacker:
@@ -91,8 +119,10 @@ class Unpacker:
         self._shape = record.shape
         self._offset = record.offset
         self._nbytes = record.nbytes
-        # Whether the elements are unpacked in slices, because they are many.
-        self.is_long = self._datatype is Datatype.BYTES and prod(record.shape) > SLICE_ELEMENTS
+        # Whether the elements are unpacked in slices, because they are many or large.
+        self.is_long = self._datatype is Datatype.BYTES and (
+            prod(record.shape) > SLICE_ELEMENTS or record.nbytes > MAX_BYTES_IN_TURN
+        )
 
     def placeholder(self) -> Tensor:
         """The tensor without its content."""
@@ -130,11 +160,15 @@ def _view(
     return Tensor(name, datatype, np.ndarray(shape, dtype, payload, offset))
 
 
-def pack_elements(name: str, elements: np.ndarray[Any, Any]) -> bytes:
+def pack_elements(name: str, elements: np.ndarray[Any, Any]) -> Elements:
     """The lengths and contents of BYTES elements; str elements become UTF-8.
 
     Raises InvalidArgumentError for an element of another type.
     """
+    return finish(_packing(name, elements))
+
+
+def _packing(name: str, elements: np.ndarray[Any, Any]) -> Slices[Elements]:
     flat = elements.reshape(-1)
     lengths: list[bytes] = []
     contents: list[bytes] = []
@@ -146,8 +180,13 @@ def pack_elements(name: str, elements: np.ndarray[Any, Any]) -> bytes:
         if int(sizes.max()) > _MAX_ELEMENT_BYTES:
             raise InvalidArgumentError(f"tensor '{name}': a BYTES element has {sizes.max()} bytes; at most 4 GiB fit")
         lengths.append(sizes.astype("<u4").tobytes())
-        contents.append(b"".join(part))
-    return b"".join(lengths + contents)
+        if int(sizes.sum()) > _LONG_ELEMENT_BYTES * len(part):
+            contents += part
+        else:
+            contents.append(b"".join(part))
+        if flat.size > SLICE_ELEMENTS:
+            yield
+    return joined(lengths + contents)
 
 
 def unpack_elements(raw: ByteView, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -164,12 +203,23 @@ def unpacking_slices(raw: ByteView, shape: tuple[int, ...]) -> Slices[np.ndarray
     yield
     for start in range(0, count, SLICE_ELEMENTS):
         stops = ends[start : start + SLICE_ELEMENTS] - begin
-        content = raw[begin : begin + int(stops[-1])].tobytes()
+        content = yield from _copying(raw[begin : begin + int(stops[-1])])
         places = [0, *stops.tolist()]
         elements[start : start + len(stops)] = [content[a:b] for a, b in pairwise(places)]
         begin += len(content)
         yield
     return elements.reshape(shape)
+
+
+def _copying(raw: ByteView) -> Slices[bytes]:
+    """A copy; the interpreter's lock is not held for all of a large one."""
+    if raw.size <= _COPIED_BYTES:
+        return raw.tobytes()
+    pieces: list[bytes] = []
+    for start in range(0, raw.size, _COPIED_BYTES):
+        pieces.append(raw[start : start + _COPIED_BYTES].tobytes())
+        yield
+    return b"".join(pieces)
 
 
 def _encode_element(name: str, index: int, element: object) -> bytes:
@@ -216,6 +266,19 @@ def response_of(record: ResponseRecord, payload: bytearray | ByteView) -> InferR
     if record.is_reschedule:
         return RESCHEDULE
     outputs = [unpack(tensor, payload) for tensor in record.outputs]
+    return InferResponse(outputs, parameters=record.parameters)
+
+
+def has_elements(record: ResponseRecord) -> bool:
+    """Whether it has BYTES tensors."""
+    return any(output.datatype == _WIRE_NAMES[Datatype.BYTES] for output in record.outputs)
+
+
+def response_slices(record: ResponseRecord, payload: bytearray | ByteView) -> Slices[InferResponse | ServerError]:
+    """As `response_of`, for a record with BYTES tensors, in slices."""
+    outputs: list[Tensor] = []
+    for output in record.outputs:
+        outputs += [(yield from Unpacker(output).slices(payload))]
     return InferResponse(outputs, parameters=record.parameters)
 
 

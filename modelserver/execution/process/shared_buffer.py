@@ -22,6 +22,8 @@ _PAGE_BYTES = mmap.PAGESIZE
 _KEPT_BYTES = 4 << 20
 # After this many allocations an arena compares the memory that it holds with what it needs.
 _TRIM_WINDOW = 512
+# Memory that is given back at once: about a millisecond of the event loop.
+_DISCARDED_BYTES = 4 << 20
 
 ByteView = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -115,8 +117,9 @@ class Arena:
         self._touched_end = max(self._touched_end, end)
         self._window_end = max(self._window_end, end)
         self._window_count += 1
-        if self._window_count >= _TRIM_WINDOW:
-            self._discard_above(self._window_end)
+        if self._window_count >= _TRIM_WINDOW and not self._discard_above(self._window_end):
+            self._window_end = max(self._leases.values())
+            self._window_count = 0
         return offset
 
     def free(self, offset: int) -> None:
@@ -134,9 +137,9 @@ class Arena:
         gaps.sort()
         self._gaps = gaps
 
-    def trim(self) -> None:
-        """Give back all memory above the live leases. Called when there is no traffic."""
-        self._discard_above(max(self._leases.values(), default=0))
+    def trim(self) -> bool:
+        """Give back memory above the live leases, when there is no traffic; whether there is more to give back."""
+        return self._discard_above(0)
 
     def _take_gap(self, nbytes: int) -> int:
         for index, (start, end) in enumerate(self._gaps):
@@ -157,15 +160,15 @@ class Arena:
         self._leases[old] = new
         self.free(old)  # joins the gap before it, if there is one
 
-    def _discard_above(self, end: int) -> None:
-        """Free the pages above `end` if they are worth a system call, and start a new window."""
+    def _discard_above(self, end: int) -> bool:
+        """Free pages above `end` if they are worth a system call, the highest first; whether there are more to free."""
         live_end = max(self._leases.values(), default=0)
         keep = -(-max(end, live_end, _KEPT_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
         if self._touched_end > keep + keep // 2:
-            self.buffer.discard(keep, min(self.buffer.nbytes, -(-self._touched_end // _PAGE_BYTES) * _PAGE_BYTES))
-            self._touched_end = keep
-        self._window_end = live_end
-        self._window_count = 0
+            discarded_end = min(self.buffer.nbytes, -(-self._touched_end // _PAGE_BYTES) * _PAGE_BYTES)
+            self._touched_end = max(keep, discarded_end - _DISCARDED_BYTES)
+            self.buffer.discard(self._touched_end, discarded_end)
+        return self._touched_end > keep + keep // 2
 
 
 class _LeaseRef(weakref.ref[ByteView]):

@@ -100,12 +100,7 @@ class SupervisedChild:
         connection = self._connection
         while batches := self._queue.take(time.monotonic_ns()):  # more than once only if one could not be sent
             self.num_batches += len(batches)
-            try:
-                connection.send_batches(batches)
-            except OSError as error:  # there is not enough memory
-                failure = InternalError(f"{self.name}: a batch cannot be sent to its process: {error}")
-                for batch in batches:
-                    batch.finish(failure)
+            connection.send_batches(batches)
 
     def end_sequence(self, correlation_id: int | str, reason: str) -> None:
         """Tell the child, before its next batch. Loop thread only."""
@@ -290,6 +285,9 @@ class SupervisedChild:
     def trim(self, child: ChildProcess) -> None:
         """Give memory back, on both sides."""
         if self._connection is not None and self._connection.child is child:
+            if child.channel.trim_arena():
+                self.loop.call_soon(self.trim, child)  # the rest in further turns
+                return
             with contextlib.suppress(PeerGoneError):  # the supervisor sees the end
                 child.channel.trim()
                 if not child.channel.has_leases:

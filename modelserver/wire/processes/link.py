@@ -122,7 +122,8 @@ class Link(Generic[Bundle]):
 
     def trim(self) -> None:
         """Give memory that a quiet time does not need back to the system."""
-        self._arena.trim()
+        while self._arena.trim():
+            pass
 
     def close(self) -> None:
         """Send nothing more, receive nothing more. Arrays that were received stay valid."""

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,8 +26,10 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.errors import ErrorCode, InternalError, InvalidArgumentError, ServerError, UnavailableError
+from modelserver.execution.process import child_connection
 from modelserver.execution.process.child_process import call_in_process
 from modelserver.execution.process.instance import ProcessInstance
+from modelserver.execution.process.packing import Payload, response_slices
 from modelserver.execution.process.recipe import ProcessOptions, Recipe, RestartOptions
 from modelserver.telemetry.measurement import ProcessRestarts, RestartReason
 
@@ -236,6 +239,107 @@ def test_a_batch_that_a_killed_child_never_read_goes_to_the_next_one(start: Call
     assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
     timer.join()
     assert instance.pid != pid
+
+
+class _PausedCopy:
+    """Copies to shared memory stop after the first slice until `go_on` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_begun, self.go_on = threading.Event(), threading.Event()
+        self.targets: list[np.ndarray] = []
+        write = Payload.writing
+
+        def writing(payload: Payload, target: np.ndarray) -> Iterator[None]:
+            self.targets.append(target)
+            for _ in write(payload, target):
+                self.has_begun.set()
+                while not self.go_on.is_set():
+                    yield
+
+        monkeypatch.setattr(Payload, "writing", writing)
+
+
+@pytest.fixture
+def paused(monkeypatch: pytest.MonkeyPatch) -> _PausedCopy:
+    return _PausedCopy(monkeypatch)
+
+
+def test_a_child_that_dies_during_the_copy_of_a_batch_never_began_it(
+    start: Callable[..., ProcessInstance], paused: _PausedCopy
+) -> None:
+    instance = start()
+    pid = instance.pid
+    assert pid is not None
+    data = np.arange(4 * MIB, dtype=np.float32)
+    with ThreadPoolExecutor(2) as pool:
+        large = pool.submit(instance.execute, [request(data=data)])
+        assert paused.has_begun.wait(PATIENCE_S)
+        small = pool.submit(instance.execute, [request()])
+        os.kill(pid, signal.SIGKILL)
+        until_true(lambda: instance.pid not in (pid, None), "another child came")
+        paused.go_on.set()
+        np.testing.assert_array_equal(outputs(large.result(PATIENCE_S)[0])["x"], data)
+        assert outputs(small.result(PATIENCE_S)[0])["x"].tolist() == [1.0, 2.0]
+    del large, small
+    references = [weakref.ref(target) for target in paused.targets]
+    paused.targets.clear()
+    assert len(references) == 2  # of the dead child, and of the next
+    until_true(lambda: not any(reference() is not None for reference in references), "no memory is held")
+
+
+def test_a_request_that_is_cancelled_during_its_copy_holds_nothing_up(
+    start: Callable[..., ProcessInstance], paused: _PausedCopy
+) -> None:
+    instance = start()
+    cancelled = request(data=np.zeros(4 * MIB), do="is_cancelled")
+    with ThreadPoolExecutor(2) as pool:
+        large = pool.submit(instance.execute, [cancelled])
+        assert paused.has_begun.wait(PATIENCE_S)
+        small = pool.submit(instance.execute, [request()])
+        cancelled.cancel()
+        assert instance.is_ready()
+        assert not small.done()  # it goes behind the large one
+        paused.go_on.set()
+        assert outputs(large.result(PATIENCE_S)[0])["is_cancelled"].tolist() == [True]
+        assert outputs(small.result(PATIENCE_S)[0])["x"].tolist() == [1.0, 2.0]
+
+
+def test_closing_waits_for_a_batch_that_is_being_copied(
+    start: Callable[..., ProcessInstance], paused: _PausedCopy
+) -> None:
+    instance = start()
+    with ThreadPoolExecutor(2) as pool:
+        large = pool.submit(instance.execute, [request(data=np.ones(4 * MIB))])
+        assert paused.has_begun.wait(PATIENCE_S)
+        closing = pool.submit(instance.close)
+        paused.go_on.set()
+        assert outputs(large.result(PATIENCE_S)[0])["x"].sum() == 4 * MIB
+        closing.result(PATIENCE_S)
+
+
+def test_a_child_that_dies_while_its_answer_is_unpacked_has_answered(
+    start: Callable[..., ProcessInstance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, give_up = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Iterator[None]:
+        has_begun.set()
+        while not give_up.is_set():
+            yield
+        yield from response_slices(*arguments)
+
+    monkeypatch.setattr(child_connection, "response_slices", slow)
+    instance = start()
+    pid = instance.pid
+    assert pid is not None
+    elements = np.array([b"a" * 2 * MIB, b"b"], object)
+    text = InFlightRequest(model_name="m", version=1, inputs={"x": Tensor("x", Datatype.BYTES, elements)})
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(instance.execute, [text])
+        assert has_begun.wait(PATIENCE_S)
+        os.kill(pid, signal.SIGKILL)
+        assert outputs(answer.result(PATIENCE_S)[0])["x"].tolist() == elements.tolist()
+    give_up.set()
 
 
 def test_a_child_that_dies_takes_one_batch_along_and_no_other(start: Callable[..., ProcessInstance]) -> None:

@@ -93,7 +93,8 @@ def test_a_quiet_arena_gives_its_memory_back(buffer: SharedBuffer) -> None:
     arena.trim()
     assert allocated_bytes(buffer) >= 64 << 20  # still leased
     arena.free(big)
-    arena.trim()
+    while arena.trim():  # a millisecond at a time
+        pass
     assert allocated_bytes(buffer) <= 8 << 20
     again = arena.allocate(64 << 20)
     buffer.view(again, 64 << 20)[:] = 2
