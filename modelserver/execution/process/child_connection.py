@@ -211,10 +211,13 @@ class ChildConnection:
 
     def send_batches(self, batches: Sequence[InFlightBatch]) -> None:
         """Send batches in one message, soon, after all earlier messages. If there is not enough memory, they fail."""
-        if self._outgoing or any(batch.is_long for batch in batches):
-            self._send_later(_Outgoing(Execute(), Payload(), batches))
+        is_later = bool(self._outgoing)
+        for batch in batches:
+            is_later = is_later or batch.is_long
+        payload = Payload()
+        if is_later:
+            self._send_later(_Outgoing(Execute(), payload, batches))
         else:
-            payload = Payload()
             self._send_written(batches, self._records(batches, payload), payload)
 
     def _send_later(self, outgoing: _Outgoing) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from modelserver.backend import InferResponse, ServerError
+from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import Slices
 from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import MAX_BYTES_IN_TURN, num_bytes
@@ -69,7 +70,7 @@ class InFlightBatch:
         total = 0
         for request in self.requests:
             for tensor in request.inputs.values():
-                total += num_bytes(tensor)
+                total += num_bytes(tensor) if tensor.datatype is Datatype.BYTES else tensor.data.nbytes
         return total > MAX_BYTES_IN_TURN
 
     def sent(self) -> Sequence[InFlightRequest]:

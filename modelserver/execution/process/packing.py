@@ -177,10 +177,11 @@ def _packing(name: str, elements: np.ndarray[Any, Any]) -> Slices[Elements]:
         if set(map(type, part)) - {bytes}:
             part = [_encode_element(name, index, element) for index, element in enumerate(part, start)]
         sizes = np.fromiter(map(len, part), np.int64, len(part))
-        if int(sizes.max()) > _MAX_ELEMENT_BYTES:
-            raise InvalidArgumentError(f"tensor '{name}': a BYTES element has {sizes.max()} bytes; at most 4 GiB fit")
+        longest = int(sizes.max())
+        if longest > _MAX_ELEMENT_BYTES:
+            raise InvalidArgumentError(f"tensor '{name}': a BYTES element has {longest} bytes; at most 4 GiB fit")
         lengths.append(sizes.astype("<u4").tobytes())
-        if int(sizes.sum()) > _LONG_ELEMENT_BYTES * len(part):
+        if longest > _LONG_ELEMENT_BYTES and int(sizes.sum()) > _LONG_ELEMENT_BYTES * len(part):
             contents += part
         else:
             contents.append(b"".join(part))
