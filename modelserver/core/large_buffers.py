@@ -9,6 +9,7 @@ results lie here too.
 
 from __future__ import annotations
 
+import _thread
 import mmap
 import time
 import weakref
@@ -81,9 +82,11 @@ class LargeBuffers:
     def _trim(self, max_bytes: int) -> None:
         while self._idle and self.num_idle_bytes > max_bytes:
             try:
-                self._idle.popleft()
+                _, block = self._idle.popleft()
             except IndexError:
                 return
+            with suppress(RuntimeError):  # there can be no thread: it is unmapped here
+                _thread.start_new_thread(_unmap, (block,))
 
     def is_due(self) -> bool:
         """Whether a block has been idle for long enough to be unmapped."""
@@ -97,10 +100,15 @@ class LargeBuffers:
                 _, block = self._idle.popleft()
             except IndexError:
                 return
-            for start in range(0, len(block), _SWEPT_BYTES):
-                with suppress(OSError):
-                    block.madvise(mmap.MADV_DONTNEED, start, min(_SWEPT_BYTES, len(block) - start))
-                time.sleep(_PAUSE_S)
+            _unmap(block)
+
+
+def _unmap(block: mmap.mmap) -> None:
+    """Give the pages of a block back, and let other threads run in between."""
+    for start in range(0, len(block), _SWEPT_BYTES):
+        with suppress(OSError):
+            block.madvise(mmap.MADV_DONTNEED, start, min(_SWEPT_BYTES, len(block) - start))
+        time.sleep(_PAUSE_S)
 
 
 LARGE_BUFFERS: Final = LargeBuffers()
