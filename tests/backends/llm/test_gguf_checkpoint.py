@@ -20,6 +20,8 @@ from modelserver.errors import InvalidArgumentError, UnsupportedError
 # Llama's rotations that depend on the length of the text, and windows of some layers alone, have no words in GGUF, nor
 # have rotations that are longer than those of latent attention.
 INEXPRESSIBLE = {"llama_dynamic", "qwen2_window", "deepseek_v3"}
+# Families whose files are not read.
+INEXPRESSIBLE |= {"bloom", "falcon", "falcon_7b", "falcon_rw", "mpt", "gpt_neo"}
 EXPRESSIBLE = sorted(set(FAMILIES) - INEXPRESSIBLE)
 
 
