@@ -147,6 +147,10 @@ def write_safetensors_copy(checkpoint: Checkpoint, target: Path) -> int:
     Blocks become the datatype that its config names. Raises as the checkpoint does.
     """
     config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
+    if not config.get("has_grouped_qkv", True):
+        raise UnsupportedError(
+            f"safetensors of a {config['model_type']} in GGUF are not written: serve the file as it is"
+        )
     dtype = _DTYPES[str(config.get("dtype") or config.get("torch_dtype") or "float32")]
     prefix = "transformer." if config["model_type"] == "gpt2" else "model."
     if is_encoder(config, checkpoint):

@@ -30,6 +30,9 @@ _ARCHITECTURES = {
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "gpt2": "gpt2",
+    "bloom": "bloom",
+    "falcon": "falcon",
+    "mpt": "mpt",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "glm4_moe": "glm4moe",
@@ -67,7 +70,7 @@ def write_gguf(
             writer.add_uint16("split.no", number)
             writer.add_uint16("split.count", split)
             writer.add_int32("split.tensors.count", len(tensors))
-    _add_config(writers[0], config, name)
+    (_add_older if name in ("bloom", "falcon", "mpt") else _add_config)(writers[0], config, name)
     add_tokenizer(writers[0], directory)
     for index, (key, tensor) in enumerate(tensors.items()):
         kind = type_of(key, tensor) if tensor.ndim > 1 else QuantizationType.F32
@@ -83,7 +86,9 @@ def write_gguf(
 
 def _renamed(config: Mapping[str, Any], name: str, tensors: Mapping[str, Array]) -> dict[str, Array]:
     """The tensors by their names in the file, and as it has them."""
-    num_layers = (config.get("num_hidden_layers") or config["n_layer"]) + config.get("num_nextn_predict_layers", 0)
+    num_layers = (config.get("num_hidden_layers") or config.get("n_layers") or config["n_layer"]) + config.get(
+        "num_nextn_predict_layers", 0
+    )
     architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
     names = gguf.get_tensor_name_map(architecture, num_layers)
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, num_layers)  # of layers without experts
@@ -93,6 +98,7 @@ def _renamed(config: Mapping[str, Any], name: str, tensors: Mapping[str, Array])
     for key, tensor in _with_stacked_experts(tensors).items():
         key = key.replace("e_score_correction_bias", "e_score_correction.bias")
         suffixes = (".weight", ".bias")
+        key = key.removeprefix("transformer.") if name == "bloom" else key
         stored = names.get_name(key, try_suffixes=suffixes) or dense.get_name(key, try_suffixes=suffixes)
         assert stored is not None, f"{key} has no name in {name}"
         renamed[stored] = converted(config, name, key, tensor)
@@ -139,9 +145,36 @@ def converted(config: Mapping[str, Any], name: str, key: str, tensor: Array) -> 
         return halves.swapaxes(1, 2).reshape(tensor.shape)
     if name.startswith("gemma") and key.endswith("norm.weight"):
         return tensor + np.float32(1)
+    if name in ("bloom", "falcon") and "query_key_value" in key:
+        heads = config.get("num_attention_heads") or config["n_head"]
+        kept = heads if name == "bloom" else _falcon_kv_heads(config)
+        groups = tensor.reshape(kept, heads // kept + 2, -1, *tensor.shape[1:])
+        parts = (groups[:, :-2], groups[:, -2], groups[:, -1])
+        return np.concatenate([part.reshape(-1, *tensor.shape[1:]) for part in parts])
     if name == "gpt2" and key.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
         return tensor.T
     return tensor
+
+
+def _falcon_kv_heads(config: Mapping[str, Any]) -> int:
+    return int(config["num_kv_heads"] if config["new_decoder_architecture"] else 1)
+
+
+def _add_older(writer: gguf.GGUFWriter, config: Mapping[str, Any], name: str) -> None:
+    """Of Bloom, Falcon and MPT."""
+    hidden = config.get("d_model") or config["hidden_size"]
+    heads = config.get("n_heads") or config.get("n_head") or config["num_attention_heads"]
+    writer.add_block_count(config.get("n_layers") or config.get("n_layer") or config["num_hidden_layers"])
+    writer.add_context_length(512)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(4 * hidden)
+    writer.add_head_count(heads)
+    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    if name == "mpt":
+        writer.add_clamp_kqv(config["attn_config"]["clip_qkv"])
+        writer.add_max_alibi_bias(config["attn_config"]["alibi_bias_max"])
+    else:
+        writer.add_head_count_kv(heads if name == "bloom" else _falcon_kv_heads(config))
 
 
 def _llama3_factors(config: Mapping[str, Any]) -> Array | None:

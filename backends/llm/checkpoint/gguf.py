@@ -31,7 +31,7 @@ SUFFIX = ".gguf"
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf\Z")
 # A tensor's module and part; in a layer, and outside.
 _IN_LAYER = re.compile(
-    r"blk\.(?P<layer>\d{1,9})\.(?P<module>(?:nextn\.)?[a-z_]+)(?:\.(?P<expert>\d{1,9}))?\.(?P<part>[a-z_]+)\Z"
+    r"blk\.(?P<layer>\d{1,9})\.(?P<module>(?:nextn\.)?[a-z_]+(?:_2)?)(?:\.(?P<expert>\d{1,9}))?\.(?P<part>[a-z_]+)\Z"
 )
 _OUTSIDE = re.compile(r"(?P<module>[a-z_]+\d?)\.(?P<part>[a-z_]+)\Z")
 _PARTS = frozenset({"weight", "bias", "scale"})

@@ -220,6 +220,79 @@ def _gpt2(metadata: Metadata) -> Entries:
     }
 
 
+def _older(metadata: Metadata) -> Entries:
+    """What Bloom, Falcon and MPT share. Files have queries, keys and values behind each other."""
+    return {
+        "vocab_size": metadata.matrix("token_embd.weight").shape[0],
+        "hidden_size": metadata.integer("embedding_length"),
+        "num_hidden_layers": metadata.num_layers,
+        "num_attention_heads": metadata.integer("attention.head_count"),
+        "layer_norm_epsilon": metadata.number("attention.layer_norm_epsilon") or 1e-5,
+        "has_grouped_qkv": False,
+        "tie_word_embeddings": "output.weight" not in metadata.tensors,
+        "dtype": metadata.dtype(),
+    }
+
+
+def _bloom(metadata: Metadata) -> Entries:
+    return {**_older(metadata), "seq_length": metadata.integer("context_length")}
+
+
+def _falcon(metadata: Metadata) -> Entries:
+    """Those with rotations, whose layers are parallel: files of Falcon-RW say nothing of their biases."""
+    if "blk.0.ffn_norm.weight" in metadata.tensors:
+        raise UnsupportedError(
+            f"{metadata.file.path} holds a falcon whose layers are not parallel, as in Falcon-RW: serve its checkpoint "
+            "in safetensors"
+        )
+    return {
+        **_older(metadata),
+        "new_decoder_architecture": True,
+        "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in metadata.tensors else 1,
+        "num_kv_heads": metadata.optional_integer("attention.head_count_kv") or 1,
+        "ffn_hidden_size": metadata.integer("feed_forward_length"),
+        "max_position_embeddings": metadata.integer("context_length"),
+        "rope_theta": metadata.number("rope.freq_base") or 10000.0,
+    }
+
+
+def _mpt(metadata: Metadata) -> Entries:
+    entries = _older(metadata)
+    heads = entries["num_attention_heads"]
+    if metadata.optional_integer("attention.head_count_kv") not in (None, 0, heads):
+        raise UnsupportedError(f"{metadata.file.path}: mpt.attention.head_count_kv is not supported")
+    if "blk.0.attn_q_norm.weight" in metadata.tensors or "position_embd.weight" in metadata.tensors:
+        raise UnsupportedError(f"{metadata.file.path}: norms of queries and learned positions of mpt are not supported")
+    steepest = metadata.number("attention.max_alibi_bias")
+    clip = metadata.number("attention.clamp_kqv")
+    return {
+        **entries,
+        "d_model": entries["hidden_size"],
+        "n_layers": entries["num_hidden_layers"],
+        "n_heads": heads,
+        "expansion_ratio": metadata.integer("feed_forward_length") // max(1, entries["hidden_size"]),
+        "max_seq_len": metadata.integer("context_length"),
+        "attn_config": {"alibi": bool(steepest), "alibi_bias_max": steepest or 8, "clip_qkv": clip or None},
+    }
+
+
+def _falcon_architecture(metadata: Metadata) -> Architecture:
+    """With two norms, that of the feed-forward has the name of the only one."""
+    found = _ARCHITECTURES["falcon"]
+    if "blk.0.attn_norm_2.weight" not in metadata.tensors:
+        return found
+    return replace(found, layer={**found.layer, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})
+
+
+_OLDER_TOP = {"token_embd": "word_embeddings", "output_norm": "ln_f", "output": "lm_head"}
+_OLDER_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
 _MIXTRAL = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
@@ -246,6 +319,8 @@ def find_architecture(metadata: Metadata) -> Architecture:
         return bert_architecture(metadata)
     if name == "deepseek2":
         return _deepseek_architecture(metadata)
+    if name == "falcon":
+        return _falcon_architecture(metadata)
     if name == "olmo2" and metadata.optional_integer("attention.sliding_window"):
         return _OLMO3
     found = _ARCHITECTURES.get(name)
@@ -286,7 +361,7 @@ _DEEPSEEKS = {
     for function, model_type in ((_SOFTMAX, "deepseek_v2"), (_SIGMOID, "deepseek_v3"))
 }
 _OLMO3 = Architecture(model_type="olmo3", entries=_olmo3, layer=LAYER | _BOTH_SIDES)
-_NOT_WRITTEN = frozenset({*ENCODERS, "gemma-embedding"})
+_NOT_WRITTEN = frozenset({*ENCODERS, "gemma-embedding", "bloom", "falcon", "mpt"})
 
 _ARCHITECTURES: dict[str, Architecture] = {
     **ENCODERS,
@@ -307,6 +382,28 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "gemma-embedding": replace(_gemma("gemma3_text", _gemma_embedding, LAYER | _BOTH_SIDES), top=TOP | DENSE),
     "phi3": Architecture(model_type="phi3", entries=common_entries, layer=LAYER | {"ffn_up": "mlp.gate_up_proj"}),
     "olmo2": Architecture(model_type="olmo2", entries=common_entries, layer=LAYER | _BOTH_SIDES),
+    "bloom": Architecture(
+        model_type="bloom",
+        entries=_bloom,
+        top=_OLDER_TOP | {"token_embd_norm": "word_embeddings_layernorm"},
+        layer=_OLDER_LAYER,
+        layer_name="h.{}",
+    ),
+    "falcon": Architecture(model_type="falcon", entries=_falcon, top=_OLDER_TOP, layer=_OLDER_LAYER, layer_name="h.{}"),
+    "mpt": Architecture(
+        model_type="mpt",
+        entries=_mpt,
+        top={"token_embd": "wte", "output_norm": "norm_f", "output": "lm_head"},
+        layer={
+            "attn_norm": "norm_1",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "ffn_norm": "norm_2",
+            "ffn_up": "ffn.up_proj",
+            "ffn_down": "ffn.down_proj",
+        },
+        layer_name="blocks.{}",
+    ),
     "gpt2": Architecture(
         model_type="gpt2",
         entries=_gpt2,

@@ -114,6 +114,7 @@ PATTERNS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"): (r"\p{N}", GPT2_PATTERN),
     ("default",): (r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"),
     ("falcon",): (r"[\p{P}\$\+<=>\^~\|`]+", GPT2_PATTERN, "[0-9][0-9][0-9]"),
+    ("bloom",): (r" ?[^(\s|.,!?\x{2026}\x{3002}\x{ff0c}\x{3001}\x{964}\x{6d4}\x{60c})]+",),
     ("tekken",): (_cased("", r"\p{N}"),),
     ("gpt-4o", "llama4", "minimax-m2"): (_cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),),
     ("kimi-k2",): (

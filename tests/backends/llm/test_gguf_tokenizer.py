@@ -145,6 +145,7 @@ def test_texts_are_split_as_the_vocabulary_was_learned(tmp_path: Path, pre: str)
     [
         "default",
         "falcon",
+        "bloom",
         "deepseek-coder",
         "deepseek-llm",
         "deepseek-v3",

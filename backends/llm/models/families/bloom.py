@@ -33,6 +33,7 @@ class Bloom(Family):
             raise UnsupportedError(
                 "config.json of this bloom has apply_residual_connection_post_layernorm, which is not supported"
             )
+        self._is_grouped = bool(entries.get("has_grouped_qkv", True))  # not so in GGUF
         hidden_size = int(entries.get("n_embed") or entries["hidden_size"])
         num_layers, num_heads = (
             int(entries.get(old) or entries[new])
@@ -60,7 +61,7 @@ class Bloom(Family):
         return _Normed(embedding, self.norm(build, "word_embeddings_layernorm"))
 
     def attention(self, build: DecoderBuilder, index: int) -> Block:
-        return build.attention(index, qkv=build.grouped_qkv(index))
+        return build.attention(index, qkv=build.grouped_qkv(index) if self._is_grouped else None)
 
 
 class _Normed:

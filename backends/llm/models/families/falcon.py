@@ -27,6 +27,7 @@ class Falcon(Family):
     )
 
     def read_config(self, entries: Entries) -> DecoderConfig:
+        self._is_grouped = bool(entries.get("has_grouped_qkv", True))  # not so in GGUF
         hidden_size = int(entries.get("n_embed") or entries["hidden_size"])
         num_layers, num_heads = int(entries["num_hidden_layers"]), int(entries["num_attention_heads"])
         is_new = bool(entries.get("new_decoder_architecture", False))
@@ -58,7 +59,7 @@ class Falcon(Family):
         )
 
     def attention(self, build: DecoderBuilder, index: int) -> Block:
-        return build.attention(index, qkv=build.grouped_qkv(index))
+        return build.attention(index, qkv=build.grouped_qkv(index) if self._is_grouped else None)
 
     def layer(self, build: DecoderBuilder, index: int) -> DecoderLayer:
         if not self._is_parallel:
