@@ -113,7 +113,7 @@ def test_the_index_and_readiness_load_nothing(lazy: RunningServer) -> None:
     assert rows["stats_http"]["state"] == "UNAVAILABLE"
     assert rows["stats_http"]["reason"] == "not in memory: loaded on demand"
     assert get(lazy, "/v2/models/stats_http/ready") == {"name": "stats_http", "ready": True}
-    assert get(lazy, "/v2/health/ready") == {"ready": True}
+    assert get(lazy, "/v2/health/ready") == {"ready": True, "inflight_requests": 0}
     assert not is_loaded(lazy, "stats_http")
 
 
