@@ -179,11 +179,6 @@ class Runner:
         """Of all kinds of steps, in the order in which they are captured."""
         return [graphs for graphs in (self._pieces, self._captured) if graphs is not None]
 
-    @property
-    def has_followers(self) -> bool:
-        """Whether the network is shared by ranks."""
-        return self._followers is not None
-
     def tap(self, layers: Sequence[int], take: TakeStates) -> None:
         """Give `take` the states before these layers of each step from now on. All steps are graphs in pieces then."""
         self._taps = frozenset(layers), take

@@ -1,6 +1,8 @@
-"""Attention of one layer to one text whose keys and values lie in memory of its own, outside the blocks."""
+"""Attention of one layer to texts whose keys and values lie in memory of their own, outside the blocks."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +37,8 @@ class TextMemory:
 class OwnMemoryAttention:
     """Attends as a `PagedAttention` does, without windows and soft caps. What `group` says is kept of a token.
 
-    The inputs of a step are the `TextMemory` of its rows, which follow the tokens that are kept.
+    The inputs of a step are the `TextMemory` of each text, and its number of rows, which follow the tokens that are
+    kept of it.
     """
 
     def __init__(self, group: KvGroup, scale: float) -> None:
@@ -47,13 +50,19 @@ class OwnMemoryAttention:
         layer: int,  # noqa: ARG002 - there is one
         heads: torch.Tensor,
         rotation: Rotation | None,
-        memory: TextMemory,
+        texts: Sequence[tuple[TextMemory, int]],
     ) -> torch.Tensor:
         """`heads` [tokens, heads + parts * kv heads, head_dim] -> [tokens, heads' outputs]."""
-        group, num_rows = self._group, len(heads)
+        group = self._group
         num_queries = heads.shape[1] - group.num_parts * group.num_heads
         if rotation is not None:
             rotation.apply_rope(heads[:, : num_queries + group.num_heads])
+        parts = heads.split([num_rows for _, num_rows in texts])
+        mixed = [self._attend(part, num_queries, memory) for part, (memory, _) in zip(parts, texts, strict=True)]
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+    def _attend(self, heads: torch.Tensor, num_queries: int, memory: TextMemory) -> torch.Tensor:
+        group, num_rows = self._group, len(heads)
         kept = memory.extend(heads[:, num_queries:])
         keys = kept[:, : group.num_heads]
         values = group.values_of(keys) if group.num_parts == 1 else kept[:, group.num_heads :]

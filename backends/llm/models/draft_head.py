@@ -105,26 +105,31 @@ class DraftHead:
         self._attention: Any = OwnMemoryAttention(group, scale)
         self._tables = None if rope is None else rope_tables(*rope.tables(max_len), group.heads_dtype, device)
 
-    def __call__(self, token_ids: Sequence[int], states: torch.Tensor, memory: TextMemory) -> torch.Tensor:
-        """Rows behind those in `memory`, which it keeps: [rows, width], not normalised."""
-        rows = slice(memory.end, memory.end + len(token_ids))
+    def __call__(
+        self, token_ids: Sequence[int], states: torch.Tensor, texts: Sequence[tuple[TextMemory, int]]
+    ) -> torch.Tensor:
+        """Of each text a number of rows behind those in its memory, which keeps them: [rows, width], not normalised."""
+        positions = torch.cat(
+            [torch.arange(memory.end, memory.end + num_rows, device=self._device) for memory, num_rows in texts]
+        )
         rotations: tuple[Rotation, ...] = ()
         if self._tables is not None:
             cosines, sines = self._tables
-            rotations = (Rotation(cosines[rows], sines[rows]),)
+            rotations = (Rotation(cosines[positions], sines[positions]),)
         step = StepContext(
-            positions=torch.arange(rows.start, rows.stop, device=self._device),
+            positions=positions,
             attention=self._attention,
-            inputs=memory,
+            inputs=texts,
             rotations=rotations,
         )
         return self._layer(self._embed(torch.tensor(token_ids, device=self._device)), states, step)
 
-    def token(self, hidden: torch.Tensor) -> int:
-        """The most probable one by a row of states."""
-        best = int(self._logits(self._norm(hidden)).argmax())
-        return best if self._targets is None else best + int(self._targets[best])
+    def tokens(self, hidden: torch.Tensor) -> list[int]:
+        """The most probable one by each row of states."""
+        best = self._logits(self._norm(hidden)).argmax(dim=-1)
+        found: list[int] = (best if self._targets is None else best + self._targets[best]).tolist()
+        return found
 
     def fed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the row behind reads of a row's states."""
+        """What the rows behind read of rows' states."""
         return self._norm(hidden) if self._feeds_normalised else hidden

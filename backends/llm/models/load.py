@@ -104,9 +104,8 @@ def load_network(
     scheme, names = scheme or find_scheme(options.quantization, {**checkpoint.config, **entries}), family.names
     dtype = choose_dtype(options.dtype, config.dtype, device, has_codes=scheme.has_codes)
     max_model_len = choose_max_model_len(options.max_model_len, config.max_position_embeddings, config.longest)
-    predicts = options.speculative_config is not None and options.speculative_config.method == "mtp"
-    if predicts and rank.size > 1:
-        raise UnsupportedError("speculative_config.method mtp is not supported with tensor_parallel_size")
+    # The first rank guesses for all.
+    predicts = options.speculative_config is not None and options.speculative_config.method == "mtp" and not rank.index
     with torch.inference_mode():
         kept = keeping(checkpoint, scheme, options, dtype, device, rank)
         if kept is None or not kept.is_read:  # what was kept was checked before
@@ -127,6 +126,9 @@ def load_network(
         network = family.network(build, max_len=max_model_len)
         draft_head = None
         if predicts:
+            if rank.size > 1:
+                whole = Weights(checkpoint, scheme, dtype=dtype, device=device, is_transposed=names.is_transposed)
+                build = DecoderBuilder(config, names, whole)
             draft_head = family.draft_head(build, network, max_len=max_model_len)
     if kept is not None:
         kept.keep(checkpoint)

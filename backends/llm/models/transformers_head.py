@@ -105,7 +105,7 @@ def load_prediction(checkpoint: Checkpoint, network: TransformersNetwork, *, max
     )
     ids = list(range(NUM_TRIED))
     states = torch.randn(NUM_TRIED, config.hidden_size, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-    pack_linears(module, lambda: head(ids, states, TextMemory(0)))
+    pack_linears(module, lambda: head(ids, states, [(TextMemory(0), NUM_TRIED)]))
     return head
 
 

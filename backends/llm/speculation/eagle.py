@@ -80,8 +80,6 @@ def load_eagle(config: SpeculativeConfig, runner: Runner) -> DraftHead:
         raise UnsupportedError(
             f"{what}: this model's network does not hand out the states of its layers: remove speculative_config"
         )
-    if runner.has_followers:
-        raise UnsupportedError(f"speculative_config.method {config.method} is not supported with tensor_parallel_size")
     make = _eagle3_head if config.method == "eagle3" else _eagle_head
     with open_checkpoint(place) as checkpoint, torch.inference_mode():
         entries = checkpoint.config.get("transformer_layer_config") or checkpoint.config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,7 +59,7 @@ class _Text:
 
 
 class TrainedProposer:
-    """It gets the network's states by `take`, after each step, and drafts greedily, sequence by sequence.
+    """It gets the network's states by `take`, after each step, and drafts greedily for all sequences together.
 
     With more than `most_sequences` in a step nothing is drafted, and no states are kept.
     """
@@ -88,28 +89,47 @@ class TrainedProposer:
             text.take(start, part if len(sequences) == 1 else part.clone())
 
     def propose(self, wanted: Sequence[tuple[Generated, int]]) -> None:
+        head = self._head
+        drafting: list[tuple[Generated, int, TextMemory]] = []
+        following: list[int] = []
+        states: list[torch.Tensor] = []
+        counts: list[int] = []
+        for sequence, num_drafts in wanted:
+            text = self._texts.get(sequence.seq_id)
+            if text is None:
+                continue
+            memory = text.memory
+            # The last token has no states yet; what was computed of drafts that were wrong is left out.
+            num_rows = min(text.num_pending, len(sequence.token_ids) - 1 - memory.end)
+            if num_rows < 1:
+                continue
+            following += sequence.token_ids[memory.end + 1 : memory.end + 1 + num_rows]
+            states.append(text.pending(num_rows))
+            counts.append(num_rows)
+            drafting.append((sequence, num_drafts, memory))
+        if not drafting:
+            return
         with torch.inference_mode():
-            for sequence, num_drafts in wanted:
-                text = self._texts.get(sequence.seq_id)
-                if text is not None:
-                    sequence.drafts = self._drafts(text, sequence.token_ids, num_drafts)
-
-    def _drafts(self, text: _Text, token_ids: list[int], num_drafts: int) -> list[int]:
-        head, memory = self._head, text.memory
-        # The last token has no states yet; what was computed of drafts that were wrong is left out.
-        num_rows = min(text.num_pending, len(token_ids) - 1 - memory.end)
-        if num_rows < 1:
-            return []
-        following = token_ids[memory.end + 1 : memory.end + 1 + num_rows]
-        hidden = head(following, head.read(text.pending(num_rows)), memory)[-1:]
-        end, drafts = memory.end, []
-        while True:
-            drafts.append(head.token(hidden))
-            if len(drafts) == num_drafts or memory.end >= head.max_len:
-                break
-            hidden = head(drafts[-1:], head.fed(hidden), memory)
-        memory.end = end
-        return drafts
+            memories = [memory for _, _, memory in drafting]
+            hidden = head(following, head.read(torch.cat(states)), list(zip(memories, counts, strict=True)))
+            hidden = hidden[[end - 1 for end in accumulate(counts)]]
+            ends = [memory.end for memory in memories]
+            while True:
+                for (sequence, _, _), token in zip(drafting, head.tokens(hidden), strict=True):
+                    sequence.drafts.append(token)
+                going = [
+                    row
+                    for row, (sequence, num_drafts, memory) in enumerate(drafting)
+                    if len(sequence.drafts) < num_drafts and memory.end < head.max_len
+                ]
+                if not going:
+                    break
+                if len(going) < len(drafting):
+                    drafting, hidden = [drafting[row] for row in going], hidden[going]
+                last = [sequence.drafts[-1] for sequence, _, _ in drafting]
+                hidden = head(last, head.fed(hidden), [(memory, 1) for _, _, memory in drafting])
+            for memory, end in zip(memories, ends, strict=True):
+                memory.end = end
 
     def end(self, sequence: Generated) -> None:
         self._texts.pop(sequence.seq_id, None)

@@ -256,6 +256,27 @@ def test_the_checkpoints_own_layer_changes_no_text(tmp_path: Path) -> None:
     assert_same(answers, expected)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "glm4_moe"])
+def test_the_first_rank_guesses_for_all(directory: Path, tmp_path: Path, kind: str) -> None:
+    """The layer is whole there, and every rank checks its drafts."""
+    place, config, _ = trained(kind, directory, tmp_path)
+    prompts = [list(range(5, 45)), [7, 7, 7]]
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+    drafts = []
+    for ranks in (1, 2):
+        chosen = {**config, "num_speculative_tokens": 3}
+        with opened(place, speculative_config=chosen, tensor_parallel_size=ranks, num_threads=1) as llm:
+            answers = llm.generate(prompts, params)
+            statistics = llm.engine.statistics.speculation
+            assert statistics is not None
+            drafts.append((statistics.num_draft_tokens, statistics.num_accepted_tokens))
+    with opened(place) as llm:
+        expected = llm.generate(prompts, params)
+    assert [facts(answer) for answer in answers] == [facts(answer) for answer in expected]
+    assert drafts[0] == drafts[1]
+    assert drafts[1][0] > 10
+
+
 def test_states_that_wait_for_drafts_keep_no_whole_steps() -> None:
     """Where drafts do not pay for a while, a text decodes on beside the prompts of others."""
     head = TrainedProposer(None, most_sequences=4)  # type: ignore[arg-type]  # nothing is drafted
