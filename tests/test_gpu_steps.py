@@ -45,6 +45,41 @@ def test_without_a_gpu_every_step_is_absent(name: str) -> None:
     assert outcome["reason"]
 
 
+def rehearse(report: Path, *words: str) -> dict[str, dict[str, str]]:
+    """Verdicts and reasons by step. Raises if a step fails."""
+    subprocess.run(
+        [sys.executable, "-m", "gpu", "--rehearse", "--json", str(report), *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE.parents[1]), *sys.path])},
+        check=True,
+        timeout=200,
+    )
+    document = json.loads(report.read_text())
+    assert document["machine"]["rehearsal"]
+    assert not any(result.get("facts") for result in document["results"]), "a rehearsal has no figures"
+    return {result["step"]: result for result in document["results"]}
+
+
+@pytest.mark.slow
+def test_steps_of_language_models_and_of_the_server_run_to_their_end_in_a_rehearsal(tmp_path: Path) -> None:
+    """Those of kernels do so where Triton is installed."""
+    found = rehearse(tmp_path / "report.json", "llm_steps", "server_steps")
+    for name, result in found.items():
+        lacks_triton = result.get("reason") == "not installed: triton"
+        assert result["verdict"] == "PASS" or (lacks_triton and importlib.util.find_spec("triton") is None), name
+
+
+# Their files reach into CUDA, TensorRT or a provider that no CPU has.
+NOT_REHEARSED = {"device_steps", "pytorch_steps", "onnxruntime_steps", "tensorrt_steps"}
+
+
+@pytest.mark.slow
+def test_steps_that_are_not_rehearsed_say_so(tmp_path: Path) -> None:
+    found = rehearse(tmp_path / "report.json", *NOT_REHEARSED)
+    assert {name.partition(".")[0] for name in found} == NOT_REHEARSED
+    assert {result["verdict"] for result in found.values()} == {"ABSENT"}
+    assert all("rehearsed" in result["reason"] for result in found.values())
+
+
 def test_packages_of_the_tree_need_no_installation(tmp_path: Path) -> None:
     write_installation(tmp_path)
     code = (

@@ -8,6 +8,7 @@ reads the weights, and each token the keys and values before it. transformers' c
 from __future__ import annotations
 
 import json
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,16 @@ from benchmarks.llm.workload import Workload
 
 MODELS = ("Qwen3-0.6B", "Llama-3.2-1B", "Llama-3.1-8B")
 WORKLOAD = Workload(num_requests=256, shortest=100, longest=1024, batch=256)
+DEVICE = "cuda"
+# Of the decode kernel: rows, tokens of each, and heads of queries, of keys, and how wide each is.
+KERNEL_SHAPES = (
+    (256, 600, (16, 8, 128)),
+    (64, 2000, (32, 8, 128)),
+    (8, 8000, (32, 8, 128)),
+    (1, 32000, (32, 8, 128)),
+)
+# Of one request alone.
+SINGLE_TOKENS = 256
 _PEER_REQUESTS = 64
 _ITEM_BYTES = 2
 
@@ -36,10 +47,15 @@ _ITEM_BYTES = 2
 class RandomCheckpoint(HfCheckpoint):
     """A config.json, and tensors that are drawn on the device when they are asked for."""
 
-    def __init__(self, directory: Path, device: str = "cuda") -> None:
+    def __init__(self, directory: Path, device: str) -> None:
         super().__init__(directory)
         self._shapes = tensor_shapes(json.loads((directory / "config.json").read_text()))
         self._device = device
+
+    @property
+    def digest(self) -> bytes:
+        """Weights of two loads are never the same, so nothing that is made of them may be kept for the next."""
+        return secrets.token_bytes(32)
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
@@ -63,7 +79,7 @@ def opened(name: str, **options: Any) -> Iterator[Engine]:
         (Path(place) / "config.json").write_text(json.dumps(SHAPES[name]))
         chosen = EngineOptions(
             **{
-                "device": "cuda",
+                "device": DEVICE,
                 "dtype": "bfloat16",
                 "max_model_len": 2304,
                 "max_num_seqs": WORKLOAD.batch,
@@ -93,7 +109,7 @@ def timed_s(run: Callable[[], object], repeats: int = 20) -> float:
 
 def copy_bandwidth() -> float:
     """Bytes per second, read and written."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    source = torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
     return 2 * source.numel() / timed_s(lambda: target.copy_(source))
 
@@ -118,19 +134,14 @@ def decode_kernel(bandwidth: float) -> Iterator[str]:
     """How near the decode kernel comes to a copy, by what it must read."""
     from modelserver_backends.llm.attention import triton_kernels
 
-    for rows, length, (heads, kv_heads, width) in (
-        (256, 600, (16, 8, 128)),
-        (64, 2000, (32, 8, 128)),
-        (8, 8000, (32, 8, 128)),
-        (1, 32000, (32, 8, 128)),
-    ):
+    for rows, length, (heads, kv_heads, width) in KERNEL_SHAPES:
         blocks_each = -(-length // 16)
         shape = (rows * blocks_each + 1, 16, 2, kv_heads, width)
-        blocks = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-        order = torch.randperm(rows * blocks_each, device="cuda") + 1
+        blocks = torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+        order = torch.randperm(rows * blocks_each, device=DEVICE) + 1
         tables = order.view(rows, -1).to(torch.int32)
-        lens = torch.full((rows,), length, device="cuda")
-        queries = torch.randn(rows, heads, width, device="cuda", dtype=torch.bfloat16)
+        lens = torch.full((rows,), length, device=DEVICE)
+        queries = torch.randn(rows, heads, width, device=DEVICE, dtype=torch.bfloat16)
         processors = torch.cuda.get_device_properties(0).multi_processor_count
         splits = max(1, min(32, -(-2 * processors // (rows * kv_heads))))
 
@@ -168,7 +179,7 @@ def measure(name: str, bandwidth: float) -> Iterator[str]:
             f"  TTFT p50 {ttft[0]:.0f} ms, p99 {ttft[1]:.0f} ms; ITL p50 {itl[0]:.1f} ms, p99 {itl[1]:.1f} ms; "
             f"KV use {measured.kv_use:.0%}"
         )
-        single = run_engine(engine, prompts[:1], [256])
+        single = run_engine(engine, prompts[:1], [SINGLE_TOKENS])
         cold, warm = prefix_ttft_s(engine, config["vocab_size"])
         yield (
             f"  one request alone: {single.tokens_per_s:.0f} tokens/s; "

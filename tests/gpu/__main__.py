@@ -1,10 +1,14 @@
-"""Tries on a GPU what nothing else can try: `PYTHONPATH=tests:. python -m gpu [--json FILE] [--budget S] [WORD ...]`.
+"""Tries on a GPU what nothing else can try: `PYTHONPATH=tests:. python -m gpu [--json FILE] [--budget S] [--rehearse]
+[WORD ...]`.
 
 Steps run in another process, because what is tried may end it. Those of a file share one, as its start takes longer
 than most of them; after one that fails the rest have a new one. A word chooses the steps whose name has it. Where the
 packages are not installed, they are taken from the tree. The steps of which most is learnt come first, and the file has
 the results so far after each of them. When the budget is spent, the steps that are left are LATER. Exit code 1 if a
 step FAILs.
+
+`--rehearse` runs the same steps on a CPU with tiny shapes, to find what would fail in them before a GPU is there. Its
+report says so, and has no figures. Kernels run where Triton is installed, in its interpreter.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import importlib
 import importlib.util
 import json
 import math
+import os
 import platform
 import queue
 import subprocess
@@ -31,13 +36,13 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from gpu.steps import Absent
+from gpu.steps import IS_REHEARSAL, REHEARSAL, Absent
 from gpu.tree import installed_from_tree
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 900.0
 # The files of steps, those of which most is learnt first; others come after them.
-_ORDER = ("device_steps", "llm_steps", "pytorch_steps", "onnxruntime_steps", "tensorrt_steps")
+_ORDER = ("device_steps", "llm_steps", "server_steps", "pytorch_steps", "onnxruntime_steps", "tensorrt_steps")
 # Less than this is not worth the start of a process that imports torch.
 _LEAST_S = 15.0
 _MARK = "RESULT "
@@ -126,6 +131,10 @@ def run_steps(names: Sequence[str], ends_s: float) -> Iterator[dict[str, Any]]:
 
 def run_here(name: str) -> dict[str, Any]:
     module, _, function = name.partition(".")
+    if IS_REHEARSAL:
+        from support import rehearsed_cuda
+
+        rehearsed_cuda.install()
     try:
         facts = getattr(importlib.import_module(f"gpu.{module}"), function)()
     except Absent as absent:
@@ -133,7 +142,7 @@ def run_here(name: str) -> dict[str, Any]:
     except Exception as error:  # whatever fails is the step's result
         last = "".join(traceback.format_exception(error)).strip().splitlines()[-12:]
         return {"verdict": "FAIL", "reason": "\n".join(last)}
-    return {"verdict": "PASS", "facts": facts}
+    return {"verdict": "PASS", "facts": {} if IS_REHEARSAL else facts}
 
 
 def give_memory_back() -> None:
@@ -146,6 +155,8 @@ def give_memory_back() -> None:
 
 def machine() -> dict[str, Any]:
     facts: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
+    if REHEARSAL in os.environ:
+        facts["rehearsal"] = "on a CPU, with tiny shapes"
     try:
         import torch
 
@@ -163,6 +174,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds for all steps")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny shapes")
     parser.add_argument("--steps", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     for name in arguments.steps or ():
@@ -174,6 +186,10 @@ def main() -> None:
     if arguments.steps:
         return
     names = [name for name in step_names() if not arguments.words or any(word in name for word in arguments.words)]
+    if arguments.rehearse:
+        # The compiled products are put aside for the kernels.
+        os.environ |= {REHEARSAL: "1", "TRITON_INTERPRET": "1", "MODELSERVER_PURE_PYTHON": "1"}
+        print("A rehearsal on a CPU: it shows that steps run to their end, and no figures.")
     with ExitStack() as held:
         if importlib.util.find_spec("modelserver_backends") is None:
             held.enter_context(installed_from_tree())

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gpu.steps import require, require_gpu
+from gpu.steps import DEVICE, IS_REHEARSAL, require, require_device, sized
 
 TESTS = Path(__file__).parents[1]
 CASES = (
@@ -17,7 +17,7 @@ CASES = (
     "backends/llm/models/triton_linear_cases.py",
 )
 # Outputs and inputs of a layer whose weights do not stay in a cache.
-SHAPE = (16384, 8192)
+SHAPE = sized((16384, 8192), (256, 256))
 FORMS = (
     "w4",
     "w4 zeros",
@@ -44,7 +44,8 @@ def cases_of(path: str) -> dict[str, Callable[[], None]]:
 def seconds(run: Callable[[], object], repeats: int = 20) -> float:
     import torch
 
-    for _ in range(3):
+    repeats = sized(repeats, 1)
+    for _ in range(sized(3, 1)):
         run()
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -58,7 +59,7 @@ def bytes_per_second() -> float:
     """Read from the memory and written to it, by a copy."""
     import torch
 
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    source = torch.empty(sized(1 << 30, 1 << 16), dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
     return 2 * source.numel() / seconds(lambda: target.copy_(source))
 
@@ -69,7 +70,7 @@ def packed(form: str, num_outputs: int, num_inputs: int) -> Any:
     from modelserver_backends.llm.quantization.device_packing import pack_for_device
     from support.described_weights import described_weight
 
-    device = torch.device("cuda", 0)
+    device = torch.device(DEVICE, 0)
     weight = described_weight(form, num_outputs, num_inputs).to(device)
     matrix = pack_for_device(weight, device_processors(device) or 1)
     assert matrix is not None, form
@@ -78,7 +79,7 @@ def packed(form: str, num_outputs: int, num_inputs: int) -> Any:
 
 def step_kernels_equal_their_twins() -> dict[str, Any]:
     """All cases, even after one that fails."""
-    require_gpu()
+    require_device()
     require("triton", "transformers")
     wrong: dict[str, str] = {}
     names = []
@@ -94,8 +95,8 @@ def step_kernels_equal_their_twins() -> dict[str, Any]:
 
 
 def step_text_is_the_same_with_graphs_without_and_on_sdpa() -> dict[str, Any]:
-    require_gpu()
-    require("triton", "transformers")
+    require_device()
+    require("transformers", *sized(("triton",), ()))
     from support.generations import generate, loaded_engine, random_prompts
     from support.tiny_checkpoints import reference_tokens, write_checkpoint
 
@@ -114,7 +115,7 @@ def step_text_is_the_same_with_graphs_without_and_on_sdpa() -> dict[str, Any]:
             }
             for way, options in ways.items():
                 began = time.perf_counter()
-                with loaded_engine(directory, device="cuda", **options) as engine:
+                with loaded_engine(directory, device=DEVICE, **options) as engine:
                     loaded_s = time.perf_counter() - began
                     texts = [tokens for tokens, _ in (generate(engine, [prompt], 12)[0] for prompt in prompts)]
                 assert texts == expected, (family, way, texts, expected)
@@ -122,9 +123,120 @@ def step_text_is_the_same_with_graphs_without_and_on_sdpa() -> dict[str, Any]:
     return found
 
 
+def step_launches_do_not_wait_for_the_step_before() -> dict[str, Any]:
+    """Decodes at full batch: how long `launch` takes of the host, how long the step takes of the device, whether the
+    step before was still running when `launch` returned, and how much of the time the host waits for tokens.
+    """
+    require_device()
+    require("benchmarks", *sized(("triton",), ()))
+    import torch
+
+    measured = benchmark()
+    launch_s: list[float] = []
+    wait_s: list[float] = []
+    were_running: list[bool] = []
+    spans: list[tuple[Any, Any]] = []
+    with measured.opened("Qwen3-0.6B") as engine:
+        launch = engine.runner.launch
+
+        def timed_launch(plan: Any) -> Any:
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            began_s = time.perf_counter()
+            launched = launch(plan)
+            launch_s.append(time.perf_counter() - began_s)
+            last.record()
+            if spans:
+                were_running.append(not spans[-1][1].query())
+            spans.append((first, last))
+            result = launched.result
+
+            def timed_result() -> Any:
+                began_s = time.perf_counter()
+                try:
+                    return result()
+                finally:
+                    wait_s.append(time.perf_counter() - began_s)
+
+            launched.result = timed_result
+            return launched
+
+        num_requests, num_tokens = sized((256, 128), (4, 8))
+        prompts = [
+            [10 + (index * 13 + place) % 1000 for place in range(sized(200, 9))] for index in range(num_requests)
+        ]
+        measured.run_engine(engine, prompts, [num_tokens] * num_requests)  # compiles, captures
+        engine.reset()
+        engine.runner.launch = timed_launch
+        whole = measured.run_engine(engine, prompts, [num_tokens] * num_requests)
+        del engine.runner.launch
+        torch.cuda.synchronize()
+        is_ahead = engine.runner.is_asynchronous
+    # The first steps are prompts; the last ones have none to come after them.
+    part = slice(len(spans) // 4, -2)
+    device_s = [first.elapsed_time(last) / 1e3 for first, last in spans][part]
+    host_s = launch_s[part]
+    share = sum(were_running[part]) / max(1, len(were_running[part]))
+    found = {
+        "launch": f"{_median(host_s) * 1e6:.0f} us of the host, p99 {measured.percentile(host_s, 0.99) * 1e6:.0f} us",
+        "step": f"{_median(device_s) * 1e6:.0f} us of the device",
+        "returned while the step before ran": f"{share:.0%} of {len(host_s)} launches",
+        "host waits": f"{sum(wait_s) / whole.wall_s:.0%} of the time",
+        "speed": f"{whole.tokens_per_s:.0f} tokens/s",
+    }
+    if not IS_REHEARSAL:
+        assert is_ahead, "the engine does not launch steps ahead"
+        assert share > 0.5, found
+    return found
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def benchmark() -> Any:
+    """The benchmark of the engine on a GPU; in a rehearsal its device and its sizes are small."""
+    from benchmarks.llm import gpu as measured
+
+    if IS_REHEARSAL:
+        from benchmarks.llm import shapes
+        from benchmarks.llm.workload import Workload
+
+        measured.DEVICE = DEVICE
+        measured.WORKLOAD = Workload(num_requests=3, shortest=5, longest=12, batch=4)
+        measured.KERNEL_SHAPES = ((2, 40, (4, 2, 16)),)
+        measured.SINGLE_TOKENS = 4
+        small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 2048}
+        for name in measured.MODELS:
+            shapes.SHAPES[name] = {**shapes.SHAPES[name], **small}
+    return measured
+
+
+def step_the_decode_kernel_reaches_the_bandwidth() -> dict[str, Any]:
+    require_device()
+    require("triton", "benchmarks")
+    measured = benchmark()
+    return {"decode kernel": list(measured.decode_kernel(bytes_per_second()))}
+
+
+def step_the_engine_on_the_shapes_of_qwen3() -> dict[str, Any]:
+    """nano-vllm's workload, beside the least time that the bandwidth allows."""
+    return _workload("Qwen3-0.6B")
+
+
+def step_the_engine_on_the_shapes_of_llama_8b() -> dict[str, Any]:
+    return _workload("Llama-3.1-8B")
+
+
+def _workload(name: str) -> dict[str, Any]:
+    require_device()
+    require("benchmarks", *sized(("triton",), ()))
+    return {"engine": list(benchmark().measure(name, bytes_per_second()))}
+
+
 def step_few_rows_by_weights_in_few_bits_reach_the_bandwidth() -> dict[str, Any]:
     """Beside each time, how much of a copy's bandwidth the reading of the weights is, and bfloat16's time by cuBLAS."""
-    require_gpu()
+    require_device()
     require("triton")
     import torch
     from modelserver_backends.llm.models.device_linear import DeviceLinear
@@ -132,8 +244,10 @@ def step_few_rows_by_weights_in_few_bits_reach_the_bandwidth() -> dict[str, Any]
     bandwidth = bytes_per_second()
     found: dict[str, Any] = {"copy": f"{bandwidth / 1e12:.2f} TB/s"}
     outputs, inputs = SHAPE
-    dense = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
-    rows = {count: torch.randn(count, inputs, device="cuda", dtype=torch.bfloat16) for count in (1, 16, 64)}
+    dense = torch.randn(outputs, inputs, device=DEVICE, dtype=torch.bfloat16)
+    rows = {
+        count: torch.randn(count, inputs, device=DEVICE, dtype=torch.bfloat16) for count in sized((1, 16, 64), (1, 16))
+    }
     plain = {count: seconds(lambda: torch.nn.functional.linear(x, dense)) for count, x in rows.items()}  # noqa: B023
     for form in FORMS:
         linear = DeviceLinear(packed(form, outputs, inputs), None)
@@ -152,10 +266,10 @@ def _tinygemm(rows: dict[int, Any], bandwidth: float) -> dict[str, str]:
     import torch
 
     outputs, inputs = SHAPE
-    codes = torch.randint(0, 255, (outputs, inputs // 2), device="cuda", dtype=torch.uint8)
+    codes = torch.randint(0, 255, (outputs, inputs // 2), device=DEVICE, dtype=torch.uint8)
     try:
         weights = torch._convert_weight_to_int4pack(codes, 8)
-        scales = torch.rand(inputs // 128, outputs, 2, device="cuda", dtype=torch.bfloat16)
+        scales = torch.rand(inputs // 128, outputs, 2, device=DEVICE, dtype=torch.bfloat16)
         return {
             f"tinygemm, {count} rows": f"{took * 1e6:.0f} us, {codes.nbytes / took / bandwidth:.0%} of a copy"
             for count, x in rows.items()
@@ -167,14 +281,14 @@ def _tinygemm(rows: dict[int, Any], bandwidth: float) -> dict[str, str]:
 
 def step_many_rows_by_weights_in_few_bits() -> dict[str, Any]:
     """By a dequantized copy, and in 8 bits; how many operations per second that is."""
-    require_gpu()
+    require_device()
     require("triton")
     import torch
     from modelserver_backends.llm.models.device_linear import DeviceLinear
 
     outputs, inputs = SHAPE
-    rows = torch.randn(2048, inputs, device="cuda", dtype=torch.bfloat16)
-    dense = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
+    rows = torch.randn(sized(2048, 80), inputs, device=DEVICE, dtype=torch.bfloat16)
+    dense = torch.randn(outputs, inputs, device=DEVICE, dtype=torch.bfloat16)
     operations = 2 * rows.shape[0] * outputs * inputs
     plain = seconds(lambda: torch.nn.functional.linear(rows, dense), 5)
     found = {"bfloat16": f"{operations / plain / 1e12:.0f} TFLOP/s"}
@@ -188,24 +302,24 @@ def step_many_rows_by_weights_in_few_bits() -> dict[str, Any]:
 
 def step_experts_in_one_product() -> dict[str, Any]:
     """The shapes of Qwen3-30B-A3B: 128 experts, of which each row has 8."""
-    require_gpu()
+    require_device()
     require("triton")
     import torch
     from modelserver_backends.llm.models.device_linear import DeviceExperts
     from modelserver_backends.llm.models.device_matrix import float_matrix
 
-    experts, outputs, inputs = 128, 1536, 2048
+    experts, outputs, inputs = sized((128, 1536, 2048), (16, 128, 128))
     bandwidth = bytes_per_second()
-    dense = torch.randn(experts * outputs, inputs, device="cuda", dtype=torch.bfloat16)
+    dense = torch.randn(experts * outputs, inputs, device=DEVICE, dtype=torch.bfloat16)
     found = {}
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     matrices = {"bfloat16": float_matrix(dense, processors), "w4": packed("w4", experts * outputs, inputs)}
     for name, matrix in matrices.items():
         grouped = DeviceExperts(matrix, None)
-        for tokens in (1, 32, 256, 4096):
+        for tokens in sized((1, 32, 256, 4096), (1, 4)):
             chosen = torch.stack([torch.randperm(experts)[:8] for _ in range(tokens)]).flatten()
-            counts = chosen.bincount(minlength=experts).cuda()
-            rows = torch.randn(tokens * 8, inputs, device="cuda", dtype=torch.bfloat16)
+            counts = chosen.bincount(minlength=experts).to(DEVICE)
+            rows = torch.randn(tokens * 8, inputs, device=DEVICE, dtype=torch.bfloat16)
             took = seconds(lambda: grouped(rows, counts, None), 10)  # noqa: B023 - run at once
             read = grouped.num_bytes * int((counts > 0).sum()) / experts
             speed = 2 * rows.numel() * outputs / took / 1e12
@@ -219,13 +333,18 @@ def step_adapters_beside_the_layer_that_they_add_to() -> dict[str, Any]:
     """Queries, keys and values of Llama 3.1 8B with eight adapters of rank 16: the kernels, the same by torch for each
     adapter, and the layer itself.
     """
-    require_gpu()
+    require_device()
     require("triton")
     import torch
     from modelserver_backends.llm.lora.step import RowTiles, tile_table
     from modelserver_backends.llm.lora.triton_lora import LayerSlots
 
-    device, inputs, widths, num_adapters, rank = torch.device("cuda", 0), 4096, (4096, 1024, 1024), 8, 16
+    device, inputs, widths, num_adapters, rank = (
+        torch.device(DEVICE, 0),
+        *sized((4096, (4096, 1024, 1024)), (128, (128, 64, 64))),
+        8,
+        16,
+    )
     common = {"dtype": torch.bfloat16, "device": device}
     slots = LayerSlots(widths, inputs, num_slots=num_adapters + 1, max_rank=rank, **common)
     weight = torch.randn(sum(widths), inputs, **common)
@@ -235,7 +354,7 @@ def step_adapters_beside_the_layer_that_they_add_to() -> dict[str, Any]:
         for part, width in enumerate(widths)
     }
     found = {}
-    for num_rows in (8, 64, 2048):
+    for num_rows in sized((8, 64, 2048), (8, 72)):
         each = num_rows // num_adapters
         bounds = list(range(0, num_rows + 1, each))
         tile_rows = 64 if num_rows > 64 else 16
@@ -255,16 +374,3 @@ def step_adapters_beside_the_layer_that_they_add_to() -> dict[str, Any]:
             f"{added * 1e6:.0f} us, by torch {by_torch * 1e6:.0f} us, the layer itself {base * 1e6:.0f} us"
         )
     return found
-
-
-def step_the_engine_on_the_shapes_of_qwen3() -> dict[str, Any]:
-    """nano-vllm's workload, beside the least time that the bandwidth allows."""
-    require_gpu()
-    require("triton", "benchmarks")
-    from benchmarks.llm import gpu as measured
-
-    bandwidth = measured.copy_bandwidth()
-    return {
-        "decode kernel": list(measured.decode_kernel(bandwidth)),
-        "engine": list(measured.measure("Qwen3-0.6B", bandwidth)),
-    }
