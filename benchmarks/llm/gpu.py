@@ -121,9 +121,13 @@ def floor_s(config: dict[str, Any], bandwidth: float) -> float:
         for name, shape in tensor_shapes(config).items()
         if config["tie_word_embeddings"] or "embed" not in name
     )
-    kv = KvLayout.uniform(
-        config["num_hidden_layers"], config["num_key_value_heads"], config["head_dim"], torch.bfloat16
-    ).block_bytes(1)
+    layout = KvLayout.uniform(
+        num_layers=config["num_hidden_layers"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        dtype=torch.bfloat16,
+    )
+    kv = layout.block_bytes(1)
     lengths = WORKLOAD.output_lens()
     prompts = [len(prompt) for prompt in WORKLOAD.prompts(1000)]
     reads = sum(length * prompt + length * (length - 1) // 2 for length, prompt in zip(lengths, prompts, strict=True))

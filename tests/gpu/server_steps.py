@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import select
 import socket
@@ -22,8 +23,9 @@ _TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 def write_model(repository: Path, name: str) -> None:
     """Random weights in the shapes of Qwen3-0.6B, and a tokenizer that has a word for each token."""
-    from benchmarks.llm.shapes import SHAPES, write_checkpoint
     from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from benchmarks.llm.shapes import SHAPES, write_checkpoint
 
     config = SHAPES[sized("Qwen3-0.6B", "tiny (2 M)")]
     checkpoint = write_checkpoint(repository.parent / "checkpoint", config)
@@ -119,7 +121,7 @@ def step_256_chats_are_streamed() -> dict[str, Any]:
                     itl = [
                         later - sooner
                         for times in chats.times_s.values()
-                        for sooner, later in zip(times, times[1:], strict=False)
+                        for sooner, later in itertools.pairwise(times)
                     ]
     total = NUM_STREAMS * NUM_TOKENS
     return {

@@ -225,7 +225,7 @@ def check_layers(
         return  # of a scheme of an installed package
     if isinstance(checkpoint, GgufCheckpoint):
         walk(checkpoint, CheckingScheme(stored, UnreadGguf(checkpoint)), family, config, rank)
-    elif isinstance(checkpoint, HfCheckpoint):
+    elif type(checkpoint) is HfCheckpoint:  # a class that derives from it may have its tensors from elsewhere
         with UnreadCheckpoint(checkpoint.place) as unread:
             walk(checkpoint, CheckingScheme(stored, unread), family, config, rank)
 
