@@ -140,7 +140,7 @@ def run_here(name: str) -> dict[str, Any]:
     except Absent as absent:
         return {"verdict": "ABSENT", "reason": str(absent)}
     except Exception as error:  # whatever fails is the step's result
-        last = "".join(traceback.format_exception(error)).strip().splitlines()[-12:]
+        last = "".join(traceback.format_exception(error)).strip().splitlines()[-24:]
         return {"verdict": "FAIL", "reason": "\n".join(last)}
     return {"verdict": "PASS", "facts": {} if IS_REHEARSAL else facts}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,6 +41,21 @@ def cases_of(path: str) -> dict[str, Callable[[], None]]:
     spec.loader.exec_module(module)
     cases: dict[str, Callable[[], None]] = module.CASES
     return cases
+
+
+@contextmanager
+def own_processors() -> Iterator[None]:
+    """Cases say how many processors a device has; what is measured after them needs the truth."""
+    kept = {
+        module: module.device_processors
+        for name, module in list(sys.modules.items())
+        if name.startswith("modelserver_backends.llm") and hasattr(module, "device_processors")
+    }
+    try:
+        yield
+    finally:
+        for module, function in kept.items():
+            module.device_processors = function
 
 
 def seconds(run: Callable[[], object], repeats: int = 20) -> float:
@@ -87,7 +104,8 @@ def step_kernels_equal_their_twins() -> dict[str, Any]:
         for name, case in cases_of(path).items():
             names.append(name)
             try:
-                case()
+                with own_processors():
+                    case()
             except Exception as error:  # the others are to be known as well
                 wrong[name] = f"{type(error).__name__}: {error}"[:500]
     assert not wrong, wrong
