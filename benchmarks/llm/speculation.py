@@ -119,7 +119,8 @@ def opened(
 ) -> Engine:
     """With text where the checkpoint is a whole one."""
     if config is not None:
-        config = {**config, "disable_by_batch_size": num_streams}
+        # A step has room for drafts of so many sequences; all of these are to get as many as they may.
+        config = {**config, "disable_by_batch_size": 4 * num_streams}
     options = EngineOptions(
         device="cpu",
         dtype="float32",
