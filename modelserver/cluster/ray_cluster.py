@@ -99,6 +99,11 @@ class Hosts:
                 except ValueError:
                     continue  # it has ended meanwhile
                 self._actors[each["name"].removeprefix(_HOST)] = actor
+        for each in self._ray.util.placement_group_table().values():
+            replica = each["name"].removeprefix(_GROUP)
+            is_held = each["name"] != replica and each["state"] != "REMOVED"
+            if is_held and replica not in self._actors:  # a controller has died before it made the host
+                self.end(replica)
 
     @property
     def names(self) -> Sequence[str]:

@@ -59,6 +59,16 @@ def test_two_nodes_serve_one_replica_and_a_lost_one_is_replaced(cluster: Running
     assert ask(first["address"]).json()["choices"][0]["text"] == expected
     assert groups() == ["CREATED"]
 
+    # A controller that dies before it has made a replica's host leaves its nodes taken. The next one frees them.
+    import ray
+
+    ray.util.placement_group([{"CPU": 0.01}], name="replica:two-99", lifetime="detached").wait(30)
+    assert groups() == ["CREATED", "CREATED"]
+    (controller,) = [each for each in psutil.process_iter() if each.name().startswith("ray::Contr")]
+    controller.kill()
+    until_true(lambda: groups() == ["CREATED"], "what it left is free", interval_s=0.5)
+    assert replica_of("two")["pid"] == first["pid"]
+
     def answers() -> bool:
         replica = replica_of("two")
         if replica["state"] != "ready":
