@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _thread
 import mmap
+import sys
 import time
 import weakref
 from collections import deque
@@ -26,12 +27,20 @@ _ALIGNMENT: Final = 64
 _MIN_MAPPED_BYTES: Final = 4 << 20
 _MAX_IDLE_BYTES: Final = 256 << 20
 _IDLE_S: Final = 5.0
+# Linux's flag, which Python names from 3.13 on.
+_NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 # Memory that is given back to the system before other threads get a turn: half a millisecond.
 _SWEPT_BYTES: Final = 4 << 20
 # Bytes that are copied before other threads get a turn.
 _COPIED_BYTES: Final = 256 << 10
 # Long enough for a thread that waits for the interpreter's lock to get it.
 _PAUSE_S: Final = 0.0001
+# A part whose pages were never written to is given back in less.
+_EMPTY_S: Final = 0.00002
+# A message of an announced size gets memory for all of it at once up to the first of these; a longer one once so much
+# of it has arrived as the second says, which the event loop copies. An announcement alone costs nothing.
+_PROMISED_BYTES: Final = 64 << 20
+_PROVEN_BYTES: Final = 1 << 20
 
 
 class LargeBuffers:
@@ -58,7 +67,8 @@ class LargeBuffers:
         size = -(-num_bytes // _MIN_MAPPED_BYTES) * _MIN_MAPPED_BYTES
         block = self._find(size)
         if block is None:
-            block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            # Pages count once they are written to: a message that is announced may never arrive.
+            block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
         memory = np.frombuffer(block, np.uint8)
         lent = weakref.ref(memory, self._give_back)
         self._lent[id(lent)] = lent, block
@@ -104,11 +114,13 @@ class LargeBuffers:
 
 
 def _unmap(block: mmap.mmap) -> None:
-    """Give the pages of a block back, and let other threads run in between."""
+    """Give the pages of a block back, and let other threads run after each part that had some."""
     for start in range(0, len(block), _SWEPT_BYTES):
+        began_s = time.perf_counter()
         with suppress(OSError):
             block.madvise(mmap.MADV_DONTNEED, start, min(_SWEPT_BYTES, len(block) - start))
-        time.sleep(_PAUSE_S)
+        if time.perf_counter() - began_s > _EMPTY_S:
+            time.sleep(_PAUSE_S)
 
 
 LARGE_BUFFERS: Final = LargeBuffers()
@@ -150,6 +162,11 @@ def joined(parts: list[bytes]) -> bytes | memoryview:
             memory[start + at : start + at + len(piece)] = piece
         end = start
     return memory.data
+
+
+def reserved_bytes(size: int, num_arrived: int) -> int:
+    """How much memory a message of announced `size` gets when `num_arrived` bytes of it are there or come now."""
+    return size if size <= _PROMISED_BYTES or num_arrived > _PROVEN_BYTES else _PROVEN_BYTES
 
 
 def aligned_buffer(num_bytes: int, aligned_at: int) -> memoryview:

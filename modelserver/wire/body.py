@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from modelserver.core.body_pipe import BodyPipe, PipedBody
-from modelserver.core.large_buffers import aligned_buffer
+from modelserver.core.large_buffers import aligned_buffer, reserved_bytes
 from modelserver.core.tensor import Buffer
 from modelserver.errors import PayloadTooLargeError, ServerError, UnavailableError
 from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget, Holder
@@ -14,8 +14,10 @@ from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget, Holder
 MIN_DIRECT_BYTES = 32 * 1024
 # Received at a time: the kernel may hold many MB of a body, and the copy of all of them would hold the event loop.
 MAX_RECEIVED_BYTES = 256 * 1024
-# A longer body gets memory of its whole size only after this many bytes: announcing costs nothing.
-MAX_PROMISED_BYTES = 64 * 1024 * 1024
+# A body of unknown length lies in pieces up to this size; then it gets memory for as much as it may have, of which
+# pages count once they are written to, but for no more than this.
+_MAX_IN_PIECES_BYTES = 1024 * 1024
+_MAX_UNKNOWN_BYTES = 4 * 1024 * 1024 * 1024
 
 
 _SHORT = "the server is receiving too many large requests at once, and others came faster than this; try again later"
@@ -24,8 +26,8 @@ _SHORT = "the server is receiving too many large requests at once, and others ca
 class BodyCollector(Holder):
     """One body in pieces: `add`, or `room` and `filled`, until `finish`; `drop` if it never ends.
 
-    A body of announced length that does not come in one piece is collected in a buffer of that size, which is placed so
-    that the tensors behind the `header_length` bytes of JSON of an infer request are aligned. As soon as the body is
+    A body that does not come in one piece is collected in a buffer, but for short ones of unknown length. It is placed
+    so that the tensors behind the `header_length` bytes of JSON of an infer request are aligned. As soon as the body is
     known to be over `max_bytes`, or must give way where the `budget` of all bodies is short, there is an `error`, and
     further bytes are dropped.
 
@@ -98,8 +100,9 @@ class BodyCollector(Holder):
             self.num_bytes += len(chunk)
             self._pipe.put(bytes(chunk))
             return
-        length = self._content_length
-        if isinstance(chunk, bytes) and (length is None or len(chunk) == length):
+        length, end = self._content_length, self.num_bytes + len(chunk)
+        is_whole = end <= _MAX_IN_PIECES_BYTES if length is None else len(chunk) == length
+        if isinstance(chunk, bytes) and is_whole:
             self._chunks.append(chunk)
         else:
             room = self._room(len(chunk))
@@ -158,21 +161,23 @@ class BodyCollector(Holder):
         if self._pipe is not None:
             return PipedBody.of(self._pipe)
         if self._buffer is not None:
-            return self._buffer
+            return self._buffer[: self.num_bytes]
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
     def _room(self, num_bytes: int) -> memoryview:
         """The rest of the buffer, with space for `num_bytes` at least."""
-        length = self._content_length
-        assert length is not None, "a body of unknown length has no buffer"
-        buffer = self._buffer
-        if buffer is None:
-            buffer = aligned_buffer(min(length, max(MAX_PROMISED_BYTES, num_bytes)), self._header_length)
-        elif len(buffer) < self.num_bytes + num_bytes:
-            grown = aligned_buffer(length, self._header_length)
-            grown[: self.num_bytes] = buffer[: self.num_bytes]
-            buffer = grown
-        self._buffer = buffer
+        buffer, end = self._buffer, self.num_bytes + num_bytes
+        if buffer is None or len(buffer) < end:
+            length = self._content_length
+            if length is None:
+                length = min(self._max_bytes, max(_MAX_UNKNOWN_BYTES, 2 * end))
+            grown = aligned_buffer(reserved_bytes(length, end), self._header_length)
+            start = 0
+            for part in self._chunks if buffer is None else [buffer[: self.num_bytes]]:
+                grown[start : start + len(part)] = part
+                start += len(part)
+            self._chunks.clear()
+            self._buffer = buffer = grown
         return buffer[self.num_bytes :]
 
     def give_up(self) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import time
+
 import numpy as np
+import psutil
 import pytest
 
 from modelserver.errors import PayloadTooLargeError, UnavailableError
-from modelserver.wire import body as body_module
 from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
 from modelserver.wire.body import MAX_RECEIVED_BYTES, MIN_DIRECT_BYTES, BodyCollector
 
@@ -104,15 +106,32 @@ def test_small_bodies_and_chunks_have_no_memory_before_they_come(length: int | N
     assert BodyCollector(length, 0, 1 << 20).room() is None
 
 
-def test_an_announcement_alone_is_not_worth_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "MAX_PROMISED_BYTES", 100_000)
-    data = np.random.default_rng(0).bytes(1_000_000)
-    collector = BodyCollector(len(data), 5, len(data))
-    room = collector.room()
-    assert room is not None
-    assert len(room) == 100_000
-    _receive(collector, data)
-    assert bytes(collector.body()) == data
+def test_announcements_and_the_first_bytes_of_them_take_little_memory() -> None:
+    before = psutil.Process().memory_info().rss
+    collectors = [BodyCollector(1 << 31, 5, 1 << 31) for _ in range(100)]
+    for collector in collectors:
+        room = collector.room()
+        assert room is not None
+        room[:1000] = bytes(1000)
+        collector.filled(1000)
+    assert psutil.Process().memory_info().rss - before < 8 << 20
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_long_bodies_hold_the_event_loop_for_no_longer_than_their_pieces(is_announced: bool) -> None:
+    size, piece = 160 << 20, bytes(MAX_RECEIVED_BYTES - 1) + b"x"
+    collector = BodyCollector(size if is_announced else None, 5, 1 << 30)
+    longest_s = 0.0
+    while collector.num_bytes < size:
+        began_s = time.thread_time()
+        collector.add(piece)
+        longest_s = max(longest_s, time.thread_time() - began_s)
+    began_s = time.thread_time()
+    collector.finish()
+    body = collector.body()
+    assert max(longest_s, time.thread_time() - began_s) < 0.01
+    assert len(body) == size
+    assert np.array_equal(np.flatnonzero(np.frombuffer(body, np.uint8)), np.arange(len(piece) - 1, size, len(piece)))
 
 
 def test_what_came_beyond_the_free_bytes_is_charged_to_the_budget() -> None:

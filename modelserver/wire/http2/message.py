@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from modelserver.core.large_buffers import aligned_buffer
+from modelserver.core.large_buffers import aligned_buffer, reserved_bytes
 from modelserver.core.tensor import Buffer
 from modelserver.protocol.call import RpcError
 from modelserver.protocol.grpc_status import Status
@@ -15,8 +15,6 @@ from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget, Holder
 PREFIX_BYTES: Final = 5
 # Below this size a message is copied into bytes when it comes in one piece.
 MIN_BUFFER_BYTES: Final = 16 * 1024
-# At most this much is reserved for an announced size; beyond it memory grows with the received bytes.
-_MAX_RESERVED_BYTES: Final = 64 * 1024 * 1024
 
 # Flag and length.
 _PREFIX: Final = struct.Struct(">BI")
@@ -164,9 +162,9 @@ class MessageAssembly(Holder):
         self._num_bytes = end
 
     def _grown(self, buffer: Buffer, end: int, size: int) -> memoryview:
-        """Memory for at least `end` bytes; doubled each time, so that each byte is copied once on average."""
-        length = min(size, max(_MAX_RESERVED_BYTES, 2 * end))
-        grown = aligned_buffer(length, aligned_at=length)
+        """Memory for at least `end` bytes."""
+        length = reserved_bytes(size, end)
+        grown = aligned_buffer(length, aligned_at=size)
         grown[: self._num_bytes] = memoryview(buffer)[: self._num_bytes]
         return grown
 

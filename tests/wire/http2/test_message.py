@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 
 from modelserver.protocol.call import RpcError
 from modelserver.wire.assembly import FREE_BYTES, AssemblyBudget
-from modelserver.wire.http2 import message
 from modelserver.wire.http2.message import BudgetSpentError, MessageAssembly
 
 MIB = 1 << 20
@@ -90,15 +90,17 @@ def test_there_is_no_room_before_the_size_is_known() -> None:
     assert found.num_missing == 0
 
 
-def test_a_promise_reserves_no_more_than_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message, "_MAX_RESERVED_BYTES", 100_000)
-    found = assembly()
-    stream = memoryview(prefixed(bytes(range(256)) * 4000))
-    taken = found.add(stream[:10_000])
-    assert len(found.room() or b"") == 100_000 - 9995
+def test_long_messages_hold_the_event_loop_for_no_longer_than_their_pieces() -> None:
+    size, piece = 160 * MIB, memoryview(bytes(16_383) + b"x")
+    found = assembly(AssemblyBudget(size))
+    found.add(memoryview(b"\0" + size.to_bytes(4, "big")))
+    longest_s = 0.0
     while not found.is_complete:
-        taken += found.add(stream[taken : taken + 10_000])
-    assert bytes(found.take()) == bytes(range(256)) * 4000
+        began_s = time.thread_time()
+        found.add(piece)
+        longest_s = max(longest_s, time.thread_time() - began_s)
+    assert longest_s < 0.01
+    assert np.array_equal(np.flatnonzero(np.frombuffer(found.take(), np.uint8)), np.arange(16_383, size, 16_384))
 
 
 @pytest.mark.parametrize(
