@@ -32,6 +32,7 @@ from modelserver.backend import (
     Tensor,
     UnsupportedError,
     missing_package,
+    note_device_error,
 )
 
 _INDEX = "model_index.json"
@@ -84,6 +85,7 @@ class DiffusersInstance(BatchInstance):
         except (ValueError, TypeError) as error:
             return InvalidArgumentError(f"the model refuses the inputs: {error}")
         except Exception as error:
+            note_device_error(error)
             return InternalError(f"the model failed: {type(error).__name__}: {error}")
         return InferResponse([Tensor("image", Datatype.UINT8, pixels)])
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,12 +12,12 @@ from typing import Any
 
 import torch
 
+from modelserver.backend import capture_turn
+
 logger = logging.getLogger(__name__)
 
 Replay = Callable[[], None]
 DEVICE_TYPES = {"cuda"}
-# Captures of one process share the allocator's state.
-_capturing = threading.Lock()
 # Between two lines of the log, and between two drawings of a bar.
 _LOG_S, _BAR_S = 10.0, 0.1
 _BAR_WIDTH = 30
@@ -78,7 +76,7 @@ class CudaGraphs:
         # Not the whole device: it cannot be waited for while another thread captures.
         self._stream.synchronize()
         torch.cuda.empty_cache()  # what the warm-up took belongs to this stream alone
-        with _capturing, torch.cuda.stream(self._stream), _no_collection():
+        with capture_turn(), torch.cuda.stream(self._stream):
             self.begin()
             try:
                 yield
@@ -118,18 +116,6 @@ class _Bytes:
             "data": (tensor.data_ptr(), False),
             "version": 2,
         }
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """A collection could destroy what belongs to the device, which is an error during a capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Progress:

@@ -124,16 +124,26 @@ class Tensor:
         self._device_tensor = device_tensor
         return self
 
-    def __dlpack__(self, *, stream: object = None, **_options: object) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: object = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Raises BufferError if the elements would have to move to `dl_device`, as the protocol wants it."""
+        del max_version  # consumers offer newer versions; the plain capsule is what all of them take
         if self._device_tensor is not None:
-            return self._device_tensor.source.__dlpack__(stream=stream)
-        # Consumers of newer DLPack offer versions and devices; the plain capsule is what all of them take.
+            return self._device_tensor.dlpack(stream=stream, dl_device=dl_device, copy=copy)
+        if dl_device is not None and dl_device[0] != _DLPACK_CPU[0]:
+            raise BufferError(f"tensor '{self._name}' is in the host's memory, and not moved to a device by itself")
         if self._datatype is Datatype.BYTES:
             raise TritonModelException(
                 f"tensor '{self._name}' is TYPE_STRING, which DLPack cannot carry: use as_numpy()"
             )
         array = self._array
-        capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
+        capsule = (array if array.flags.writeable and not copy else array.copy()).__dlpack__()
         if self._datatype is Datatype.BF16:
             _set_datatype_code(capsule, _DLPACK_BFLOAT)
         return capsule

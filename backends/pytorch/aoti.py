@@ -54,7 +54,8 @@ def load_package(path: Path, device: str) -> Program:
         raise UnsupportedError(f"{path} {problem}; compile it here, with torch._inductor.aoti_compile_and_package")
     os.environ[_CHECK_INPUTS] = "1"
     index = int(device.partition(":")[2] or 0) if device.startswith("cuda") else -1
-    compiled: Any = torch._inductor.aoti_load_package(str(path), device_index=index)
+    # One thread at a time calls the package of a process, and a CUDA graph holds none of the events of its own locks.
+    compiled: Any = torch._inductor.aoti_load_package(str(path), run_single_threaded=True, device_index=index)
     given, taken = (pytree.treespec_loads(text) for text in compiled.loader.get_call_spec())
     names = argument_names(given)
     return Program(_flat_call(compiled.loader), Arguments(names, len(names)), result_names=result_names(taken))

@@ -7,23 +7,20 @@ without a GPU cannot.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import torch
 
-from modelserver.backend import DeviceArray
+from modelserver.backend import DeviceArray, capture_turn, note_device_error
 
 logger = logging.getLogger(__name__)
 
 # Each captured graph keeps device memory, so at most this many shapes have one.
 MAX_GRAPHS = 16
 _NUM_WARMUPS = 3
-# While one thread captures, no other may: captures of one process share the allocator's state.
-_capture_lock = threading.Lock()
 
 
 class CudaLane:
@@ -34,12 +31,23 @@ class CudaLane:
         self.gpu: int = self._device.index or 0
         self._is_pinned = is_pinned
         self._stream: Any = torch.cuda.Stream(self._device)
+        # Weights were copied, and perhaps changed to another memory format, on the stream of who loaded them.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Kernels launched within go to the lane's stream."""
+        """Kernels launched within go to the lane's stream. After an error all of them have ended, too: they read and
+        write what a request has lent.
+        """
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            yield
+            try:
+                yield
+            except BaseException:
+                try:
+                    self._stream.synchronize()
+                except RuntimeError as error:  # the one that is on its way may have nothing to do with the device
+                    note_device_error(error)
+                raise
 
     def upload(self, tensor: Any) -> Any:
         """The tensor on the GPU, from pinned memory without waiting. torch keeps that until it has been read."""
@@ -88,34 +96,56 @@ class GraphedCall:
         self._can_capture = True
 
     def __call__(self, *tensors: Any) -> Any:
-        key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
+        if any(isinstance(tensor, list) for tensor in tensors):  # texts, which a graph would keep
+            return self._call(*tensors)
+        # An optional input that was left out is None.
+        key = tuple(None if tensor is None else (tuple(tensor.shape), tensor.dtype) for tensor in tensors)
         known = self._graphs.get(key)
         if known is None and self._can_capture and key in self._seen and len(self._graphs) < MAX_GRAPHS:
             known = self._capture(tensors)
             if known is not None:
                 self._graphs[key] = known
         if known is None:
-            if len(self._seen) < MAX_GRAPHS * 64:
+            result = self._call(*tensors)
+            if len(self._seen) < MAX_GRAPHS * 64:  # not of inputs that the program refuses
                 self._seen.add(key)
-            return self._call(*tensors)
+            return result
         graph, inputs, results = known
         for fixed, tensor in zip(inputs, tensors, strict=True):
-            fixed.copy_(tensor)
+            if tensor is not None:
+                fixed.copy_(tensor)
         graph.replay()
         return results
 
     def _capture(self, tensors: Sequence[Any]) -> tuple[Any, list[Any], Any] | None:
         """A graph, its inputs and results. None if the program has what a graph cannot hold, or memory is out."""
-        inputs = [tensor.clone() for tensor in tensors]
-        for _ in range(_NUM_WARMUPS):  # libraries choose their kernels and take their memory
-            self._call(*inputs)
-        self._stream.synchronize()
-        graph: Any = torch.cuda.CUDAGraph()
         try:
-            with _capture_lock, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                results = self._call(*inputs)
+            inputs = [None if tensor is None else tensor.clone() for tensor in tensors]
+            for _ in range(_NUM_WARMUPS):  # libraries choose their kernels and take their memory
+                self._call(*inputs)
+            # Not `torch.cuda.graph`, which waits for the whole device: for all other models, and not while another
+            # library captures.
+            self._stream.synchronize()
+            torch.cuda.empty_cache()  # the memory of a graph is its own
+            with capture_turn():
+                graph, results = self._recorded(inputs)
         except RuntimeError as error:
+            if note_device_error(error):
+                raise
             self._can_capture = False
             logger.warning("a model of PyTorch runs without CUDA graphs: %s", error)
             return None
         return graph, inputs, results
+
+    def _recorded(self, inputs: Sequence[Any]) -> tuple[Any, Any]:
+        graph: Any = torch.cuda.CUDAGraph()
+        # Other threads may use the device meanwhile, for other models.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            results = self._call(*inputs)
+        except BaseException:
+            with suppress(RuntimeError):  # the one that is on its way says why
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        return graph, results

@@ -18,9 +18,13 @@ from modelserver.backend import (
     FileSignature,
     InternalError,
     InvalidArgumentError,
+    ServerError,
     TensorInstance,
+    UnavailableError,
+    device_loss,
     model_inputs,
     model_outputs,
+    note_device_error,
 )
 
 from .binding import InputBinding, output_positions
@@ -108,6 +112,22 @@ class TorchInstance(TensorInstance):
         self, inputs: Mapping[str, Array | DeviceArray], targets: Mapping[str, DeviceArray]
     ) -> Mapping[str, Array | DeviceArray]:
         use_threads(self._num_threads)
+        try:
+            arrays = self._run(inputs, targets)
+        except RuntimeError as error:
+            # Without its frames, whose tensors keep memory that the next batch needs.
+            raise _failure(error) from error.with_traceback(None)
+        if self._options.cleans_cache and self._lane is not None:
+            torch.cuda.empty_cache()
+        return arrays
+
+    def is_ready(self) -> bool:
+        """Not on a GPU that this process has lost."""
+        return self._lane is None or not device_loss()
+
+    def _run(
+        self, inputs: Mapping[str, Array | DeviceArray], targets: Mapping[str, DeviceArray]
+    ) -> Mapping[str, Array | DeviceArray]:
         with self._modes():
             tensors = {name: self._tensor(name, array) for name, array in inputs.items()}
             try:
@@ -115,12 +135,7 @@ class TorchInstance(TensorInstance):
             except AssertionError as error:
                 # Exported programs assert the bounds of their dynamic dimensions.
                 raise InvalidArgumentError(f"the exported program refuses the inputs: {error}") from error
-            except RuntimeError as error:
-                raise InternalError(f"PyTorch failed: {_reason(error)}") from error
-            arrays = self._arrays(result, targets)
-        if self._options.cleans_cache and self._lane is not None:
-            torch.cuda.empty_cache()
-        return arrays
+            return self._arrays(result, targets)
 
     def _modes(self) -> AbstractContextManager[object]:
         options = self._options
@@ -199,6 +214,18 @@ def _places(names: list[str], result_names: tuple[str, ...]) -> tuple[int, ...]:
     if result_names and set(names) <= set(result_names):
         return tuple(result_names.index(name) for name in names)
     return output_positions(names)
+
+
+def _failure(error: RuntimeError) -> ServerError:
+    """The answer to a batch that PyTorch could not compute, at once or when its results were waited for."""
+    reason = _reason(error)
+    if isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in reason:
+        return UnavailableError(
+            "the GPU has too little free memory for this batch: send fewer rows at once, set a smaller max_batch_size, "
+            f"or unload a model: {reason}"
+        )
+    note_device_error(error)
+    return InternalError(f"PyTorch failed: {reason}")
 
 
 def _reason(error: RuntimeError) -> str:

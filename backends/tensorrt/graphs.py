@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from modelserver.backend import Array, DeviceArray, InternalError, InvalidArgumentError
+from modelserver.backend import Array, DeviceArray, InternalError, InvalidArgumentError, capture_turn
 
 from .engine import LoadedEngine, require_context
 from .execution import Execution, Output, Streams, itemsize
@@ -116,7 +116,7 @@ class Graphs:
             execution.enqueue()
             streams.compute.synchronize()
         graph = device.torch.cuda.CUDAGraph()
-        with device.torch.cuda.graph(graph, stream=streams.compute, capture_error_mode="thread_local"):
+        with capture_turn(), device.torch.cuda.graph(graph, stream=streams.compute, capture_error_mode="thread_local"):
             execution.enqueue()
         streams.compute.synchronize()
         return CapturedGraph(execution, graph, buffers, outputs)

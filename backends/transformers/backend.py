@@ -27,6 +27,7 @@ from modelserver.backend import (
     ServerError,
     Tensor,
     missing_package,
+    note_device_error,
 )
 
 from . import speech
@@ -74,6 +75,7 @@ class TransformersInstance(BatchInstance):
         except (ValueError, IndexError, TypeError) as error:
             raise InvalidArgumentError(f"the model refuses the inputs: {error}") from error
         except Exception as error:
+            note_device_error(error)
             raise InternalError(f"the model failed: {type(error).__name__}: {error}") from error
 
     def _response(self, answers: Sequence[Row]) -> InferResponse:

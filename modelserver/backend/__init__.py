@@ -65,7 +65,9 @@ from modelserver.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from modelserver.platform.captures import capture_turn
 from modelserver.platform.cuda import DeviceArray
+from modelserver.platform.device_loss import device_loss, note_device_error
 from modelserver.platform.device_memory import DeviceMemory, Reservation, device_memory
 from modelserver.platform.diagnosis import Finding, FindingLevel
 from modelserver.platform.gpus import free_gpu_bytes, visible_gpus
@@ -122,6 +124,8 @@ __all__ = [
     "UnavailableError",
     "UnsupportedError",
     "always",
+    "capture_turn",
+    "device_loss",
     "device_memory",
     "free_gpu_bytes",
     "give_back",
@@ -130,6 +134,7 @@ __all__ = [
     "missing_package",
     "model_inputs",
     "model_outputs",
+    "note_device_error",
     "parse_float",
     "parse_json",
     "parse_long_json",

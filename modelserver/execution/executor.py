@@ -16,6 +16,7 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import CancelledError, InternalError, ServerError
 from modelserver.execution.assemble import Assembler
+from modelserver.platform.device_loss import note_device_error
 from modelserver.telemetry.statistics import BatchTiming
 
 
@@ -199,6 +200,7 @@ class Executor:
             logger.error(
                 "instance '%s' failed on a batch of %d requests", self._instance_name, len(requests), exc_info=error
             )
+            note_device_error(error)
             error = InternalError(f"instance '{self._instance_name}' failed: {type(error).__name__}: {error}")
         return Outcome([InferResponse(error=error) for _ in requests], has_failed=True)
 

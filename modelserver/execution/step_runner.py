@@ -13,6 +13,7 @@ from modelserver.errors import CancelledError, InternalError, ServerError, Unava
 from modelserver.execution.executor import Executor
 from modelserver.execution.response_dispatcher import OpenResponse, ResponseDispatcher
 from modelserver.execution.runner import Runner
+from modelserver.platform.device_loss import note_device_error
 from modelserver.scheduling.batch import Batch
 from modelserver.telemetry.statistics import ModelStatistics
 
@@ -83,6 +84,7 @@ class StepRunner(Runner):
             self.fail_all(error)
         except (Exception, SystemExit) as error:  # a model that calls sys.exit() must not end a worker
             logger.exception("instance '%s' failed in a step with %d requests", self._name, self._dispatcher.num_open)
+            note_device_error(error)
             self.fail_all(InternalError(f"instance '{self._name}' failed: {type(error).__name__}: {error}"))
         finally:
             self._dispatcher.release()

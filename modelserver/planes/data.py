@@ -34,6 +34,7 @@ from modelserver.planes.quotas import Callers, OverloadStream, tell_overload
 from modelserver.planes.shadow import Shadows
 from modelserver.planes.shared_memory import AnyRegion, SharedMemory
 from modelserver.planes.shared_memory_io import TransferStream, long_inputs, region_slices, resolve
+from modelserver.platform.device_loss import device_loss
 from modelserver.repository.namespaces import AmbiguousModelError
 from modelserver.repository.repository import ModelRepository
 from modelserver.store.store import Store
@@ -386,14 +387,15 @@ class DataPlane:
 
     @property
     def is_live(self) -> bool:
-        """Whether the process serves at all; it does not depend on models."""
-        return True
+        """Whether the process serves at all; it does not depend on models. False when it has lost its GPU: only another
+        process can use that again."""
+        return not device_loss()
 
     @property
     def is_ready(self) -> bool:
         """Whether inference may be sent: false while loading, while shutting down, and, with strict
         readiness, while any model that should be ready is not."""
-        return not self.is_shutting_down and self._repository.is_ready(strict=self._strict_readiness)
+        return self.is_live and not self.is_shutting_down and self._repository.is_ready(strict=self._strict_readiness)
 
     def readiness_state(self) -> str:
         """`starting`, `ready`, `degraded` (it serves, but for a model that should be ready), or `stopping`."""
@@ -407,6 +409,8 @@ class DataPlane:
         """A sentence for each thing for which `is_ready` is false; empty when it is true."""
         if self.is_shutting_down:
             return [SHUTTING_DOWN]
+        if not self.is_live:
+            return [f"this process has lost its GPU ({device_loss()}): start it again"]
         return self._repository.unready_because(strict=self._strict_readiness)
 
     def begin_drain(self) -> None:

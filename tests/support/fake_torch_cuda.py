@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,7 +33,10 @@ class Stream:
         self.work: list[Callable[[], object]] = []
 
     def synchronize(self) -> None:
+        assert not self._gpu.is_capturing, "a stream is waited for during a capture"
         self._gpu.num_waits += 1
+        if self._gpu.fault is not None:
+            raise self._gpu.fault
         self.finish()
 
     def wait_stream(self, other: Stream) -> None:
@@ -68,6 +72,12 @@ class Graph:
         self.work: list[Callable[[], object]] = []
         self.num_replays = 0
 
+    def capture_begin(self, *, capture_error_mode: str) -> None:
+        self._gpu.begin(self, capture_error_mode)
+
+    def capture_end(self) -> None:
+        self._gpu.end(self)
+
     def replay(self) -> None:
         self.num_replays += 1
         self._gpu.queue().extend(self.work)
@@ -80,6 +90,10 @@ class FakeGpu(TorchFunctionMode):
         super().__init__()
         self.num_waits = 0
         self.graphs: list[Graph] = []
+        # Of threads that have chosen no stream.
+        self.default = Stream(self)
+        # Raised by all that is waited for from now on, as after an error that stays.
+        self.fault: RuntimeError | None = None
         self._streams: list[Stream | Graph] = []
         # By address, kept alive so that none comes twice.
         self._on_device: dict[int, torch.Tensor] = {}
@@ -91,6 +105,8 @@ class FakeGpu(TorchFunctionMode):
             ("CUDAGraph", lambda: Graph(self)),
             ("graph", self.capture),
             ("stream", self.current),
+            ("current_stream", lambda _device=None: self._streams[-1] if self._streams else self.default),
+            ("empty_cache", lambda: None),
             ("device", lambda _device: contextlib.nullcontext()),
         ):
             monkeypatch.setattr(torch.cuda, name, fake)
@@ -113,11 +129,25 @@ class FakeGpu(TorchFunctionMode):
 
     @contextlib.contextmanager
     def capture(self, graph: Graph, *, stream: Stream, capture_error_mode: str) -> Iterator[None]:
-        assert capture_error_mode == "thread_local", "other threads may use the device meanwhile"
-        assert not stream.work, "a capture begins on a stream that is done"
+        with self.current(stream):
+            self.begin(graph, capture_error_mode)
+            try:
+                yield
+            finally:
+                self.end(graph)
+
+    def begin(self, graph: Graph, error_mode: str) -> None:
+        """What is queued on the current stream is recorded."""
+        assert error_mode == "thread_local", "other threads may use the device meanwhile"
+        assert self._streams, "a capture is on a stream that was chosen"
+        assert not self.is_capturing, "a graph begins within another"
+        assert not self._streams[-1].work, "a capture begins on a stream that is done"
+        assert not gc.isenabled(), "a collection may destroy what belongs to the device, during a capture"
         self.graphs.append(graph)
-        with self.current(graph):  # type: ignore[arg-type]
-            yield
+        self._streams.append(graph)
+
+    def end(self, graph: Graph) -> None:
+        assert self._streams.pop() is graph, "a graph ends that has not begun"
 
     def is_on_device(self, value: object) -> bool:
         return isinstance(value, torch.Tensor) and _address(value) in self._on_device

@@ -47,7 +47,8 @@ from modelserver.execution.process.messages import (
 from modelserver.execution.process.packing import Payload, response_record
 from modelserver.execution.process.server_connection import ServerConnection
 from modelserver.execution.process.shared_buffer import ByteView, SharedBuffer
-from modelserver.execution.process.step_host import StepHost
+from modelserver.execution.process.step_host import StepHost, leave
+from modelserver.platform.device_loss import device_loss, note_device_error
 from modelserver.platform.interpreter import shorten_switch_interval
 
 
@@ -111,6 +112,8 @@ class Host:
             if isinstance(message, Execute):
                 del message
                 self._execute(instance, received)
+                if device_loss():
+                    leave(f"it has lost its GPU: {device_loss()}")
             elif isinstance(message, AskReady):
                 self._connection.send(Readiness(number=message.number, is_ready=_is_ready(instance)))
             elif isinstance(message, SequenceEnded):
@@ -180,6 +183,7 @@ class Host:
         except Exception as error:
             if not isinstance(error, ServerError):
                 traceback.print_exc()
+                note_device_error(error)
             return [], _error_record(error)
         return answered, None
 

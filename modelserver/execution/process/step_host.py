@@ -24,6 +24,7 @@ from modelserver.execution.process.channel import PeerGoneError
 from modelserver.execution.process.hosted_request import HostedRequest
 from modelserver.execution.process.messages import Measured, MeasurementRecord
 from modelserver.execution.process.server_connection import ServerConnection
+from modelserver.platform.device_loss import device_loss, note_device_error
 from modelserver.telemetry.measurement import with_queue
 
 # How long the instance may accept requests before its next step.
@@ -98,7 +99,7 @@ class StepHost(BatchInstance):
             return  # the server is gone, and the kernel will end this process
         except BaseException:
             traceback.print_exc()
-            _leave("the thread of its steps has failed")
+            leave("the thread of its steps has failed")
 
     def _take_turn(self) -> bool:
         """Accept requests, handle cancels, and run one step; False to end the thread."""
@@ -173,6 +174,7 @@ class StepHost(BatchInstance):
             self._fail_all(error)
         except (Exception, SystemExit) as error:
             traceback.print_exc()
+            note_device_error(error)
             self._fail_all(InternalError(f"instance of '{self._name}' failed: {type(error).__name__}: {error}"))
 
     def _fail_all(self, error: ServerError) -> None:
@@ -181,9 +183,9 @@ class StepHost(BatchInstance):
             self._abort(request)
             self._end(request, error)
         self._num_failures += 1
-        if self._instance.has_work or self._num_failures >= _MAX_FAILURES:
+        if self._instance.has_work or self._num_failures >= _MAX_FAILURES or device_loss():
             self._send()
-            _leave(f"its steps fail: {error.message}")
+            leave(f"its steps fail: {error.message}")
 
     def _abort(self, request: HostedRequest) -> None:
         try:
@@ -191,7 +193,7 @@ class StepHost(BatchInstance):
         except (Exception, SystemExit):
             traceback.print_exc()
             self._send()
-            _leave("it failed to abort a request")
+            leave("it failed to abort a request")
 
     def _end(self, request: HostedRequest, error: ServerError) -> None:
         with contextlib.suppress(InternalError):  # the request has already ended
@@ -205,7 +207,7 @@ class StepHost(BatchInstance):
         self._connection.send(Measured(measurements=records))
 
 
-def _leave(reason: str) -> None:
+def leave(reason: str) -> None:
     """End this process, so that the server starts another one."""
     sys.stderr.write(f"the instance is out of order, and its process ends: {reason}\n")
     sys.stderr.flush()

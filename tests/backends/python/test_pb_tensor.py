@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,3 +140,46 @@ def test_a_capsule_of_a_device_that_is_not_there_is_told_so() -> None:
             pb_utils.Tensor.from_dlpack("x", capsule)
     finally:
         ctypes.c_int32.from_address(address).value = 1
+
+
+def test_a_tensor_of_a_gpu_is_read_behind_what_its_stream_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model computes on a stream of its own, and of a GPU that is not the current one elsewhere."""
+    own, other = SimpleNamespace(cuda_stream=7), SimpleNamespace(cuda_stream=0)
+    current = [other]
+    seen: list[tuple[str, object]] = []
+
+    @contextmanager
+    def use(stream: SimpleNamespace) -> Iterator[None]:
+        current.append(stream)
+        yield
+        current.pop()
+
+    class Made(_Elsewhere):
+        def __dlpack__(self, **options: object) -> object:
+            seen.append((f"exported for {options['stream']}", current[-1]))
+            assert not {"dl_device", "copy"} & set(options), "a producer of an older version knows none of these"
+            return super().__dlpack__()
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 1
+
+    read = torch.Tensor.cpu
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", use)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda it: seen.append(("read", current[-1])) or read(it))
+    with use(own):
+        tensor = pb_utils.Tensor.from_dlpack("x", Made(torch.arange(3.0)))
+    tensor.__dlpack__(stream=9)
+    assert tensor.core_tensor().data.tolist() == [0, 1, 2]
+    assert seen == [("exported for 7", own), ("exported for 9", own), ("read", own)]
+
+
+def test_a_consumer_gets_the_copy_that_it_asks_for_and_no_other_device() -> None:
+    array = np.zeros(3, np.float32)
+    tensor = pb_utils.Tensor("x", array)
+    copied = torch.utils.dlpack.from_dlpack(tensor.__dlpack__(copy=True))
+    shared = torch.utils.dlpack.from_dlpack(tensor.__dlpack__(dl_device=(1, 0)))
+    array[:] = 5
+    assert (copied.tolist(), shared.tolist()) == ([0, 0, 0], [5, 5, 5])
+    with pytest.raises(BufferError, match="in the host's memory"):
+        tensor.__dlpack__(dl_device=(2, 0))

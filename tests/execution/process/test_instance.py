@@ -198,6 +198,21 @@ def test_a_crash_fails_its_batch_only_and_the_child_comes_back(
     assert echo.is_ready()
 
 
+def test_a_child_that_has_lost_its_gpu_answers_and_is_started_again(start: Callable[..., ProcessInstance]) -> None:
+    """CUDA answers every later call of the process with the same error."""
+    instance = start()
+    pid = instance.pid
+    with pytest.raises(InternalError, match="device-side assert triggered"):
+        instance.execute([request(do="fail CUDA error: device-side assert triggered")])
+    assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+    assert instance.pid != pid
+    pid = instance.pid
+    with pytest.raises(InternalError, match="out of memory"):
+        instance.execute([request(do="fail CUDA error: out of memory")])
+    assert outputs(instance.execute([request()])[0])["x"].tolist() == [1.0, 2.0]
+    assert instance.pid == pid
+
+
 def test_a_child_that_cannot_be_understood_is_ended(
     start: Callable[..., ProcessInstance], caplog: pytest.LogCaptureFixture
 ) -> None:
