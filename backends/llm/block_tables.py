@@ -5,10 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from operator import attrgetter, is_
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from .attention.paged import IntArray
+from .attention.kv_blocks import KvBlocks
+from .attention.paged import AttentionBatch, IntArray, copied_together
+from .cuda_graphs import can_capture
 from .sequence import Sequence as TokenSequence
 
 _BLOCK_IDS = attrgetter("block_ids")
@@ -84,27 +88,70 @@ class BlockTables:
         self._held += [None] * (slots - old_slots)
 
 
-class TableChanges:
-    """What a copy of `BlockTables` elsewhere lacks. `width`: the blocks of a row of it."""
+class TableChange(NamedTuple):
+    """What a step brings to `DeviceTables`: the `rows` of its sequences there, and `blocks` for `places` of all rows,
+    one behind the other."""
 
-    def __init__(self, num_slots: int, width: int) -> None:
+    rows: IntArray
+    places: IntArray
+    blocks: IntArray
+
+
+class DeviceTables:
+    """A copy of `BlockTables` on a device, in which a step changes what is new. `rows` int32 [slots + 1, width]: the
+    blocks of each slot; the last row is that of padding."""
+
+    def __init__(self, num_slots: int, width: int, device: torch.device) -> None:
+        self.rows = torch.zeros(num_slots + 1, width, dtype=torch.int32, device=device)
         self._width = width
         self._counts = np.zeros(num_slots, dtype=np.int64)
         self._versions = np.full(num_slots, -1, dtype=np.int64)
 
-    def take(self, tables: BlockTables, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Places in the copy, as one row, and the blocks that go there, so that the rows `slots` of it are whole."""
+    def take(self, tables: BlockTables, slots: IntArray) -> TableChange:
+        """What the rows `slots` lack; `change` must get it before any step that is taken later."""
         versions, counts = tables.versions[slots], tables.counts[slots]
         known = np.where(self._versions[slots] == versions, self._counts[slots], 0)
         changed = np.flatnonzero(known < counts)
         if not len(changed):
-            return _NONE, _NONE
-        slots, known, counts = slots[changed], known[changed], counts[changed]
-        self._versions[slots], self._counts[slots] = versions[changed], counts
+            return TableChange(slots, _NONE, _NONE)
+        own, known, counts = slots[changed], known[changed], counts[changed]
+        self._versions[own], self._counts[own] = versions[changed], counts
         lens = counts - known
-        rows = np.repeat(slots, lens)
+        rows = np.repeat(own, lens)
         columns = np.arange(len(rows)) + np.repeat(known - (np.cumsum(lens) - lens), lens)
-        return rows * self._width + columns, tables.rows[rows, columns]
+        return TableChange(slots, rows * self._width + columns, tables.rows[rows, columns])
+
+    def change(self, places: torch.Tensor, blocks: torch.Tensor) -> None:
+        """Of a `TableChange`, on the device."""
+        if len(places):
+            self.rows.view(-1)[places] = blocks.to(torch.int32)
 
 
 _NONE = np.empty(0, dtype=np.int64)
+
+
+def device_tables(attention: Any, blocks: KvBlocks, max_num_seqs: int, max_model_len: int) -> DeviceTables | None:
+    """Of an engine whose sequences have slots below `max_num_seqs`; None where attention takes tables from the host."""
+    if not can_capture(blocks.device) or not hasattr(attention, "arrays_of"):
+        return None
+    return DeviceTables(max_num_seqs, -(-max_model_len // blocks.block_size), blocks.device)
+
+
+def bring_step(
+    attention: Any,
+    batch: AttentionBatch,
+    arrays: Sequence[IntArray],
+    device: torch.device,
+    tables: DeviceTables | None,
+    change: TableChange | None,
+) -> tuple[Any, list[torch.Tensor]]:
+    """A step as `attention` takes it, and other arrays on the device, flat. With `tables` all of it goes by one copy,
+    and nothing is read of the batch's own tables."""
+    if tables is None or change is None:
+        return attention.prepare(batch), copied_together(arrays, device)
+    first = len(arrays)
+    copied = copied_together([*arrays, *change, *attention.arrays_of(batch)], device)
+    rows, places, blocks = copied[first : first + 3]
+    tables.change(places, blocks)
+    inputs = attention.inputs_of(batch.num_decodes, tables.rows[rows], copied[first + 3 :])
+    return inputs, copied[:first]

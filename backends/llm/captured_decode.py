@@ -18,16 +18,15 @@ import numpy as np
 import torch
 
 from .attention.paged import DeviceInputs, IntArray, copied_together
-from .block_tables import TableChanges
-from .cuda_graphs import Capture, Captured, CudaGraphs, can_capture, capture_each, measure_each
-from .draw import NUM_DRAW_COLUMNS, draw_columns, draw_on_device, uniforms
+from .block_tables import DeviceTables
+from .cuda_graphs import Capture, Captured, CudaGraphs, capture_each, measure_each
+from .draw import NUM_DRAW_COLUMNS, DrawColumns, draw_columns, draw_on_device, uniforms
 from .lora.step import TILE_ROWS, CapturedAdapters, most_tiles, tile_table
 from .sequence import Sequence as TokenSequence
 from .step_context import StepContext
 from .step_inputs import StepInputs
 
 if TYPE_CHECKING:
-    from .attention.kv_blocks import KvBlocks
     from .attention.paged import PagedAttention
     from .models.load import LoadedNetwork
     from .options import EngineOptions
@@ -70,9 +69,7 @@ class Leading:
 
 
 class CapturedDecode:
-    """`width`: blocks of the longest sequence, which has a slot below `max_num_seqs`.
-
-    Of a step all that is new goes to the device by one copy. Block tables stay there, by slots, and a step sends the
+    """Of a step all that is new goes to the device by one copy. Block tables stay there, by slots, and a step sends the
     blocks that they lack. Steps whose rows have some of `num_adapters` adapters are graphs of their own, so that others
     pay nothing for them.
 
@@ -87,7 +84,7 @@ class CapturedDecode:
         *,
         device: torch.device,
         max_num_seqs: int,
-        width: int,
+        tables: DeviceTables,
         num_adapters: int = 0,
         capture: Capture,
         leads: Leading | None = None,
@@ -103,9 +100,7 @@ class CapturedDecode:
         self._room = _CHANGES_PER_ROW * most
         num_words = _Layout(most, num_adapters).num_words + 2 * self._room
         self._static = torch.zeros(num_words, dtype=torch.int64, device=device)
-        # The last row is that of padding.
-        self._tables = torch.zeros(max_num_seqs + 1, width, dtype=torch.int32, device=device)
-        self._changes = TableChanges(max_num_seqs, width)
+        self._tables = tables
         # Two: the device may still read one while the next step is written.
         self._staged = [_pinned(torch.zeros(num_words, dtype=torch.int64), device) for _ in "ab"]
         # Whose parameters the draws of the step before have: they change only with the batch.
@@ -176,12 +171,18 @@ class CapturedDecode:
             captured.replay()
 
     def run(
-        self, step: StepInputs, unread: IntArray, last_token_ids: torch.Tensor | None
-    ) -> tuple[torch.Tensor, Ending] | None:
+        self,
+        step: StepInputs,
+        unread: IntArray,
+        last_token_ids: torch.Tensor | None,
+        draws: Callable[[], DrawColumns | None],
+    ) -> tuple[torch.Tensor, Ending, torch.Tensor | None] | None:
         """Token ids [sampled rows], or logits [sampled rows, vocabulary], in the order of the plan; valid until the
         next run. None if the step has no graph, and none can be captured.
 
-        `unread` [2, n]: rows whose token only the device knows, and its place in `last_token_ids`.
+        `unread` [2, n]: rows whose token only the device knows, and its place in `last_token_ids`. `draws` makes
+        `draw_columns` of the sampled rows for whoever goes on from logits, None if none are needed; they come back on
+        the device.
         """
         count = len(step.lens)
         size = next(size for size in self._sizes if size >= count)
@@ -193,15 +194,17 @@ class CapturedDecode:
         if not self._capture_empty(key):
             return None
         captured = self._captured[key]
-        columns = self._send(step, size, ending, unread)
+        drawn = draws() if ending is Ending.LOGITS else None
+        columns, draw_columns = self._send(step, size, ending, unread, drawn)
         if unread.size:
             assert last_token_ids is not None, "a sequence awaits a token that no step has sampled"
             rows, sources = columns[6:, : unread.shape[1]]
             columns[0][rows] = last_token_ids[sources]
         captured.replay()
-        if step.sampled_rows is None:
-            return captured.output[:count], ending
-        return captured.output[columns[5, : len(step.sampled_rows)]], ending
+        output = captured.output[:count]
+        if step.sampled_rows is not None:
+            output = captured.output[columns[5, : len(step.sampled_rows)]]
+        return output, ending, None if drawn is None else draw_columns[:, : drawn.shape[1]]
 
     def _graph(self, key: _Key) -> Captured | None:
         captured = self._captured.get(key)
@@ -213,25 +216,29 @@ class CapturedDecode:
                 logger.warning("steps of %d sequences are computed without CUDA graphs: %s", key[0], error)
         return captured
 
-    def _send(self, step: StepInputs, size: int, ending: Ending, unread: IntArray) -> torch.Tensor:
-        """Bring what is new in a step to the device. The columns there."""
+    def _send(
+        self, step: StepInputs, size: int, ending: Ending, unread: IntArray, drawn: DrawColumns | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Bring what is new in a step to the device. The columns there, and those of draws."""
         layout = _Layout(size, self._num_adapters)
         staged = self._next_staged()
         columns, draws, tiles = (part.numpy() for part in layout.of(staged))
         count = len(step.lens)
         columns[:5, :count] = (step.input_ids, step.rope_positions, step.slots, step.lens, step.table_rows)
         columns[:4, count:] = _PADDING
-        columns[4, count:] = len(self._tables) - 1
+        columns[4, count:] = len(self._tables.rows) - 1
         if step.sampled_rows is not None:
             columns[5, : len(step.sampled_rows)] = step.sampled_rows
         columns[6:, : unread.shape[1]] = unread
         if ending is Ending.DRAWN:
             self._put_draws(draws, step)
+        elif drawn is not None:
+            draws[:, : drawn.shape[1]] = drawn
         if step.adapter_slots:
             found = tile_table(step.adapter_slots, step.adapter_bounds, TILE_ROWS)
             tiles[: len(found)] = found
             tiles[len(found) :] = -1
-        places, blocks = self._changes.take(step.tables, step.table_rows)
+        _, places, blocks = self._tables.take(step.tables, step.table_rows)
         used, numbers = layout.num_words, staged.numpy()
         end = used + 2 * len(places)
         if len(places) <= self._room:
@@ -242,7 +249,7 @@ class CapturedDecode:
         if self._leads is not None:
             self._leads.step(size, bool(step.adapter_slots), words)
         self._bring(size, staged, words)
-        return layout.of(self._static)[0]
+        return layout.of(self._static)[:2]
 
     def _next_staged(self) -> torch.Tensor:
         self._turn = 1 - self._turn
@@ -254,18 +261,14 @@ class CapturedDecode:
         num_changes = (end - used) // 2
         if num_changes <= self._room:
             self._static[:end].copy_(staged[:end], non_blocking=True)
-            self._change_tables(*self._static[used:end].view(2, num_changes))
+            self._tables.change(*self._static[used:end].view(2, num_changes))
         else:
             self._static[:used].copy_(staged[:used], non_blocking=True)
-            self._change_tables(
+            self._tables.change(
                 *copied_together([words[used : used + num_changes], words[used + num_changes :]], self._static.device)
             )
 
-    def _change_tables(self, places: torch.Tensor, blocks: torch.Tensor) -> None:
-        if len(places):
-            self._tables.view(-1)[places] = blocks.to(torch.int32)
-
-    def _put_draws(self, draws: np.ndarray[Any, np.dtype[np.float64]], step: StepInputs) -> None:
+    def _put_draws(self, draws: DrawColumns, step: StepInputs) -> None:
         """`draws` [NUM_DRAW_COLUMNS, size]"""
         sequences = step.sequences
         if self._drawn != sequences:
@@ -278,7 +281,7 @@ class CapturedDecode:
     def _compute(self, size: int, ending: Ending, has_adapters: bool) -> torch.Tensor:
         columns, draws, tiles = _Layout(size, self._num_adapters).of(self._static)
         input_ids, positions, slots, lens, rows = columns[:5]
-        inputs = DeviceInputs(size, slots, lens, self._tables[rows])
+        inputs = DeviceInputs(size, slots, lens, self._tables.rows[rows])
         adapters = CapturedAdapters(tiles) if has_adapters else None
         step = StepContext(positions=positions, attention=self._attention, inputs=inputs, adapters=adapters)
         hidden: torch.Tensor = self._network(input_ids, step)
@@ -317,26 +320,24 @@ class _Layout:
         return most_tiles(self.size, self.num_adapters) if self.num_adapters else 0
 
 
-def can_capture_decode(loaded: LoadedNetwork, attention: PagedAttention, options: EngineOptions) -> bool:
-    """Whether decode steps can be graphs: on a GPU, by attention and a network whose course depends on no value."""
-    return can_capture(loaded.device) and not options.enforce_eager and loaded.is_capturable and attention.is_capturable
-
-
 def captured_decode(
     loaded: LoadedNetwork,
     attention: PagedAttention,
     options: EngineOptions,
-    blocks: KvBlocks,
+    tables: DeviceTables | None,
     graphs: CudaGraphs,
     leads: Leading | None = None,
-) -> CapturedDecode:
-    """The graphs of a network on its blocks."""
+) -> CapturedDecode | None:
+    """The graphs of a network on the blocks of `tables`. None where its decode steps cannot be graphs of their own: the
+    course of attention or of the network depends on values, or something reads its states between layers."""
+    if tables is None or options.enforce_eager or options.has_trained_drafts or not loaded.is_capturable:
+        return None
     return CapturedDecode(
         loaded.network,
         attention,
         device=loaded.device,
         max_num_seqs=options.max_num_seqs,
-        width=-(-loaded.max_model_len // blocks.block_size),
+        tables=tables,
         num_adapters=0 if loaded.adapted is None else options.num_lora_slots,
         capture=graphs,
         leads=leads,

@@ -122,13 +122,14 @@ def _place_of(weights: Row, share: float, side: Literal["left", "right"], total:
     return span * _SPAN + place
 
 
-# Rows of `draw_columns`.
+# Rows of `draw_columns`, float64 [NUM_DRAW_COLUMNS, rows].
 NUM_DRAW_COLUMNS = 6
+DrawColumns = npt.NDArray[np.float64]
 # The share of a weight of 1. The weights of a row sum to 1, so sums of shares are exact, in any order.
 ONE_SHARE = 1 << 46
 
 
-def draw_columns(params: Sequence[SamplingParams], noise: Iterable[float]) -> npt.NDArray[np.float64]:
+def draw_columns(params: Sequence[SamplingParams], noise: Iterable[float]) -> DrawColumns:
     """What `draw_on_device` takes, [NUM_DRAW_COLUMNS, rows]: temperature, min_p, top_p, top_k, noise, and whether the
     row is greedy. A top_k of 0 and a top_p of 1 have no effect."""
     rows = [

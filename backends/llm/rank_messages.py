@@ -20,8 +20,8 @@ from .lora.adapter import Adapter, LowRank
 from .nodes import Nodes
 from .options import EngineOptions
 
-# Of a step, of one in a graph, and of a graph to be captured.
-STEP, GRAPH, CAPTURE = b"S", b"G", b"C"
+# Of a step, of decodes in a graph, and of graphs to be captured: of decodes, and of other steps in pieces.
+STEP, GRAPH, CAPTURE, CAPTURE_PIECES = b"S", b"G", b"C", b"D"
 _LENGTH = struct.Struct("<I")
 # Rank 0 alone has to do with these.
 _OF_RANK_0 = frozenset(

@@ -18,14 +18,15 @@ from modelserver.backend import UnavailableError, UnsupportedError, give_back, u
 from .attention.choose import make_attention
 from .attention.chunked import make_sdpa
 from .attention.kv_blocks import KvBlocks
-from .attention.paged import IntArray, PagedAttention, copied_together
+from .attention.paged import IntArray, PagedAttention
 from .attention.picture_attention import PictureAttention
-from .block_tables import BlockTables
-from .captured_decode import CapturedDecode, Ending, can_capture_decode, captured_decode
-from .captured_pieces import CapturedPieces
+from .block_tables import BlockTables, DeviceTables, bring_step, device_tables
+from .captured_decode import CapturedDecode, Ending, captured_decode
+from .captured_pieces import CapturedPieces, captured_pieces
 from .checkpoint import Checkpoint
 from .compute_thread import ComputeThread, choose_num_threads
 from .cuda_graphs import CudaGraphs, can_capture
+from .draw import DrawColumns
 from .embedding.head import EmbeddingHead, load_head
 from .kv_memory import choose_block_size, reserve_adapters, reserve_kv_memory, reserve_states, sized_for
 from .lora.layers import AdaptedLayers
@@ -83,7 +84,8 @@ class Runner:
     """Owns the network and the memory of its KV blocks; called from the engine's thread.
 
     `num_blocks` counts block 0, which no sequence gets: padding reads it. `window`: no layer looks further back than
-    this many tokens. `is_asynchronous`: a step may be launched before the tokens of the one before are read.
+    this many tokens. `is_asynchronous`: a step may be launched before the tokens of the one before are read. `tables`:
+    where attention on a device takes block tables from; None where each step brings its own.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Runner:
         blocks: KvBlocks,
         attention: PagedAttention,
         is_asynchronous: bool,
+        tables: DeviceTables | None = None,
         captured: CapturedDecode | None = None,
         pieces: CapturedPieces | None = None,
         followers: Followers | None = None,
@@ -127,6 +130,7 @@ class Runner:
         self.draft_head = loaded.draft_head
         self._taps: tuple[frozenset[int], TakeStates] | None = None
         self._tables = BlockTables(is_windowed=self.window is not None)
+        self._device_tables = tables
         self._thread = ComputeThread(self._device, num_threads)
         self._close = close
         # The step before: its sampled tokens, on the device, and by the slot of each sequence its row in them.
@@ -150,18 +154,19 @@ class Runner:
             unread = self._unread(step)
             ran = None
             if self._captured is not None and is_plain and self._taps is None and self._captured.can_run(step):
-                ran = self._captured.run(step, unread, self._last_token_ids)
+                ran = self._captured.run(step, unread, self._last_token_ids, lambda: self._draws(step))
             if ran is not None:
                 prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
                 sampled: Sampled | None = self._sample_captured(step, *ran)
             else:
-                if self._followers is not None:
-                    self._followers.step(step)
-                hidden, chosen = self._compute(step, unread, pictures, adapters)
+                hidden, chosen, draws = self._compute(step, unread, pictures, adapters)
                 prompt_logprobs = self._prompt_logprobs(step, hidden)
-                sampled = self._sample(step, chosen, self._network.logits)
+                sampled = self._sample(step, chosen, self._network.logits, draws)
             self._note_rows(step)
             self._last_token_ids = None if sampled is None else sampled.token_ids
+            if sampled is None and self._followers is not None and self._device.type == "cuda":
+                # Nothing will be read of this step, and the other ranks must have read theirs before the next.
+                torch.cuda.current_stream().synchronize()
             read = _reader(sampled)
             if self._states is not None and step.drafts:
                 tokens = read()  # the next step begins with the states behind those that are right
@@ -259,49 +264,68 @@ class Runner:
 
     def _compute(
         self, step: StepInputs, unread: IntArray, pictures: StepPictures | None, adapters: StepAdapters | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states of all rows, and of those that are sampled, in the order of the plan."""
-        sampled_rows = _NO_ROWS if step.sampled_rows is None else step.sampled_rows
-        arrays = [step.input_ids, step.rope_positions, sampled_rows, *unread]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Hidden states of all rows, and of those that are sampled, in the order of the plan, and what draws of these
+        need."""
+        size = 0
+        is_plain = pictures is None and step.rope_positions.ndim == 1 and (adapters is None or not adapters.has_gains)
+        if self._pieces is not None and is_plain:
+            size = self._pieces.size_for(len(step.input_ids), adapters is not None)
+        change = None if self._device_tables is None else self._device_tables.take(step.tables, step.table_rows)
+        if self._followers is not None:
+            self._followers.step(step, size, change)
+        drawn = None if self._device.type == "cpu" else self._draws(step)
+        pieces = self._pieces if size else None
+        tile_words = _NO_ROWS
+        if adapters is not None:
+            tile_words = adapters.words() if pieces is None else pieces.words_of(size, adapters)
+        arrays = [
+            step.input_ids,
+            step.rope_positions,
+            tile_words,
+            _NO_ROWS if step.sampled_rows is None else step.sampled_rows,
+            *unread,
+            _NO_ROWS if drawn is None else drawn.view(np.int64),
+        ]
         attention: Any = self._attention
-        if hasattr(attention, "prepare_with"):
-            inputs, copied = attention.prepare_with(step.batch, arrays)
-        else:
-            inputs, copied = attention.prepare(step.batch), copied_together(arrays, self._device)
-        input_ids, positions, rows, unread_rows, sources = copied
+        batch = step.batch if change is None else step.batch_without_tables
+        inputs, copied = bring_step(attention, batch, arrays, self._device, self._device_tables, change)
+        input_ids, positions, tiles, rows, unread_rows, sources, draws = copied
         if unread.size:
             assert self._last_token_ids is not None, "a sequence awaits a token that no step has sampled"
             input_ids[unread_rows] = self._last_token_ids[sources]
         if pictures is not None and self._picture_attention is not None:
             attention = self._picture_attention
             inputs = attention.prepare(inputs, pictures.runs)
-        context = StepContext(
-            positions=positions.view(step.rope_positions.shape),
-            attention=attention,
-            inputs=inputs,
-            state_groups=()
-            if self._states is None
-            else self._states.group(step.sequence_slots, step.batch, step.num_drafts),
-            pictures=pictures,
-            adapters=adapters,
-            taps=None if self._taps is None else Taps(self._taps[0]),
-        )
-        hidden = None
         states = None
-        is_plain = pictures is None and adapters is None and context.positions.dim() == 1
-        if self._pieces is not None and is_plain:
-            hidden = self._pieces.run(input_ids, context.positions, inputs)
-            if hidden is not None and self._taps is not None:
-                states = self._pieces.states_of(len(hidden))
-        if hidden is None:
+        if pieces is not None:
+            hidden = pieces.run(size, input_ids, positions, inputs, None if adapters is None else tiles)
+            if self._taps is not None:
+                states = pieces.states_of(len(hidden))
+        else:
+            taps = None if self._taps is None else Taps(self._taps[0])
+            if adapters is not None:
+                adapters.put(tiles)
+            context = StepContext(
+                positions=positions.view(step.rope_positions.shape),
+                attention=attention,
+                inputs=inputs,
+                state_groups=()
+                if self._states is None
+                else self._states.group(step.sequence_slots, batch, step.num_drafts),
+                pictures=pictures,
+                adapters=adapters,
+                taps=taps,
+            )
             hidden = self._network(input_ids, context)
-            if context.taps is not None:
-                states = torch.cat(context.taps.found, dim=-1)
+            if taps is not None:
+                states = torch.cat(taps.found, dim=-1)
         if self._taps is not None and states is not None:
-            counts = step.batch.num_queries
-            starts = (step.batch.lens - counts).tolist()
+            counts = step.num_queries
+            starts = (step.lens - counts).tolist()
             self._taps[1](step.sequences, starts, counts.tolist(), states)
-        return hidden, hidden if step.sampled_rows is None else hidden[rows]
+        chosen = hidden if step.sampled_rows is None else hidden[rows]
+        return hidden, chosen, None if drawn is None else draws.view(torch.float64).view(drawn.shape)
 
     def _unread(self, step: StepInputs) -> IntArray:
         """[2, n]: rows whose token only the device knows, and its place among the tokens of the step before."""
@@ -315,29 +339,31 @@ class Runner:
             self._last_rows = np.resize(self._last_rows, 2 * int(most) + 1)
         self._last_rows[slots] = np.cumsum([chunk[3] for chunk in step.sampled], dtype=np.int64) - 1
 
-    def _sample_captured(self, step: StepInputs, output: torch.Tensor, ending: Ending) -> Sampled | None:
+    def _draws(self, step: StepInputs) -> DrawColumns | None:
+        """Of all rows that are sampled."""
+        return self._sampler.draws(*_sampled_places(step)) if step.sampled else None
+
+    def _sample_captured(
+        self, step: StepInputs, output: torch.Tensor, ending: Ending, draws: torch.Tensor | None
+    ) -> Sampled | None:
         if ending is Ending.LOGITS:
-            return self._sample(step, output, _identity)
+            return self._sample(step, output, _identity, draws)
         return SampledRows(output) if step.sampled else None
 
     def _sample(
-        self, step: StepInputs, rows: torch.Tensor, logits: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        step: StepInputs,
+        rows: torch.Tensor,
+        logits: Callable[[torch.Tensor], torch.Tensor],
+        draws: torch.Tensor | None,
     ) -> Sampled | None:
         if not step.sampled:
             return None
         if step.drafts:
-            return self._verify(step, logits(rows))
-        # Of each row, the position that its token will have.
-        places = [
-            (chunk.sequence, position)
-            for chunk in step.sampled
-            for end in [chunk.start + chunk.num_tokens + 1]
-            for position in range(end - chunk.num_sampled, end)
-        ]
-        sequences, positions = zip(*places, strict=True)
-        return self._sampler.start(logits(rows), sequences, positions)
+            return self._verify(step, logits(rows), draws)
+        return self._sampler.start(logits(rows), *_sampled_places(step), draws)
 
-    def _verify(self, step: StepInputs, logits: torch.Tensor) -> VerifiedRows:
+    def _verify(self, step: StepInputs, logits: torch.Tensor, draws: torch.Tensor | None) -> VerifiedRows:
         """Drafts one by one where a token depends on those before it, or where that saves draws; all others at once."""
         alone: dict[int, list[SampledToken]] = {}
         together: list[tuple[int, Any, int]] = []
@@ -352,12 +378,14 @@ class Runner:
             else:
                 together += [(row + index, sequence, position + index) for index in range(num_sampled)]
             row += num_sampled
+        if not alone:
+            all_rows = self._sampler.start(logits, *_sampled_places(step), draws)
+            return VerifiedRows(all_rows.token_ids, list(range(row)), all_rows, {})
         token_ids = torch.zeros(row, dtype=torch.int64, device=logits.device)
         sampled = None
         if together:
             places, sequences, positions = zip(*together, strict=True)
-            rows = logits if len(places) == row else logits[list(places)]
-            sampled = self._sampler.start(rows, sequences, positions)
+            sampled = self._sampler.start(logits[list(places)], sequences, positions)
             token_ids[list(places)] = sampled.token_ids
         return VerifiedRows(token_ids, [place for place, _, _ in together], sampled, alone)
 
@@ -397,6 +425,21 @@ def _num_kept(tokens: Sequence[SampledToken], drafts: Sequence[int]) -> int:
         if tokens[index].token_id != draft:
             return index + 1
     return len(tokens)
+
+
+def _sampled_places(step: StepInputs) -> tuple[list[TokenSequence], list[int]]:
+    """Of each row that is sampled, in the order of the plan: its sequence, and its token's position."""
+    sequences: list[TokenSequence] = []
+    positions: list[int] = []
+    for sequence, start, num_tokens, num_sampled in step.sampled:
+        end = start + num_tokens + 1
+        if num_sampled == 1:
+            sequences.append(sequence)
+            positions.append(end - 1)
+        else:
+            sequences += [sequence] * num_sampled
+            positions += range(end - num_sampled, end)
+    return sequences, positions
 
 
 def _identity(values: torch.Tensor) -> torch.Tensor:
@@ -586,6 +629,7 @@ def _step_bytes(
 
 
 class _Graphs(TypedDict):
+    tables: DeviceTables | None
     captured: CapturedDecode | None
     pieces: CapturedPieces | None
 
@@ -599,21 +643,9 @@ def _make_graphs(
 ) -> _Graphs:
     """Where steps can be graphs: on a GPU, for a network whose course depends on no value. Those of decode steps have
     attention in them, where that is possible; those of other steps have none."""
-    captured, pieces, graphs = None, None, CudaGraphs()
-    if can_capture_decode(loaded, attention, options) and not options.has_trained_drafts:
-        leads = None if followers is None else followers.leading
-        captured = captured_decode(loaded, attention, options, blocks, graphs, leads)
-    # The other ranks have none of these.
-    if followers is None and not options.enforce_eager and loaded.is_capturable and can_capture(loaded.device):
-        group = blocks.layout.group
-        pieces = CapturedPieces(
-            loaded.network,
-            attention,
-            device=loaded.device,
-            dtype=group.heads_dtype,
-            width=loaded.attention.num_heads * (group.shared_width or group.value_width),
-            most_tokens=options.max_num_batched_tokens,
-            captures_at_load=options.capture_at_load,
-            graphs=graphs,
-        )
-    return _Graphs(captured=captured, pieces=pieces)
+    graphs = CudaGraphs()
+    tables = device_tables(attention, blocks, options.max_num_seqs, loaded.max_model_len)
+    leads, leads_pieces = (None, None) if followers is None else (followers.leading, followers.capture_pieces)
+    captured = captured_decode(loaded, attention, options, tables, graphs, leads)
+    pieces = captured_pieces(loaded, attention, options, blocks, graphs, leads_pieces)
+    return _Graphs(tables=tables, captured=captured, pieces=pieces)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from .draw import draw_columns, draw_on_device, draw_on_host, uniform, uniforms
+from .draw import DrawColumns, draw_columns, draw_on_device, draw_on_host, uniform, uniforms
 from .grammar.matcher import allowed_mask, fill_masks
 from .logit_rules import apply_rules, forbid_on_device, forbid_on_host
 from .plan import SampledToken, TokenLogprobs
@@ -118,8 +118,21 @@ class Sampler:
         """
         return self.start(logits, sequences, positions).read()
 
-    def start(self, logits: torch.Tensor, sequences: Rows[Sequence], positions: Rows[int] | None = None) -> SampledRows:
-        """The same without waiting for a device."""
+    def draws(self, sequences: Rows[Sequence], positions: Rows[int]) -> DrawColumns | None:
+        """What `start` needs on a device besides logits, as it depends on none; None if all rows take the greatest."""
+        params = [self._state(sequence).drawn for sequence in sequences]
+        if all(one.is_greedy for one in params):
+            return None
+        return draw_columns(params, uniforms([sequence.seed for sequence in sequences], positions))
+
+    def start(
+        self,
+        logits: torch.Tensor,
+        sequences: Rows[Sequence],
+        positions: Rows[int] | None = None,
+        draws: torch.Tensor | None = None,
+    ) -> SampledRows:
+        """The same without waiting for a device, which may have the `draws` of these rows already."""
         assert len(logits) == len(sequences), f"{len(logits)} rows of logits for {len(sequences)} sequences"
         logits = logits.float()
         if positions is None:
@@ -130,17 +143,20 @@ class Sampler:
             state.is_edited or sequence.matcher is not None for state, sequence in zip(states, sequences, strict=True)
         )
         raw = logits
-        if wanted and (is_edited or len(wanted) < len(sequences)):
+        if wanted and len(wanted) < len(sequences):
             raw = logits[list(wanted)]
+        elif wanted and is_edited:
+            raw = logits.clone()
         if is_edited:
             for row, (sequence, state, position) in enumerate(zip(sequences, states, positions, strict=True)):
                 if state.is_edited:
                     apply_rules(logits[row], sequence, state, position)
-        token_ids = self._choose(logits, sequences, positions, [state.drawn for state in states])
+        token_ids = self._choose(logits, sequences, positions, [state.drawn for state in states], draws)
         if not wanted:
             return SampledRows(token_ids)
         num_top = [sequences[row].params.logprobs or 0 for row in wanted]
-        return SampledRows(token_ids, wanted, rank_tokens(raw, token_ids[list(wanted)], num_top))
+        chosen = token_ids if len(wanted) == len(sequences) else token_ids[list(wanted)]
+        return SampledRows(token_ids, wanted, rank_tokens(raw, chosen, num_top))
 
     def verify(self, logits: torch.Tensor, sequence: Sequence, position: int, drafts: Rows[int]) -> list[SampledToken]:
         """The tokens behind a sequence's last token and behind its drafts, up to the first that is not the draft there.
@@ -191,18 +207,24 @@ class Sampler:
         return state  # type: ignore[no-any-return]  # the sequence does not know the sampler's class
 
     def _choose(
-        self, logits: torch.Tensor, sequences: Rows[Sequence], positions: Rows[int], params: Rows[SamplingParams]
+        self,
+        logits: torch.Tensor,
+        sequences: Rows[Sequence],
+        positions: Rows[int],
+        params: Rows[SamplingParams],
+        draws: torch.Tensor | None,
     ) -> torch.Tensor:
         if logits.device.type == "cpu":
             return _choose_on_host(logits, sequences, positions, params)
         bound = [row for row, sequence in enumerate(sequences) if sequence.matcher is not None]
         if bound:
             forbid_on_device(logits, bound, fill_masks([sequences[row].matcher for row in bound]))
-        if all(one.is_greedy for one in params):
-            return logits.argmax(dim=-1)
-        noise = uniforms([sequence.seed for sequence in sequences], positions)
-        columns = torch.from_numpy(draw_columns(params, noise)).pin_memory()
-        return draw_on_device(logits, columns.to(logits.device, non_blocking=True))
+        if draws is None:
+            columns = self.draws(sequences, positions)
+            if columns is None:
+                return logits.argmax(dim=-1)
+            draws = torch.from_numpy(columns).pin_memory().to(logits.device, non_blocking=True)
+        return draw_on_device(logits, draws)
 
 
 def _choose_on_host(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 
 import numpy as np
@@ -12,6 +13,7 @@ from .block_tables import BlockTables
 from .plan import Chunk
 
 _START = itemgetter(1)
+_NO_TABLES = np.empty((0, 0), dtype=np.int64)
 
 
 class StepInputs:
@@ -131,14 +133,19 @@ class StepInputs:
         graphs have no use for it."""
         if self._batch is None:
             width = -(-int(self.lens.max()) // self.block_size)
-            self._batch = AttentionBatch(
-                num_decodes=self.num_decodes,
-                num_queries=self.num_queries,
-                lens=self.lens,
-                block_tables=self.tables.rows[self.table_rows, :width],
-                slots=self.slots,
-            )
+            self._batch = replace(self.batch_without_tables, block_tables=self.tables.rows[self.table_rows, :width])
         return self._batch
+
+    @property
+    def batch_without_tables(self) -> AttentionBatch:
+        """The same where block tables are on the device."""
+        return AttentionBatch(
+            num_decodes=self.num_decodes,
+            num_queries=self.num_queries,
+            lens=self.lens,
+            block_tables=_NO_TABLES,
+            slots=self.slots,
+        )
 
     @property
     def num_drafts(self) -> list[int]:

@@ -7,8 +7,9 @@ The arrays of a step lie in memory that all ranks of this machine share, and a m
 they are: rank 0 writes the next ones when it has taken the last sum of a step, for which every rank has read its
 arrays. Ranks of other machines (`nodes`) get the arrays behind the numbers. `rank_messages` has all other messages.
 
-On GPUs decode steps are graphs on every rank, with the sums in them. Rank 0 says which one to capture or to run next,
-so all ranks take the same sums in the same order. A rank that cannot capture computes the same padded step without.
+On GPUs steps are graphs on every rank, decodes whole and others in pieces, with the sums in them. Rank 0 says which
+ones to capture or to run next, so all ranks take the same sums in the same order. A rank that cannot capture computes
+the same padded step without. Block tables stay on the devices, and a step brings what is new.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,7 +41,9 @@ from .attention.choose import make_attention
 from .attention.chunked import make_sdpa
 from .attention.kv_blocks import KvBlocks
 from .attention.paged import AttentionBatch, IntArray
-from .captured_decode import CapturedDecode, Leading, can_capture_decode, captured_decode
+from .block_tables import DeviceTables, TableChange, bring_step, device_tables
+from .captured_decode import CapturedDecode, Leading, captured_decode
+from .captured_pieces import CapturedPieces, captured_pieces
 from .checkpoint import open_checkpoint
 from .compute_thread import share_of_threads
 from .cuda_graphs import CudaGraphs
@@ -54,6 +57,7 @@ from .options import EngineOptions
 from .profile import CudaMemory
 from .rank_messages import (
     CAPTURE,
+    CAPTURE_PIECES,
     GRAPH,
     STEP,
     Embedding,
@@ -79,7 +83,23 @@ _CLOSE_S = 10.0
 # How much of the end of a rank's output the error of its death quotes.
 _LAST_LINES = 20
 # Of a step; at least one of them is not empty.
-_NUM_ARRAYS = 8
+_NUM_ARRAYS = 11
+
+
+_NO_ROWS = np.empty(0, dtype=np.int64)
+_NO_CHANGE = TableChange(_NO_ROWS, _NO_ROWS, _NO_ROWS)
+
+
+class _WrittenStep(NamedTuple):
+    """Of a `StepBoard`. `adapter_slots` and `adapter_bounds` are those of `StepInputs`."""
+
+    input_ids: IntArray
+    positions: IntArray
+    batch: AttentionBatch
+    adapter_slots: list[int]
+    adapter_bounds: list[int]
+    change: TableChange
+    size: int
 
 
 class StepBoard:
@@ -89,9 +109,10 @@ class StepBoard:
         self._descriptor = descriptor
         self._memory: IntArray = np.empty(0, dtype=np.int64)
 
-    def write(self, step: StepInputs) -> bytes:
-        """Put the step there; what the other ranks need to read it."""
-        batch = step.batch
+    def write(self, step: StepInputs, size: int, change: TableChange | None) -> bytes:
+        """Put the step there; what the other ranks need to read it. `size` is what it is padded to in graphs in pieces,
+        0 without graphs. With a `change` of tables on the device it needs no others."""
+        batch = step.batch if change is None else step.batch_without_tables
         arrays = [
             step.input_ids,
             step.positions,
@@ -101,9 +122,11 @@ class StepBoard:
             batch.block_tables.reshape(-1),
             np.array(step.adapter_slots, dtype=np.int64),
             np.array(step.adapter_bounds, dtype=np.int64),
+            *(change or _NO_CHANGE),
         ]
         self._put(arrays)
-        return STEP + np.array([batch.num_decodes, *(array.size for array in arrays)], dtype=np.int64).tobytes()
+        sizes = [array.size for array in arrays]
+        return STEP + np.array([batch.num_decodes, size, *sizes], dtype=np.int64).tobytes()
 
     def write_words(self, size: int, has_adapters: bool, words: IntArray) -> bytes:
         """The same of a step in a graph, see `CapturedDecode.follow`."""
@@ -112,18 +135,20 @@ class StepBoard:
 
     def carried(self, written: bytes) -> bytes:
         """What one of these returned, with the arrays behind it."""
-        sizes = np.frombuffer(written[1:], dtype=np.int64)[1 if written[:1] == STEP else 2 :]
+        sizes = np.frombuffer(written[1:], dtype=np.int64)[2:]
         return written + self._memory[: sizes.sum()].tobytes()
 
-    def read(self, written: bytearray) -> tuple[IntArray, IntArray, AttentionBatch, list[int], list[int]]:
-        """Token ids, positions, batch, and adapters' slots and bounds; views of the memory, or of what was carried."""
+    def read(self, written: bytearray) -> _WrittenStep:
+        """Views of the memory, or of what was carried."""
         numbers = np.frombuffer(written, dtype=np.int64)
-        num_decodes, *sizes = numbers[: 1 + _NUM_ARRAYS].tolist()
-        input_ids, positions, num_queries, lens, slots, tables, adapter_slots, bounds = np.split(
-            self._found(sum(sizes), numbers[1 + _NUM_ARRAYS :]), np.cumsum(sizes[:-1])
+        num_decodes, size, *sizes = numbers[: 2 + _NUM_ARRAYS].tolist()
+        input_ids, positions, num_queries, lens, slots, tables, adapter_slots, bounds, *change = np.split(
+            self._found(sum(sizes), numbers[2 + _NUM_ARRAYS :]), np.cumsum(sizes[:-1])
         )
         batch = AttentionBatch(num_decodes, num_queries, lens, tables.reshape(len(lens), -1), slots)
-        return input_ids, positions, batch, adapter_slots.tolist(), bounds.tolist()
+        return _WrittenStep(
+            input_ids, positions, batch, adapter_slots.tolist(), bounds.tolist(), TableChange(*change), size
+        )
 
     def read_words(self, written: bytearray) -> tuple[int, bool, IntArray]:
         """What `write_words` got."""
@@ -279,9 +304,13 @@ class Followers:
         """Let the ranks compute on blocks of their own; those that they had are given back."""
         self._tell(pool)
 
-    def step(self, step: StepInputs) -> None:
-        """The same step, which rank 0 computes next."""
-        self._show(self._board.write(step))
+    def step(self, step: StepInputs, size: int, change: TableChange | None) -> None:
+        """The same step, which rank 0 computes next, see `StepBoard.write`."""
+        self._show(self._board.write(step, size, change))
+
+    def capture_pieces(self, size: int, has_adapters: bool) -> None:
+        """The graphs that rank 0 captures next, see `CapturedPieces`."""
+        self._send(CAPTURE_PIECES + np.array([size, has_adapters], dtype=np.int64).tobytes())
 
     @property
     def leading(self) -> Leading:
@@ -475,7 +504,9 @@ class _Share:
         self._options = options
         self._attention: Any = None
         self._fresh: Any = None
+        self._tables: DeviceTables | None = None
         self._captured: CapturedDecode | None = None
+        self._pieces: CapturedPieces | None = None
         self._memory = CudaMemory(loaded.device) if loaded.device.type == "cuda" else None
         # What the largest step takes, and what was in use before graphs were captured.
         self._step_bytes = self._began_bytes = 0
@@ -489,10 +520,11 @@ class _Share:
             size, has_adapters, words = self._board.read_words(bytearray(memoryview(data)[1:]))
             assert self._captured is not None, "ranks have the same options"
             self._captured.follow(size, has_adapters, words)
-        elif kind == CAPTURE:
+        elif kind in (CAPTURE, CAPTURE_PIECES):
             size, has_adapters = np.frombuffer(bytearray(data[1:]), dtype=np.int64).tolist()
-            assert self._captured is not None, "ranks have the same options"
-            self._captured.follow_capture(size, bool(has_adapters))
+            graphs = self._captured if kind == CAPTURE else self._pieces
+            assert graphs is not None, "ranks have the same options"
+            graphs.follow_capture(size, bool(has_adapters))
         else:
             self._take_other(unpacked(data))
 
@@ -516,14 +548,20 @@ class _Share:
 
     def _open(self, pool: Pool) -> None:
         loaded, options = self._loaded, self._options
-        self._attention = self._fresh = self._captured = None  # before others are made
+        self._give_up()
         blocks = KvBlocks(
             loaded.kv_layout, num_blocks=pool.num_blocks, block_size=pool.block_size, device=loaded.device
         )
         self._attention = make_attention(options.attention_backend, blocks, loaded.attention)
         self._fresh = make_sdpa(blocks, loaded.attention)
-        if can_capture_decode(loaded, self._attention, options):
-            self._captured = captured_decode(loaded, self._attention, options, blocks, CudaGraphs())
+        graphs = CudaGraphs()
+        self._tables = device_tables(self._attention, blocks, options.max_num_seqs, loaded.max_model_len)
+        self._captured = captured_decode(loaded, self._attention, options, self._tables, graphs)
+        self._pieces = captured_pieces(loaded, self._attention, options, blocks, graphs)
+
+    def _give_up(self) -> None:
+        """What is on the blocks, before they are others."""
+        self._attention = self._fresh = self._tables = self._captured = self._pieces = None
 
     def _measure(self, phase: str) -> None:
         memory = self._memory
@@ -536,7 +574,7 @@ class _Share:
             return None
         else:
             graphs = max(0, memory.used() - self._began_bytes)
-            self._attention = self._fresh = self._captured = None
+            self._give_up()
             memory.used()  # gives back what nothing holds
             left = available_bytes(self._loaded.device, self._options.gpu_memory_utilization)
             left -= self._step_bytes + graphs
@@ -545,12 +583,25 @@ class _Share:
         return None
 
     def _step(self, written: bytearray) -> None:
-        input_ids, positions, batch, slots, ends = self._board.read(written)
+        step = self._board.read(written)
         loaded, adapted = self._loaded, self._loaded.adapted
-        step = StepContext(
-            positions=torch.from_numpy(positions).to(loaded.device),
-            attention=self._attention,
-            inputs=self._attention.prepare(batch),
-            adapters=adapted.step(slots, ends) if adapted is not None and slots else None,
+        pieces = self._pieces if step.size else None
+        adapters, words = None, _NO_ROWS
+        if adapted is not None and step.adapter_slots:
+            adapters = adapted.step(step.adapter_slots, step.adapter_bounds)
+            words = adapters.words() if pieces is None else pieces.words_of(step.size, adapters)
+        inputs, (input_ids, positions, tiles) = bring_step(
+            self._attention,
+            step.batch,
+            [step.input_ids, step.positions, words],
+            loaded.device,
+            self._tables,
+            step.change,
         )
-        loaded.network(torch.from_numpy(input_ids).to(loaded.device), step)
+        if pieces is not None:
+            pieces.run(step.size, input_ids, positions, inputs, None if adapters is None else tiles)
+            return
+        if adapters is not None:
+            adapters.put(tiles)
+        context = StepContext(positions=positions, attention=self._attention, inputs=inputs, adapters=adapters)
+        loaded.network(input_ids, context)

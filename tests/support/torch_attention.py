@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,14 +11,13 @@ from modelserver_backends.llm.attention.paged import (
     AttentionBatch,
     AttentionSpec,
     DeviceInputs,
+    IntArray,
     Rotation,
     copied_together,
 )
 
 
 class TorchAttention:
-    is_capturable = True
-
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
         self._layers = blocks.layers
         self._spec = spec
@@ -25,9 +25,15 @@ class TorchAttention:
         self._prefills: list[int] = []
 
     def prepare(self, batch: AttentionBatch) -> DeviceInputs:
-        slots, lens, tables = copied_together([batch.slots, batch.lens, batch.block_tables], torch.device("cpu"))
+        tables, *copied = copied_together([batch.block_tables, *self.arrays_of(batch)], torch.device("cpu"))
+        return self.inputs_of(batch.num_decodes, tables.view(len(batch.lens), -1), copied)
+
+    def arrays_of(self, batch: AttentionBatch) -> list[IntArray]:
         self._prefills = batch.num_queries[batch.num_decodes :].tolist()
-        return DeviceInputs(batch.num_decodes, slots, lens, tables.view(len(batch.lens), -1))
+        return [batch.slots, batch.lens]
+
+    def inputs_of(self, num_decodes: int, tables: torch.Tensor, arrays: Sequence[torch.Tensor]) -> DeviceInputs:
+        return DeviceInputs(num_decodes, *arrays, tables)
 
     def rope_and_attend(
         self, layer: int, heads: torch.Tensor, rotation: Rotation | None, inputs: DeviceInputs

@@ -37,7 +37,6 @@ class ChunkedAttention:
                     f"layers attend within chunks of {chunk} tokens, which blocks of {block_size} do not fill: "
                     f"set block_size to a divisor of {chunk}"
                 )
-        self.is_capturable = False  # what it prepares depends on where chunks begin
         self._attention = attention
         self._chunks = tuple(chunks)
         self._block_size = block_size

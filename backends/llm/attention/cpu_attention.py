@@ -36,8 +36,6 @@ class CpuInputs:
 
 
 class CpuAttention:
-    is_capturable = True
-
     def __init__(self, kernels: ModuleType, blocks: KvBlocks, spec: AttentionSpec) -> None:
         group, layers = blocks.layout.group, blocks.layers
         self._kernels = kernels

@@ -31,8 +31,6 @@ class FlashInferAttention:
     from what comes out: its kernels tell the sums of their softmax, as logarithms to base 2 [tokens, heads].
     """
 
-    is_capturable = False
-
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
         self._spec = spec
         self._group = blocks.layout.group

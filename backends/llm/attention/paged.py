@@ -113,9 +113,10 @@ class Rotation:
 
 
 class PagedAttention(Protocol):
-    """`is_capturable`: its steps on a GPU can be recorded as graphs."""
-
-    is_capturable: bool
+    """One whose decode steps can be recorded as graphs has besides `arrays_of(batch)`, arrays of integers, and
+    `inputs_of(num_decodes, tables, arrays)`, which makes of them and of block tables, all on the device, what `prepare`
+    makes. So a step goes there by one copy.
+    """
 
     def prepare(self, batch: AttentionBatch) -> Any:
         """Prepare a step for all layers."""

@@ -42,8 +42,6 @@ class PictureAttention:
     A step has all rows of a run that are not kept yet.
     """
 
-    is_capturable = False
-
     def __init__(
         self,
         attention: ReadableAttention,

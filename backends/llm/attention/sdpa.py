@@ -72,8 +72,6 @@ class SdpaInputs:
 
 
 class SdpaAttention:
-    is_capturable = False
-
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec) -> None:
         group, num_layers = blocks.layout.group, len(blocks.layout.group.layers)
         self._num_blocks = blocks.num_blocks

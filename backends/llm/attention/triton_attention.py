@@ -32,7 +32,6 @@ _DECODE_LANES, _PREFILL_LANES = 16, 64
 class TritonAttention:
     """`num_processors`: of the device; a small batch of long sequences is split until all of them have work."""
 
-    is_capturable = True
     fuses_norm = True
 
     def __init__(self, blocks: KvBlocks, spec: AttentionSpec, *, num_processors: int) -> None:
@@ -48,27 +47,17 @@ class TritonAttention:
         self._tile_queries = max(1, _TILE_ROWS // group)
 
     def prepare(self, batch: AttentionBatch) -> DeviceInputs:
-        return self.prepare_with(batch, ())[0]
+        tables, *copied = copied_together([batch.block_tables, *self.arrays_of(batch)], self._device)
+        return self.inputs_of(batch.num_decodes, tables.view(len(batch.lens), -1), copied)
 
-    def prepare_with(
-        self, batch: AttentionBatch, others: Sequence[IntArray]
-    ) -> tuple[DeviceInputs, list[torch.Tensor]]:
-        """The step, and other arrays on the device, flat: all by one copy, from memory that it may read while the host
-        goes on."""
-        arrays = [*others, batch.slots, batch.lens, batch.block_tables]
-        has_prefill = batch.num_decodes < len(batch.lens)
-        if has_prefill:
-            arrays += self._prefill_arrays(batch)
-        copied = copied_together(arrays, self._device)
-        slots, lens, tables, *prefill = copied[len(others) :]
-        inputs = DeviceInputs(
-            batch.num_decodes,
-            slots,
-            lens,
-            tables.view(len(batch.lens), -1),
-            PrefillTiles(*prefill) if has_prefill else None,
-        )
-        return inputs, copied[: len(others)]
+    def arrays_of(self, batch: AttentionBatch) -> list[IntArray]:
+        """What `inputs_of` takes of a step, beside its block tables, on the device."""
+        arrays = [batch.slots, batch.lens]
+        return arrays if batch.num_decodes == len(batch.lens) else arrays + self._prefill_arrays(batch)
+
+    def inputs_of(self, num_decodes: int, tables: torch.Tensor, arrays: Sequence[torch.Tensor]) -> DeviceInputs:
+        slots, lens, *prefill = arrays
+        return DeviceInputs(num_decodes, slots, lens, tables, PrefillTiles(*prefill) if prefill else None)
 
     def read(self, layer: int, block_ids: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [kv heads, tokens, head_dim] of the blocks."""

@@ -237,7 +237,7 @@ class AdaptedLayers:
         self._device = device
         self._kernels = packed_kernels_for(device)
         # On a GPU with Triton all slots have their memory from `allocate` on.
-        self._is_on_device = self._kernels is None and device_processors(device) is not None
+        self.is_on_device = self._kernels is None and device_processors(device) is not None
         self._layers: list[LoraLinear] = []
         self._parts: dict[str, _AdaptedPart] = {}
         self._placed: dict[int, Adapter] = {}
@@ -265,7 +265,7 @@ class AdaptedLayers:
     def num_bytes(self) -> int:
         """What adapters of the greatest rank in all slots take of the device at most."""
         parts, values = list(self._parts.values()), 0
-        if self._is_on_device:
+        if self.is_on_device:
             from .triton_lora import padded_rank
 
             values = padded_rank(self.max_rank) * sum(part.num_inputs + part.num_outputs for part in parts)
@@ -275,10 +275,10 @@ class AdaptedLayers:
 
     def allocate(self) -> bool:
         """Take the memory of the slots, where kernels in Triton read them. False: adapters take theirs as they come."""
-        if self._is_on_device:
+        if self.is_on_device:
             for layer in self._layers:
                 layer.keep_on_device(self.num_slots, self.max_rank)
-        return self._is_on_device
+        return self.is_on_device
 
     def place(self, slot: int, adapter: Adapter) -> bool:
         """Put an adapter that was checked into a slot. False: it is there already."""
@@ -297,7 +297,14 @@ class AdaptedLayers:
     def step(self, slots: Sequence[int], bounds: Sequence[int]) -> StepAdapters:
         """The adapters of a step, by its runs."""
         has_gains = not self._with_gains.isdisjoint(slots)
-        return StepAdapters(slots, bounds, self._version, device=self._device, has_gains=has_gains)
+        return StepAdapters(
+            slots,
+            bounds,
+            self._version,
+            device=self._device,
+            has_gains=has_gains,
+            has_tiles=self.is_on_device,
+        )
 
 
 def _packed(matrix: torch.Tensor, kernels: ModuleType) -> PackedMatrix:

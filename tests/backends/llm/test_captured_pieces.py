@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,15 @@ from modelserver_backends.llm import cuda_graphs, kernels
 from modelserver_backends.llm import runner as runner_module
 from modelserver_backends.llm.attention import choose
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
+from modelserver_backends.llm.captured_pieces import token_sizes
 from modelserver_backends.llm.plan import Chunk, StepPlan
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.sequence import Sequence
-from support.generations import generate, loaded_engine, random_prompts
+from support.generations import generate, loaded_adapters, loaded_engine, random_prompts
 from support.recorded_graphs import Device, RecordedGraphs
+from support.tiny_adapters import write_adapter
 from support.tiny_checkpoints import write_checkpoint
+from support.torch_adapters import use_torch_adapters
 from support.torch_attention import TorchAttention
 
 Checkpoints = Callable[[str], Path]
@@ -60,6 +64,28 @@ def test_text_is_the_same_in_pieces(family: str, values: dict[str, Any], device:
         check_same(generate(engine, PROMPTS, 5), expected)
     # Of 24 tokens, 16, 8, 4, 2 and 1: before and after the attention of each layer.
     assert num_graphs == len(device.graphs) == 6 * (engine.runner.network.config.num_layers + 1)
+
+
+def test_adapters_of_unlike_ranks_are_in_pieces(
+    checkpoint: Checkpoints, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts beside decodes, in steps of both kinds of tiles; rows without adapters have graphs of their own."""
+    base = checkpoint("llama")
+    places = {f"a{rank}": write_adapter(base, tmp_path / str(rank), seed=rank, r=rank) for rank in (2, 7)}
+    names = ["a2", None, "a7", "a2", "a7", None]
+    options = {**OPTIONS, "max_num_batched_tokens": 100}
+    with loaded_adapters(base, places, **options, enforce_eager=True) as engine:
+        expected = generate(engine, PROMPTS, 5, adapter=names)
+    monkeypatch.setitem(sys.modules, "modelserver_backends.llm.lora.triton_lora", None)
+    use_torch_adapters(monkeypatch.setattr)
+    with device, loaded_adapters(base, places, **options) as engine:
+        num_graphs, num_layers = len(device.graphs), engine.runner.network.config.num_layers
+        assert num_graphs == 2 * len(token_sizes(100)) * (num_layers + 1)
+        check_same(generate(engine, PROMPTS, 5, adapter=names), expected)
+        device.num_replays, began = 0, engine.statistics.num_steps
+        check_same(generate(engine, PROMPTS[2:3], 5, adapter="a7"), expected[2:3])
+        assert device.num_replays == (engine.statistics.num_steps - began) * (num_layers + 1)
+    assert len(device.graphs) == num_graphs
 
 
 def test_a_capture_that_fails_leaves_steps_without_graphs(

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks
-from modelserver_backends.llm.attention.paged import AttentionBatch, DeviceInputs, IntArray, copied_together
+from modelserver_backends.llm.attention.paged import AttentionBatch, DeviceInputs, IntArray
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
+from modelserver_backends.llm.block_tables import DeviceTables
 from modelserver_backends.llm.captured_decode import SAMPLED_ENDINGS, CapturedDecode
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.cuda_graphs import Captured, CudaGraphs, capture_each
@@ -34,6 +36,7 @@ Checkpoints = Callable[[str], Path]
 META = torch.device("meta")
 GREEDY = SamplingParams(temperature=0.0)
 DRAWN = SamplingParams(temperature=0.7, seed=3)
+REPORTED = SamplingParams(temperature=0.7, seed=3, logprobs=2)
 
 
 class Copies(TorchDispatchMode):
@@ -70,11 +73,11 @@ class Copies(TorchDispatchMode):
 class EmptyAttention:
     """Its inputs go to the device as those of our kernels do, and it sees nothing."""
 
-    is_capturable = True
+    def arrays_of(self, batch: AttentionBatch) -> list[IntArray]:
+        return [batch.slots, batch.lens, np.cumsum(batch.num_queries)]
 
-    def prepare_with(self, batch: AttentionBatch, others: list[IntArray]) -> tuple[DeviceInputs, list[torch.Tensor]]:
-        *copied, slots, lens, tables = copied_together([*others, batch.slots, batch.lens, batch.block_tables], META)
-        return DeviceInputs(batch.num_decodes, slots, lens, tables.view(batch.block_tables.shape)), copied
+    def inputs_of(self, num_decodes: int, tables: torch.Tensor, arrays: list[torch.Tensor]) -> DeviceInputs:
+        return DeviceInputs(num_decodes, *arrays[:2], tables)
 
     def rope_and_attend(self, _layer: int, heads: torch.Tensor, _rotation: Any, _inputs: Any) -> torch.Tensor:
         return heads.new_empty(heads.shape[0], 4 * heads.shape[2])
@@ -91,17 +94,33 @@ class Replayed:
         self.output = self._compute()
 
 
-def captured_of(loaded: LoadedNetwork, attention: Any, capture: Any) -> CapturedDecode:
-    return CapturedDecode(loaded.network, attention, device=loaded.device, max_num_seqs=4, width=8, capture=capture)
+def captured_of(
+    loaded: LoadedNetwork, attention: Any, capture: Any, tables: DeviceTables | None = None
+) -> CapturedDecode:
+    return CapturedDecode(
+        loaded.network,
+        attention,
+        device=loaded.device,
+        max_num_seqs=4,
+        tables=tables or DeviceTables(4, 8, loaded.device),
+        capture=capture,
+    )
 
 
-def runner_of(loaded: LoadedNetwork, directory: Path, attention: Any, captured: CapturedDecode | None) -> Runner:
+def runner_of(
+    loaded: LoadedNetwork,
+    directory: Path,
+    attention: Any,
+    captured: CapturedDecode | None,
+    tables: DeviceTables | None = None,
+) -> Runner:
     return Runner(
         loaded,
         sampler=Sampler(),
         head=load_head(open_checkpoint(directory), EngineOptions(), default="last", device=loaded.device),
         blocks=KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device),
         attention=attention,
+        tables=tables,
         captured=captured,
         is_asynchronous=True,
     )
@@ -116,25 +135,35 @@ def sequence_of(seq_id: int, num_tokens: int, params: SamplingParams, blocks: li
     return Sequence(seq_id, token_ids, num_tokens, params, slot=seq_id, block_ids=array("q", blocks))
 
 
-@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("params", [GREEDY, DRAWN, REPORTED], ids=["greedy", "drawn", "logits"])
 @pytest.mark.parametrize("is_captured", [True, False], ids=["captured", "eager"])
-def test_a_step_is_launched_without_waiting_for_the_one_before(
+def test_a_step_is_launched_by_one_copy_without_waiting_for_the_one_before(
     is_captured: bool, params: SamplingParams, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts, then decodes whose tokens only the device knows, in another order than the plan's."""
+    """Prompts, then decodes whose tokens only the device knows, in another order than the plan's; a prompt beside them;
+    and tokens that were guessed."""
     directory = checkpoint("llama")
     loaded = network_of(directory, options_on("meta"))
     with Copies(monkeypatch) as copies:
-        captured = captured_of(loaded, EmptyAttention(), Replayed) if is_captured else None
-        runner = runner_of(loaded, directory, EmptyAttention(), captured)
-        short, long = sequence_of(1, 3, params, [1, 2]), sequence_of(2, 11, params, [3, 4])
+        tables = DeviceTables(4, 8, META)
+        captured = captured_of(loaded, EmptyAttention(), Replayed, tables) if is_captured else None
+        runner = runner_of(loaded, directory, EmptyAttention(), captured, tables)
+        short, long, late = (
+            sequence_of(*each) for each in ((1, 3, params, [1, 2]), (2, 11, params, [3, 4]), (3, 9, params, [5, 6]))
+        )
+        guessing = sequence_of(0, 5, params, [7, 8])
+        guessing.drafts = [5, 6]
         runner.launch(StepPlan((Chunk(short, 0, 3, 1), Chunk(long, 0, 11, 1))))
         runner.launch(StepPlan((Chunk(short, 3, 1, 1), Chunk(long, 11, 1, 1))))
         del copies.are_free[:]
-        runner.launch(StepPlan((Chunk(short, 4, 1, 1), Chunk(long, 12, 1, 1))))
-    assert all(copies.are_free)
-    # Draws of a step without graphs follow its network.
-    assert len(copies.are_free) == (1 if is_captured or params.is_greedy else 2)
+        for plan in (
+            (Chunk(short, 4, 1, 1), Chunk(long, 12, 1, 1)),
+            (Chunk(short, 5, 1, 1), Chunk(long, 13, 1, 1), Chunk(late, 0, 5, 0)),
+            (Chunk(short, 6, 1, 1), Chunk(late, 5, 4, 1), Chunk(guessing, 4, 3, 3)),
+        ):
+            runner.launch(StepPlan(plan))
+            assert copies.are_free == [True]
+            del copies.are_free[:]
 
 
 def generated(runner: Runner) -> list[int]:

@@ -12,6 +12,7 @@ import torch
 from modelserver_backends.llm import kv_memory
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks
 from modelserver_backends.llm.attention.paged import AttentionBatch, DeviceInputs, copied_together
+from modelserver_backends.llm.block_tables import DeviceTables
 from modelserver_backends.llm.captured_decode import SAMPLED_ENDINGS, CapturedDecode
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.cuda_graphs import Captured
@@ -69,8 +70,6 @@ class Counters(TorchDispatchMode):
 
 class PlainAttention:
     """Takes memory as our kernels do: queries that are turned, and its result."""
-
-    is_capturable = True
 
     def prepare(self, batch: AttentionBatch) -> DeviceInputs:
         slots, lens, tables = copied_together([batch.slots, batch.lens, batch.block_tables], torch.device("cpu"))
@@ -137,7 +136,7 @@ def test_graphs_are_counted_by_the_largest_and_one_more(checkpoint: Checkpoints)
         PlainAttention(),
         device=loaded.device,
         max_num_seqs=8,
-        width=8,
+        tables=DeviceTables(8, 8, loaded.device),
         capture=capture,
     )
     with Counters() as memory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,21 @@ import psutil
 import pytest
 import torch
 from modelserver_backends.llm import cuda_graphs, kernels, runner, tensor_parallel
+from modelserver_backends.llm.captured_pieces import token_sizes
+from modelserver_backends.llm.llm import LLM
+from modelserver_backends.llm.lora import layers
 from modelserver_backends.llm.lora.adapter import Adapter, LowRank
 from modelserver_backends.llm.nodes import Nodes
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.profile import StepMemory
 from modelserver_backends.llm.rank_messages import Embedding, Membership, Placing, Pool, packed, unpacked
-from support.generations import generate, loaded_engine, random_prompts
+from modelserver_backends.llm.sampling_params import SamplingParams
+from support.generations import generate, loaded_adapters, loaded_engine, random_prompts
 from support.recorded_graphs import Device, record_sums, use_recorded_graphs
+from support.tiny_adapters import peft_tokens, write_adapter
 from support.tiny_checkpoints import reference_tokens
+from support.tiny_predictions import write_predicting
+from support.torch_adapters import use_torch_adapters
 
 from modelserver.backend import InternalError, InvalidArgumentError, UnsupportedError
 
@@ -104,32 +112,96 @@ RECORDING = (
 )
 
 
-@pytest.mark.parametrize(
-    "refuses", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["captured", "another rank cannot capture"]
-)
-def test_ranks_capture_and_replay_their_decode_steps_together(
-    refuses: bool, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Rank 0 records graphs, too."""
     for module, names in (
         (cuda_graphs, ("DEVICE_TYPES",)),
         (kernels, ("KERNELS", "PACKED_KERNELS")),
         (runner, ("CudaGraphs", "make_attention")),
         (tensor_parallel, ("CudaGraphs", "make_attention", "join")),
+        (layers, ("device_processors",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, getattr(module, name))  # as it is now, again afterwards
     device = Device()
     use_recorded_graphs(device)
     record_sums(device)
+    return device
+
+
+# Of steps with prompts and of decodes.
+IN_GRAPHS = {
+    "tensor_parallel_size": 2,
+    "num_threads": 1,
+    "block_size": 8,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 20,
+}
+
+
+@pytest.mark.parametrize(
+    "refuses", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["captured", "another rank cannot capture"]
+)
+def test_ranks_capture_and_replay_their_steps_together(
+    refuses: bool, device: Device, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tensor_parallel, "_FOLLOW", f"{RECORDING.format(refuses=refuses)}; {tensor_parallel._FOLLOW}")
     directory = checkpoint("llama_tied_biased")
-    options = {"tensor_parallel_size": 2, "num_threads": 1, "block_size": 8, "max_num_seqs": 4}
-    with device, loaded_engine(directory, **options) as engine:
-        num_graphs = len(device.graphs)
+    with device, loaded_engine(directory, **IN_GRAPHS) as engine:
+        num_graphs, num_layers = len(device.graphs), engine.runner.network.config.num_layers
         results = generate(engine, PROMPTS, 12, logprobs=None)
-        assert num_graphs == len(device.graphs) == 3 * 3
-        assert device.num_replays >= 11
+        assert num_graphs == len(device.graphs) == 3 * 3 + len(token_sizes(20)) * (num_layers + 1)
+        num_decodes = engine.statistics.num_steps - (device.num_replays - engine.statistics.num_steps) // num_layers
+        assert 5 < num_decodes < engine.statistics.num_steps
+        assert device.num_replays == num_decodes + (engine.statistics.num_steps - num_decodes) * (num_layers + 1)
     assert [tokens for tokens, _ in results] == [reference_tokens(directory, prompt, 12) for prompt in PROMPTS]
+
+
+@pytest.mark.slow
+def test_ranks_have_adapters_in_all_their_graphs(
+    device: Device, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = checkpoint("llama_tied_biased")
+    places = {f"a{rank}": write_adapter(base, tmp_path / str(rank), seed=rank, r=rank) for rank in (2, 5)}
+    expected = {name: peft_tokens(base, place, PROMPTS, 6) for name, place in places.items()}
+    names = ["a2", "a5", None, "a5"]
+    monkeypatch.setitem(sys.modules, "modelserver_backends.llm.lora.triton_lora", None)
+    use_torch_adapters()
+    adapting = "from support.torch_adapters import use_torch_adapters; use_torch_adapters()"
+    follow = f"{RECORDING.format(refuses=False)}; {adapting}; {tensor_parallel._FOLLOW}"
+    monkeypatch.setattr(tensor_parallel, "_FOLLOW", follow)
+    with device, loaded_adapters(base, places, **IN_GRAPHS) as engine:
+        device.num_launches = 0
+        found = generate(engine, PROMPTS, 6, adapter=names, logprobs=None)
+        # Before and after a step, and attention of its layers: a network would be some hundreds.
+        assert device.num_launches < 80 * engine.statistics.num_steps
+    for index, (name, (tokens, _)) in enumerate(zip(names, found, strict=True)):
+        assert tokens == (reference_tokens(base, PROMPTS[index], 6) if name is None else expected[name][index]), name
+
+
+@pytest.mark.slow
+def test_ranks_check_what_the_first_guesses_in_graphs(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank's graphs keep states between layers, those of the other do not."""
+    follow = f"{RECORDING.format(refuses=False)}; {tensor_parallel._FOLLOW}"
+    monkeypatch.setattr(tensor_parallel, "_FOLLOW", follow)
+    place = write_predicting(tmp_path / "checkpoint", "mimo")
+    prompts = [list(range(5, 25)), [7, 7, 7]]
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    config = {"method": "mimo_mtp", "num_speculative_tokens": 3}
+    common = {"device": "cpu", "dtype": "float32", "max_model_len": 96}
+    with LLM(place, **common, enforce_eager=True) as llm:
+        expected = llm.generate(prompts, params)
+    with device, LLM(place, **common, **IN_GRAPHS, speculative_config=config) as llm:
+        device.num_replays, num_layers = 0, llm.engine.runner.network.config.num_layers
+        answers = llm.generate(prompts, params)
+        statistics = llm.engine.statistics
+        assert statistics.speculation is not None
+        assert statistics.speculation.num_draft_tokens > 10
+        assert device.num_replays == statistics.num_steps * (num_layers + 1)
+    assert [each.outputs[0].token_ids for each in answers] == [each.outputs[0].token_ids for each in expected]
 
 
 def test_what_ranks_are_told_runs_no_code() -> None:

@@ -21,6 +21,7 @@ from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvGroup, KvLa
 from modelserver_backends.llm.attention.paged import AttentionBatch, AttentionSpec, Rotation
 from modelserver_backends.llm.attention.sdpa import SdpaAttention
 from modelserver_backends.llm.attention.triton_attention import TritonAttention, TritonLatentAttention
+from modelserver_backends.llm.block_tables import DeviceTables
 from modelserver_backends.llm.captured_decode import CapturedDecode
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.embedding.head import load_head
@@ -453,13 +454,15 @@ def generated(
     for module in (draw_module, mlp):
         module.device_processors = lambda _device: 4 if is_on_kernels else None
     assert loaded.is_capturable or not is_on_kernels
+    tables = DeviceTables(4, 8, loaded.device)
     runner = Runner(
         loaded,
         sampler=Sampler(),
         head=load_head(open_checkpoint(directory), options, default="last", device=loaded.device),
         blocks=blocks,
         attention=attention if is_on_kernels else SdpaAttention(blocks, loaded.attention),
-        captured=make_captured(loaded, attention) if is_on_kernels else None,
+        tables=tables if is_on_kernels else None,
+        captured=make_captured(loaded, attention, tables) if is_on_kernels else None,
         is_asynchronous=is_on_kernels,
     )
     known = Adapters.of(runner.target, options) if adapters else None
@@ -492,13 +495,13 @@ class Replayed:
         self.output.copy_(self._compute())
 
 
-def make_captured(loaded: LoadedNetwork, attention: TritonAttention) -> CapturedDecode:
+def make_captured(loaded: LoadedNetwork, attention: TritonAttention, tables: DeviceTables) -> CapturedDecode:
     return CapturedDecode(
         loaded.network,
         attention,
         device=loaded.device,
         max_num_seqs=4,
-        width=8,
+        tables=tables,
         num_adapters=0 if loaded.adapted is None else loaded.adapted.num_slots - 1,
         capture=Replayed,
     )
