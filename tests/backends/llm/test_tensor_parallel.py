@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,7 +113,7 @@ RECORDING = (
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Rank 0 records graphs, too."""
     for module, names in (
         (cuda_graphs, ("DEVICE_TYPES",)),
@@ -127,7 +127,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
     use_recorded_graphs(device)
     record_sums(device)
-    return device
+    yield device
+    device.graphs.clear()  # what they hold of the ranks ends with the test
 
 
 # Of steps with prompts and of decodes.
