@@ -11,7 +11,9 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +39,25 @@ from modelserver.backend import (
     visible_gpus,
 )
 
-from .device_run import BoundRun, GraphRun
+from .device_run import BoundRun, GraphRun, captures, host_inputs
 from .diagnosis import diagnose_distributions, diagnose_providers
 from .external_data import check_external_data
 from .instance import OnnxInstance
-from .options import bare_options, quiet_run, run_options, session_options
+from .options import ENABLE_CUDA_GRAPH, bare_options, quiet_run, run_options, session_options, wants_graphs
 from .pinned import Staging, allocate_pinned
 from .providers import (
     CPU,
     CUDA,
+    TENSORRT,
     Provider,
-    add_plugins,
+    add_plugin,
     available_providers,
     check_gpu_wish,
     check_session,
     may_fall_back,
     nodes_by_provider,
     plugin_providers,
+    preload_libraries,
     unused_accelerators,
     wanted_providers,
 )
@@ -64,6 +68,8 @@ log = logging.getLogger(__name__)
 _FILENAME = "model.onnx"
 _SHARE_SESSION = "share_session"
 _MEMORY_BYTES = "memory_bytes"
+# In what ONNX Runtime says of a graph that it cannot capture, as some nodes are not CUDA's.
+_NO_CAPTURE = "graph capture"
 # Everything that ONNX Runtime raises about a file: its classes have no common base but Exception.
 _LOAD_ERRORS = (
     native.Fail,
@@ -88,6 +94,7 @@ class _Session:
     signature: FileSignature
     on_gpu: bool
     reservation: Reservation | None
+    has_graphs: bool
 
 
 class OnnxBackend(Backend):
@@ -114,7 +121,6 @@ class OnnxBackend(Backend):
         self._sessions: dict[tuple[DeviceKind, int], _Session] = {}
         self._own_sessions: list[_Session] = []
         self._path = context.version_directory
-        self._options: Any = None
 
     @classmethod
     def check_written(cls, context: BackendContext) -> None:
@@ -138,8 +144,8 @@ class OnnxBackend(Backend):
 
     def load(self) -> None:
         self._path = _model_path(self.context)
-        self._options = session_options(self.context, self._path)
-        run_options(self.context)  # raises what each instance would
+        session_options(self.context, self._path)  # raises what each instance would
+        run_options(self.context)
         unused = unused_accelerators(self.context)
         if unused:
             log.warning(
@@ -149,11 +155,10 @@ class OnnxBackend(Backend):
             )
 
     def create_instance(self, placement: Placement) -> OnnxInstance:
-        config = self.context.config
-        wants_graphs = bool(config.optimization and config.optimization.cuda and config.optimization.cuda.graphs)
-        is_shared = self.context.bool_parameter(_SHARE_SESSION, True)
+        has_own = wants_graphs(self.context) and placement.kind is DeviceKind.GPU
+        is_shared = self.context.bool_parameter(_SHARE_SESSION, True) and not has_own
         with self._lock:
-            if is_shared and not (wants_graphs and placement.kind is DeviceKind.GPU):
+            if is_shared:
                 key = (placement.kind, placement.device_id)
                 if key not in self._sessions:
                     self._sessions[key] = self._open_session(placement)
@@ -163,10 +168,10 @@ class OnnxBackend(Backend):
                 self._own_sessions.append(held)
         return OnnxInstance(
             held.session,
-            config,
+            self.context.config,
             held.signature.scalars,
             run_options=run_options(self.context),
-            bound=self._bound_run(held, placement, wants_graphs) if held.on_gpu else None,
+            bound=self._bound_run(held, placement) if held.on_gpu else None,
         )
 
     def unload(self) -> None:
@@ -176,17 +181,23 @@ class OnnxBackend(Backend):
         self._sessions.clear()
         self._own_sessions.clear()
 
-    def _bound_run(self, held: _Session, placement: Placement, wants_graphs: bool) -> BoundRun | GraphRun:
+    def _bound_run(self, held: _Session, placement: Placement) -> BoundRun | GraphRun:
         """How the runs of an instance on a GPU go."""
         config = self.context.config
         names = [spec.name for spec in model_outputs(config)]
-        if wants_graphs:
-            device = "cuda", placement.device_id
-            return GraphRun(held.session, names, device, has_ids=True, new_options=quiet_run)
+        device = "cuda", placement.device_id
+        if held.has_graphs:
+            on_host = host_inputs(held.session)
+            if on_host is not None:
+                return GraphRun(held.session, names, device, has_ids=True, on_host=on_host, new_options=quiet_run)
+            self._warn_of_graphs(f"ONNX Runtime {onnxruntime.__version__} cannot say where inputs lie, 1.23 can")
         pinned = config.optimization.input_pinned_memory if config.optimization is not None else None
         is_pinned = pinned is None or pinned.enable
-        staging = Staging(allocate_pinned) if is_pinned else None
-        return BoundRun(held.session, names, staging, ("cuda", placement.device_id))
+        staging = Staging(partial(allocate_pinned, device_id=placement.device_id)) if is_pinned else None
+        return BoundRun(held.session, names, staging, device)
+
+    def _warn_of_graphs(self, reason: object) -> None:
+        log.warning("model '%s': its batches are run without CUDA graphs: %s", self.context.model_name, reason)
 
     def _open_session(self, placement: Placement) -> _Session:
         """A session on the placement. Raises UnavailableError when it has not got what the config asks for."""
@@ -194,9 +205,13 @@ class OnnxBackend(Backend):
         wanted = wanted_providers(context, placement)
         there = [*onnxruntime.get_available_providers(), *plugin_providers(wanted)]
         asked = available_providers(context, wanted, there, onnxruntime.__version__)
-        reservation = self._reserve(placement) if placement.kind is DeviceKind.GPU and len(asked) > 1 else None
+        on_gpu = placement.kind is DeviceKind.GPU
+        reservation = self._reserve(placement) if on_gpu and len(asked) > 1 else None
+        if any(name in (CUDA, TENSORRT) for name, _ in asked):
+            preload_libraries()
         try:
-            session = _loaded(context, self._path, lambda: self._create(asked))
+            with captures.excluded() if on_gpu else nullcontext():
+                session, asked = _loaded(context, self._path, lambda: self._create(asked))
             signature = _signature(context, session)
             context.check_config(signature)
             got = session.get_providers()
@@ -211,13 +226,21 @@ class OnnxBackend(Backend):
             reservation.settle()
         if got != [CPU]:
             _log_assignment(context, placement, session)
-        return _Session(session, signature, placement.kind is DeviceKind.GPU and CUDA in got, reservation)
+        return _Session(session, signature, on_gpu and CUDA in got, reservation, _asks_for_graphs(asked))
 
-    def _create(self, asked: Sequence[Provider]) -> Any:
-        add_plugins(self._options, asked)
+    def _create(self, asked: Sequence[Provider]) -> tuple[Any, Sequence[Provider]]:
+        """The session, and the providers that it was made with."""
         try:
-            return _new_session(self._path, self._options, asked)
-        except _LOAD_ERRORS:
+            return self._new_session(asked), asked
+        except _LOAD_ERRORS as error:
+            if _asks_for_graphs(asked) and _NO_CAPTURE in str(error):
+                self._warn_of_graphs(error)
+                return self._create(
+                    [
+                        (name, {**settings, ENABLE_CUDA_GRAPH: "0"} if name == CUDA else settings)
+                        for name, settings in asked
+                    ]
+                )
             if not may_fall_back(self.context) or len(asked) == 1:
                 raise
             log.warning(
@@ -226,7 +249,11 @@ class OnnxBackend(Backend):
                 asked[0][0],
                 exc_info=True,
             )
-            return _new_session(self._path, self._options, [(CPU, {})])
+            return self._new_session([(CPU, {})]), asked
+
+    def _new_session(self, asked: Sequence[Provider]) -> Any:
+        options = session_options(self.context, self._path)
+        return _new_session(self._path, options, None if add_plugin(options, asked) else asked)
 
     def _reserve(self, placement: Placement) -> Reservation:
         """The GPU memory that the session will take: from the config, or the size of its weights on disk."""
@@ -242,11 +269,18 @@ class OnnxBackend(Backend):
         )
 
 
-def _new_session(path: Path, options: Any, asked: Sequence[Provider]) -> Any:
-    """A session by what was asked, and not by something else: ONNX Runtime's own way to fall back is switched off."""
+def _asks_for_graphs(asked: Sequence[Provider]) -> bool:
+    return any(name == CUDA and settings.get(ENABLE_CUDA_GRAPH) == "1" for name, settings in asked)
+
+
+def _new_session(path: Path, options: Any, asked: Sequence[Provider] | None) -> Any:
+    """A session by what was asked, and not by something else: ONNX Runtime's own way to fall back is switched off.
+
+    Without a list the options have the providers.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # missing providers are reported before or after this
-        return onnxruntime.InferenceSession(path, options, list(asked), enable_fallback=0)
+        return onnxruntime.InferenceSession(path, options, asked and list(asked), enable_fallback=0)
 
 
 def _log_assignment(context: BackendContext, placement: Placement, session: Any) -> None:

@@ -7,15 +7,18 @@ documentation of its CUDA provider ("Using CUDA Graphs") and is checked by `test
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from modelserver.backend import Array, DeviceArray
+from modelserver.backend import Array, DeviceArray, capture_turn
 
+from .options import GRAPH_ID, NO_GRAPH
 from .pinned import Staging
 from .signature import datatype_of
 
@@ -23,8 +26,64 @@ logger = logging.getLogger(__name__)
 
 # Each captured graph keeps device memory, so at most this many shapes have one.
 MAX_GRAPHS = 16
-_GRAPH_ID = "gpu_graph_id"
-_NO_GRAPH = "-1"
+# Names of an OrtMemoryInfo, of memory that kernels of the host read.
+_HOST_MEMORY = ("Cpu", "CudaPinned")
+
+
+class _Captures:
+    """Lets a capture run alone among the sessions of the process.
+
+    ONNX Runtime captures in CUDA's global mode: meanwhile an allocation or a blocking copy by any other thread fails,
+    and so does the capture (CUDA Runtime API, `cudaStreamBeginCapture`). What other backends run is not kept from that.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_runs = 0
+        self._is_capturing = False
+
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Work on a device during which nothing is captured."""
+        with self._changed:
+            while self._is_capturing:
+                self._changed.wait()
+            self._num_runs += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_runs -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """A run that captures: it waits for others, and later ones wait for it."""
+        with self._changed:
+            while self._is_capturing:
+                self._changed.wait()
+            self._is_capturing = True
+            while self._num_runs:
+                self._changed.wait()
+        try:
+            with capture_turn():
+                yield
+        finally:
+            with self._changed:
+                self._is_capturing = False
+                self._changed.notify_all()
+
+
+captures = _Captures()
+
+
+def host_inputs(session: Any) -> frozenset[str] | None:
+    """The inputs that the session's kernels read in memory of the host, such as shapes; None before ONNX Runtime 1.23,
+    which cannot say."""
+    if not hasattr(session, "get_input_memory_infos"):
+        return None
+    infos = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    return frozenset(spec.name for spec, info in infos if info.name in _HOST_MEMORY)
 
 
 class BoundRun:
@@ -48,7 +107,13 @@ class BoundRun:
 
         A run waits for the device at its end, so the outputs are there when they are copied to their targets.
         """
-        binding, device, targets = self._binding, self._device, targets or {}
+        with captures.excluded():
+            return self._run(feeds, options, targets or {})
+
+    def _run(
+        self, feeds: Mapping[str, Array | DeviceArray], options: Any, targets: Mapping[str, DeviceArray]
+    ) -> list[Array | DeviceArray]:
+        binding, device = self._binding, self._device
         try:
             for name, array in feeds.items():
                 if isinstance(array, DeviceArray):
@@ -80,32 +145,55 @@ def _taken(value: Any, target: DeviceArray | None) -> Array | DeviceArray:
 
 
 class _FixedRun:
-    """Inputs and outputs of one set of shapes, at addresses that stay."""
+    """Inputs and outputs of one set of shapes, at addresses that stay.
 
-    def __init__(self, session: Any, feeds: Mapping[str, Array], results: Mapping[str, Array], device: tuple[str, int]):
+    A graph holds what its kernels have read in memory of the host, so those inputs stay as they are.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        feeds: Mapping[str, Array | DeviceArray],
+        results: Mapping[str, Array | DeviceArray],
+        device: tuple[str, int],
+        on_host: Collection[str],
+    ) -> None:
         self._session = session
+        new_value = onnxruntime.OrtValue.ortvalue_from_shape_and_type
         self._inputs = {
-            name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, *device)
-            for name, array in feeds.items()
+            name: new_value(array.shape, array.dtype, *device) for name, array in feeds.items() if name not in on_host
         }
-        self._outputs = {
-            name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, *device)
-            for name, array in results.items()
-        }
+        self._outputs = {name: new_value(array.shape, array.dtype, *device) for name, array in results.items()}
+        # A value of the host is a view of its array, and an array of the client's would change.
+        self._kept = {name: np.array(feeds[name]) for name in on_host if name in feeds}
         self.has_run = False
         self._binding = session.io_binding()
         for name, value in self._inputs.items():
             self._binding.bind_ortvalue_input(name, value)
+        for name, array in self._kept.items():
+            self._binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
         for name, value in self._outputs.items():
             self._binding.bind_ortvalue_output(name, value)
 
-    def run(self, feeds: Mapping[str, Array], options: Any) -> list[Array]:
-        for name, array in feeds.items():
-            self._inputs[name].update_inplace(np.ascontiguousarray(array))
-        self._session.run_with_iobinding(self._binding, options)
-        self.has_run = True
-        # On a device `numpy` copies; on a CPU it shows the buffer, which the next run overwrites.
-        return [np.array(value.numpy()) for value in self._outputs.values()]
+    def run(
+        self, feeds: Mapping[str, Array | DeviceArray], options: Any, targets: Mapping[str, DeviceArray]
+    ) -> list[Array | DeviceArray]:
+        with captures.excluded() if self.has_run else captures.capturing():
+            for name, value in self._inputs.items():
+                array = feeds[name]
+                if isinstance(array, DeviceArray):
+                    array.copy_to(value.data_ptr())
+                else:
+                    value.update_inplace(np.ascontiguousarray(array))
+            self._session.run_with_iobinding(self._binding, options)
+            self.has_run = True
+            return [_copied(value, targets.get(name)) for name, value in self._outputs.items()]
+
+
+def _copied(value: Any, target: DeviceArray | None) -> Array | DeviceArray:
+    taken = _taken(value, target)
+    # On a device `numpy` copies; on a CPU it shows the buffer, which the next run overwrites.
+    return taken if isinstance(taken, DeviceArray) else np.array(taken)
 
 
 class GraphRun:
@@ -123,19 +211,24 @@ class GraphRun:
         device: tuple[str, int],
         *,
         has_ids: bool,
+        on_host: Collection[str] = (),
         new_options: Callable[[], Any] = onnxruntime.RunOptions,
     ) -> None:
-        """`new_options` makes options of runs. Each graph has some of its own, as its number is in them and cannot be
-        changed: ONNX Runtime prints a warning each time that it is."""
+        """`on_host` are the inputs of `host_inputs`: their values belong to a graph, as the shapes of all do.
+
+        `new_options` makes options of runs. Each graph has some of its own, as its number is in them and cannot be
+        changed: ONNX Runtime prints a warning each time that it is.
+        """
         self._session = session
         self._output_names = output_names
         self._device = device
         self._has_ids = has_ids  # only the CUDA provider knows the ids of graphs
+        self._on_host = on_host
         self._new_options = new_options
         self._options: dict[str, Any] = {}
         self._is_interrupted = False
-        self._plain = BoundRun(session, output_names, None)
-        self.gpu = None  # its inputs and outputs have addresses of their own
+        self._plain = BoundRun(session, output_names, None, device)
+        self.gpu = device[1]
         self._fixed: dict[tuple[Any, ...], tuple[int, _FixedRun]] = {}
         self._can_capture = True
 
@@ -145,14 +238,20 @@ class GraphRun:
         for options in list(self._options.values()):
             options.terminate = is_wanted
 
-    def run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        """The outputs, in arrays of their own."""
-        key = tuple((name, array.shape) for name, array in feeds.items())
+    def run(
+        self, feeds: Mapping[str, Array | DeviceArray], targets: Mapping[str, DeviceArray] | None = None
+    ) -> list[Array | DeviceArray]:
+        """The outputs, in arrays of their own, or where their targets say if these are large enough."""
+        targets = targets or {}
+        key = tuple(
+            (name, array.shape, np.asarray(array).tobytes() if name in self._on_host else b"")
+            for name, array in feeds.items()
+        )
         known = self._fixed.get(key)
         if known is not None:
             number, fixed = known
             try:
-                return fixed.run(feeds, self._named(str(number)))
+                return fixed.run(feeds, self._named(str(number)), targets)
             except (native.Fail, native.RuntimeException, native.EPFail) as error:
                 if self._is_interrupted or fixed.has_run:
                     raise
@@ -161,10 +260,12 @@ class GraphRun:
                 )
                 self._can_capture = False
                 self._fixed.clear()
-        results: list[Any] = self._plain.run(feeds, self._named(_NO_GRAPH))
+        results = self._plain.run(feeds, self._named(NO_GRAPH), targets)
         if self._can_capture and len(self._fixed) < MAX_GRAPHS:
             named = dict(zip(self._output_names, results, strict=True))
-            self._fixed[key] = (len(self._fixed) + 1, _FixedRun(self._session, feeds, named, self._device))
+            with captures.excluded():
+                fixed = _FixedRun(self._session, feeds, named, self._device, self._on_host)
+            self._fixed[key] = len(self._fixed) + 1, fixed
         return results
 
     def _named(self, number: str) -> Any:
@@ -173,7 +274,7 @@ class GraphRun:
         if options is None:
             options = self._new_options()
             if self._has_ids:
-                options.add_run_config_entry(_GRAPH_ID, number)
+                options.add_run_config_entry(GRAPH_ID, number)
             options.terminate = self._is_interrupted
             self._options[number] = options
         return options

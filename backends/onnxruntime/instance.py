@@ -19,14 +19,18 @@ from modelserver.backend import (
     InvalidArgumentError,
     ModelConfig,
     TensorInstance,
+    UnavailableError,
     model_inputs,
     model_outputs,
+    note_device_error,
 )
 
 from .device_run import BoundRun, GraphRun
 from .signature import is_rows_of_maps, rows_of_maps
 
 _ONNX_BFLOAT16 = 16  # TensorProto.BFLOAT16
+# What arenas, and CUDA itself, say when they cannot allocate.
+_NO_MEMORY = ("Failed to allocate memory", "is smaller than requested bytes", "out of memory")
 
 
 class OnnxInstance(TensorInstance):
@@ -97,9 +101,16 @@ class OnnxInstance(TensorInstance):
             arrays = self._execute(feeds, targets)
         except (native.InvalidArgument, ValueError) as error:
             raise InvalidArgumentError(f"ONNX Runtime refuses the inputs: {error}") from error
-        except (native.Fail, native.RuntimeException, native.EPFail, native.NotImplemented) as error:
+        except (native.Fail, native.RuntimeException, native.EPFail, native.NotImplemented, RuntimeError) as error:
+            # Bindings raise RuntimeError, as for a device without memory.
+            note_device_error(error)
             if self._is_interrupted:
                 raise CancelledError("the requests of the batch were cancelled while it was executed") from error
+            if any(reason in str(error) for reason in _NO_MEMORY):
+                raise UnavailableError(
+                    "there is too little free memory for this batch: send fewer rows at once, set a smaller "
+                    f"max_batch_size, or unload a model: {error}"
+                ) from error
             raise InternalError(f"ONNX Runtime failed: {error}") from error
         outputs: dict[str, Any] = dict(zip(self._output_names, arrays, strict=True))
         for name, datatype in self._map_outputs.items():
@@ -120,7 +131,7 @@ class OnnxInstance(TensorInstance):
         if isinstance(self._bound, BoundRun):
             return self._bound.run(feeds, options, targets)
         if self._bound is not None:
-            return self._bound.run(feeds)
+            return self._bound.run(feeds, targets)
         if self._has_bfloat16:
             return self._run_values(feeds, options)
         arrays: list[Array] = self._session.run(self._output_names, feeds, options)

@@ -22,6 +22,11 @@ _SESSION_ENTRY_PREFIXES = ("session.", "optimization.", "ep.", "memory.")
 _ARENA_SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 _SHRINKAGE_INTERVAL = "arena_shrinkage_interval"
 _ARENAS = re.compile(r"(cpu|gpu):\d+(;(cpu|gpu):\d+)*")
+# Of the CUDA provider.
+ENABLE_CUDA_GRAPH = "enable_cuda_graph"
+# Of runs: the number of the CUDA graph that they capture or replay; without it ONNX Runtime takes one for all runs.
+GRAPH_ID = "gpu_graph_id"
+NO_GRAPH = "-1"
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 
 _GLOBAL_POOL = "enable-global-threadpool"
@@ -74,7 +79,7 @@ def run_options(context: BackendContext) -> tuple[Any, Any | None, int]:
 
     The second is None if the config does not ask for it. Raises ConfigError for values that each run would refuse.
     """
-    plain = quiet_run()
+    plain = _run_without_graph(context)
     devices = context.config.parameters.get(_ARENA_SHRINKAGE)
     interval = context.int_parameter(_SHRINKAGE_INTERVAL, 1)
     if interval < 1:
@@ -85,15 +90,33 @@ def run_options(context: BackendContext) -> tuple[Any, Any | None, int]:
         raise _refused(context, f"parameter {_ARENA_SHRINKAGE}", "devices such as cpu:0;gpu:0", f"'{devices}'")
     if "cpu" in devices and not context.bool_parameter("enable_mem_arena", True):
         raise _refused(context, f"parameter {_ARENA_SHRINKAGE}", f"enable_mem_arena to be on for {devices}", "off")
-    optimization = context.config.optimization
-    if "gpu" in devices and optimization is not None and optimization.cuda is not None and optimization.cuda.graphs:
+    if "gpu" in devices and wants_graphs(context):
         # Graphs write to memory that the arena takes for free.
         raise _refused(
             context, f"parameter {_ARENA_SHRINKAGE}", "no gpu beside optimization.cuda.graphs", f"'{devices}'"
         )
-    shrinking = quiet_run()
+    shrinking = _run_without_graph(context)
     shrinking.add_run_config_entry(_ARENA_SHRINKAGE, devices)
     return plain, shrinking, interval
+
+
+def wants_graphs(context: BackendContext) -> bool:
+    """Whether the config asks for CUDA graphs on GPUs, by its optimization or as an option of the CUDA provider."""
+    optimization = context.config.optimization
+    if optimization is None:
+        return False
+    listed = optimization.execution_accelerators
+    return (optimization.cuda is not None and optimization.cuda.graphs) or any(
+        accelerator.name == "cuda" and accelerator.parameters.get(ENABLE_CUDA_GRAPH, "0").lower() in ("1", "true")
+        for accelerator in (listed.gpu_execution_accelerator if listed is not None else ())
+    )
+
+
+def _run_without_graph(context: BackendContext) -> Any:
+    options = quiet_run()
+    if wants_graphs(context):
+        options.add_run_config_entry(GRAPH_ID, NO_GRAPH)
+    return options
 
 
 def quiet_run() -> Any:

@@ -45,10 +45,13 @@ class Staging:
         return staged
 
 
-def allocate_pinned(num_bytes: int) -> Array | None:
-    """Page-locked bytes, given back with the last array over them; None without a CUDA runtime, or out of memory."""
+def allocate_pinned(num_bytes: int, device_id: int) -> Array | None:
+    """Page-locked bytes, given back with the last array over them; None without a CUDA runtime, or out of memory.
+
+    The device becomes the thread's, as a run makes it: on another one a context would be made, which takes its memory.
+    """
     library = _runtime()
-    if library is None:
+    if library is None or library.cudaSetDevice(device_id) != 0:
         return None
     address = ctypes.c_void_p()
     if library.cudaHostAlloc(ctypes.byref(address), ctypes.c_size_t(num_bytes), _HOST_ALLOC_PORTABLE) != 0:

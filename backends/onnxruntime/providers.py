@@ -6,8 +6,12 @@ load, unless the config allows it (parameter `allow_cpu_fallback`).
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.util
+import io
+import logging
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +28,10 @@ from modelserver.backend import (
     Placement,
     UnavailableError,
 )
+
+from .options import ENABLE_CUDA_GRAPH, wants_graphs
+
+logger = logging.getLogger(__name__)
 
 Provider = tuple[str, dict[str, str]]
 
@@ -68,6 +76,7 @@ _TENSORRT_OPTIONS = {
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 }
+_TENSORRT_GRAPHS = "trt_cuda_graph_enable"
 _PRECISIONS = ("FP32", "FP16", "BF16", "INT8")
 _PROFILE_KEYS = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
 
@@ -80,6 +89,11 @@ def wanted_providers(context: BackendContext, placement: Placement) -> list[Prov
     on_gpu = placement.kind is DeviceKind.GPU
     wanted = _accelerated(context, placement)
     # TensorRT for RTX is a plugin of ONNX Runtime's build without CUDA: the CPU computes nodes that it refuses.
+    if len(wanted) > 1 and any(name == TENSORRT_RTX for name, _ in wanted):
+        raise ConfigError(
+            f"model '{context.model_name}': expected the accelerator 'tensorrt_rtx' alone, as the CPU computes what it "
+            f"leaves; got {len(wanted)} accelerators"
+        )
     if on_gpu and not any(name in (CUDA, TENSORRT_RTX) for name, _ in wanted):
         wanted.append((CUDA, _cuda_options(context, context.config.parameters, placement)))
     return wanted
@@ -192,6 +206,8 @@ def _options(context: BackendContext, name: str, parameters: Mapping[str, str], 
             return _cuda_options(context, parameters, placement, passes_all=True)
         case "tensorrt":
             return _tensorrt_options(context, parameters, placement)
+        case "tensorrt_rtx":
+            return dict(parameters) | {"device_id": str(placement.device_id)}
         case _:
             return dict(parameters)
 
@@ -204,15 +220,20 @@ def _cuda_options(
     for key, words in (("cudnn_conv_algo_search", _CUDNN_SEARCHES), ("arena_extend_strategy", _ARENA_STRATEGIES)):
         if key in options:
             options[key] = words.get(options[key], options[key])
-    optimization = context.config.optimization
-    if optimization is not None and optimization.cuda is not None and optimization.cuda.graphs:
-        options["enable_cuda_graph"] = "1"
+    if wants_graphs(context):
+        options[ENABLE_CUDA_GRAPH] = "1"
     return options | {"device_id": str(placement.device_id)}
 
 
 def _tensorrt_options(context: BackendContext, parameters: Mapping[str, str], placement: Placement) -> dict[str, str]:
     options = {_TENSORRT_OPTIONS.get(key, key): value for key, value in parameters.items()}
     what = f"model '{context.model_name}': accelerator tensorrt"
+    if options.get(_TENSORRT_GRAPHS, "0").lower() in ("1", "true"):
+        # The provider keeps one graph for all shapes and addresses, and would give the first batch's outputs for ever.
+        raise ConfigError(
+            f"{what}: {_TENSORRT_GRAPHS}: batches have other addresses and shapes each time, and this provider's graph "
+            "only one; leave it out, or serve the model by the backend 'tensorrt', whose graphs follow the shapes"
+        )
     precision = options.pop("precision_mode", "FP32").upper()
     if precision not in _PRECISIONS:
         raise ConfigError(f"{what}: precision_mode: expected one of {', '.join(_PRECISIONS)}, got '{precision}'")
@@ -250,8 +271,12 @@ def plugin_providers(wanted: Iterable[Provider]) -> list[str]:
     return [name for name, _ in wanted if name in _MODULES and importlib.util.find_spec(_MODULES[name]) is not None]
 
 
-def add_plugins(options: Any, asked: Sequence[Provider]) -> None:
-    """Give a session's options the devices of the plugins among `asked`. Raises UnavailableError without a device."""
+def add_plugin(options: Any, asked: Sequence[Provider]) -> bool:
+    """Give a session's options the device of the plugin among `asked`; whether there is one.
+
+    The session must then be made without a list of providers, which would take the place of this one, and with options
+    of its own: they take a provider once. Raises UnavailableError without the device.
+    """
     for name, settings in asked:
         if name not in _MODULES:
             continue
@@ -261,6 +286,27 @@ def add_plugins(options: Any, asked: Sequence[Provider]) -> None:
                 onnxruntime.register_execution_provider_library(module.get_ep_name(), module.get_library_path())
                 _registered.add(name)
         devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
-        if not devices:
-            raise UnavailableError(f"{name} is installed, and finds no device that it supports on this machine")
-        options.add_provider_for_devices(devices, settings)
+        number = int(settings["device_id"])
+        if number >= len(devices):
+            raise UnavailableError(
+                f"{name} is installed, and finds {len(devices)} devices that it supports on this machine: there is no "
+                f"GPU {number} for it"
+            )
+        options.add_provider_for_devices([devices[number]], settings)
+        return True
+    return False
+
+
+@functools.cache
+def preload_libraries() -> None:
+    """Load the libraries of CUDA and cuDNN that NVIDIA's packages for Python bring, in which no loader looks.
+
+    ONNX Runtime's CUDA provider is linked to them ("Preload DLLs" in the documentation of its CUDA provider; 1.21 and
+    later can do it).
+    """
+    if hasattr(onnxruntime, "preload_dlls"):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            onnxruntime.preload_dlls()
+        if said.getvalue():
+            logger.info("ONNX Runtime looks for CUDA's libraries: %s", said.getvalue().strip())

@@ -207,3 +207,7 @@ class DeviceArray:
     def fill(self, address: int) -> None:
         """Copy the elements from that address of the same GPU. They must be there; returns when the copy is."""
         self._cuda.move(self.address, address, self.nbytes, self.gpu)
+
+    def copy_to(self, address: int) -> None:
+        """Copy the elements to that address of the same GPU; returns when they are there."""
+        self._cuda.move(address, self.address, self.nbytes, self.gpu)

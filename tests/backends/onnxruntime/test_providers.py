@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 from modelserver_backends.onnxruntime.providers import (
     CPU,
@@ -20,6 +26,9 @@ from modelserver_backends.onnxruntime.providers import (
     nodes_by_provider,
     wanted_providers,
 )
+from onnx import TensorProto
+from onnxruntime.capi.onnxruntime_inference_collection import OrtValue
+from support import fake_onnxruntime_cuda
 from support.contexts import context_of, instance_of, loaded
 from support.onnx_models import identity_model
 
@@ -81,7 +90,101 @@ def test_an_accelerators_parameters_are_handed_on() -> None:
 
 
 def test_the_rtx_plugin_goes_without_cuda() -> None:
-    assert [name for name, _ in wanted_providers(accelerated("gpu", "tensorrt_rtx"), ON_GPU)] == [TENSORRT_RTX]
+    assert wanted_providers(accelerated("gpu", "tensorrt_rtx"), ON_GPU) == [(TENSORRT_RTX, {"device_id": "1"})]
+    both = ExecutionAccelerators(gpu_execution_accelerator=(Accelerator("cuda", {}), Accelerator("tensorrt_rtx", {})))
+    with pytest.raises(ConfigError, match="expected the accelerator 'tensorrt_rtx' alone"):
+        wanted_providers(context(optimization=ModelOptimizationPolicy(execution_accelerators=both)), ON_GPU)
+
+
+def test_a_plugin_gets_the_instances_device_and_options_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options take a provider once, and a list of providers would take the place of theirs."""
+    real, given = onnxruntime.InferenceSession, []
+
+    class Options(onnxruntime.SessionOptions):
+        devices: Sequence[str] = ()
+
+        def add_provider_for_devices(self, devices: Sequence[Any], settings: Mapping[str, str]) -> None:
+            assert not self.devices, "Provider has already been registered."
+            self.devices = [device.name for device in devices]
+            assert settings["device_id"] == self.devices[0][-1]
+
+    def new_session(path: Any, options: Any, providers: Any = None, enable_fallback: int = 1) -> Any:
+        session = real(path, options, providers=[CPU], enable_fallback=enable_fallback)
+        if providers is None:
+            given.append(options.devices)
+            monkeypatch.setattr(session, "get_providers", lambda: [TENSORRT_RTX, CPU])
+        return session
+
+    plugin = ModuleType("onnxruntime_ep_nv_tensorrt_rtx")
+    plugin.__spec__ = ModuleSpec(plugin.__name__, None)
+    plugin.__dict__.update(get_ep_name=lambda: TENSORRT_RTX, get_library_path=lambda: "/rtx.so")
+    monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
+    for name, fake in (
+        ("InferenceSession", new_session),
+        ("SessionOptions", Options),
+        ("register_execution_provider_library", lambda _name, _path: None),
+        ("get_ep_devices", lambda: [SimpleNamespace(ep_name=TENSORRT_RTX, name=f"gpu{number}") for number in (0, 1)]),
+    ):
+        monkeypatch.setattr(onnxruntime, name, fake)
+    model = context_of(identity_model(tmp_path / "m", ["n", 2]))
+    group = ModelInstanceGroup(kind=InstanceGroupKind.KIND_GPU, gpus=(0, 1))
+    config = ModelConfig(optimization=accelerators("gpu", "tensorrt_rtx"), instance_group=(group,))
+    backend = loaded(find_backend("onnxruntime"), replace(model, config=config))
+    for number in (0, 1):
+        backend.create_instance(replace(ON_GPU, device_id=number))
+    assert given == [["gpu0"], ["gpu1"]]
+    with pytest.raises(UnavailableError, match=r"finds 2 devices .* there is no GPU 2 for it"):
+        backend.create_instance(replace(ON_GPU, device_id=2))
+    backend.unload()
+
+
+def graphs_of(model_directory: Path, name: str = "") -> BackendContext:
+    policy = ModelOptimizationPolicy(cuda=OptimizationCuda(graphs=True))
+    if name:
+        policy = accelerators("gpu", name, enable_cuda_graph="true")
+    return context_of(model_directory, config=ModelConfig(optimization=policy))
+
+
+@pytest.mark.parametrize("accelerator", ["", "cuda"])
+def test_graphs_are_wanted_by_either_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accelerator: str) -> None:
+    """As an option of the provider too: a graph that runs without its number would give the first outputs for ever."""
+    made = fake_onnxruntime_cuda.install(monkeypatch.setattr)
+    given = replace(graphs_of(identity_model(tmp_path / "m", ["n", 2]), accelerator), gpu_ids=(0,))
+    backend = loaded(find_backend("onnxruntime"), given)
+    instance: Any = backend.create_instance(replace(ON_GPU, device_id=0))
+    assert instance.gpu == 0
+    for start in range(4):
+        assert instance.run({"x": np.full((3, 2), start, np.float32)})["y"].tolist() == [[start] * 2] * 3
+    assert [(session.num_captures, session.num_replays) for session in made] == [(1, 2)]
+    backend.unload()
+
+
+def test_runs_beside_the_graphs_capture_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of BF16 go another way than graphs, in the same session."""
+    made = fake_onnxruntime_cuda.install(monkeypatch.setattr)
+    given = replace(graphs_of(identity_model(tmp_path / "m", ["n", 2], TensorProto.BFLOAT16)), gpu_ids=(0,))
+    backend = loaded(find_backend("onnxruntime"), given)
+    instance: Any = backend.create_instance(replace(ON_GPU, device_id=0))
+    monkeypatch.setattr(onnxruntime, "OrtValue", OrtValue)
+    assert instance.run({"x": np.ones((1, 2), np.uint16)})["y"].tolist() == [[1, 1]]
+    assert made
+    backend.unload()
+
+
+def test_a_model_that_is_not_all_cudas_goes_without_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = fake_onnxruntime_cuda.install(monkeypatch.setattr, has_foreign_nodes=True)
+    given = replace(graphs_of(identity_model(tmp_path / "m", ["n", 2])), gpu_ids=(0,))
+    backend = loaded(find_backend("onnxruntime"), given)
+    instance: Any = backend.create_instance(replace(ON_GPU, device_id=0))
+    for start in range(3):
+        assert instance.run({"x": np.full((1, 2), start, np.float32)})["y"].tolist() == [[start] * 2]
+    assert made[0].num_captures == 0
+    assert "its batches are run without CUDA graphs: This session cannot use the graph capture feature" in caplog.text
+    backend.unload()
 
 
 @pytest.mark.parametrize(
@@ -156,6 +259,7 @@ def test_tensorrt_comes_before_cuda(parameters: dict[str, str], expected: dict[s
         ("gpu", "turbo", {}, r"expected one of cuda, tensorrt, .*, got 'turbo'"),
         ("cpu", "tensorrt", {}, "'tensorrt' needs a GPU; name it under gpu_execution_accelerator"),
         ("gpu", "tensorrt", {"precision_mode": "FP8"}, "precision_mode: expected one of FP32, .*, got 'FP8'"),
+        ("gpu", "tensorrt", {"trt_cuda_graph_enable": "true"}, "or serve the model by the backend 'tensorrt'"),
         ("gpu", "tensorrt", {"trt_profile_min_shapes": "x:1"}, "or none; trt_profile_opt_shapes, .* missing"),
     ],
 )
