@@ -294,7 +294,9 @@ class SdpaAttention:
             template = torch.zeros(rows_held, past + rows_held, dtype=self._dtype)
             template = template.masked_fill_(~is_seen, float("-inf")).to(self._device)
             self._masks[window] = template
-        return template[:rows, past - num_past : past + rows]
+        mask = template[:rows, past - num_past : past + rows]
+        # Kernels of GPUs refuse a mask that begins between aligned addresses, and torch moves none for that reason.
+        return mask if self._device.type == "cpu" else mask.clone()
 
     def _decode_tiles(self, batch: AttentionBatch, window: int | None) -> list[DecodeTile]:
         lens = batch.lens[: batch.num_decodes]

@@ -61,3 +61,16 @@ def test_a_mixed_step(
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
     kept[torch.from_numpy(slots)] = kv
     torch.testing.assert_close(attention.kept(0), kept, atol=0, rtol=0)
+
+
+def test_masks_of_a_gpu_begin_at_aligned_addresses() -> None:
+    """Its kernels refuse others, and torch looks at strides alone before it calls them."""
+    device = torch.device("meta")  # as on a GPU, addresses are all that there is to see
+    shape = KvLayout.uniform(num_layers=1, num_kv_heads=2, head_dim=16, dtype=torch.float16)
+    attention = SdpaAttention(
+        KvBlocks(shape, num_blocks=2, block_size=8, device=device), AttentionSpec(num_heads=2, windows=(None,), scale=1)
+    )
+    for num_past in (64, 33, 1):
+        mask = attention._causal_mask(None, 5, num_past)
+        assert mask.shape == (5, num_past + 5)
+        assert mask.storage_offset() % 8 == 0, num_past
