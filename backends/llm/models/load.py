@@ -14,6 +14,7 @@ from modelserver.backend import InvalidArgumentError, UnavailableError, Unsuppor
 from ..attention.kv_blocks import KvLayout
 from ..attention.paged import AttentionSpec
 from ..checkpoint import Checkpoint, GgufCheckpoint, HfCheckpoint, UnreadGguf, open_checkpoint, text_config
+from ..compute_thread import ComputeThread
 from ..embedding.recognition import is_encoder
 from ..lora.adapter import Target
 from ..lora.layers import AdaptedLayers
@@ -101,6 +102,7 @@ def load_network(
             "have their positions beside them: 8 bits would round those; use auto"
         )
     device = choose_device(options.device)
+    ComputeThread(device, None).settle()  # schemes try kernels out
     scheme, names = scheme or find_scheme(options.quantization, {**checkpoint.config, **entries}), family.names
     dtype = choose_dtype(options.dtype, config.dtype, device, has_codes=scheme.has_codes)
     max_model_len = choose_max_model_len(options.max_model_len, config.max_position_embeddings, config.longest)

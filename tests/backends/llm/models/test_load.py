@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from modelserver_backends.llm.models.load import choose_device, choose_dtype
+from modelserver_backends.llm.checkpoint import open_checkpoint
+from modelserver_backends.llm.models import load
+from modelserver_backends.llm.models.load import choose_device, choose_dtype, load_network
 from modelserver_backends.llm.options import EngineOptions
 from safetensors.torch import load_file, save_file
 from support.checkpoints import network_of
@@ -127,6 +129,22 @@ def test_a_device_that_is_not_there() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UnavailableError, match="torch finds no GPU"):
             choose_device("cuda")
+
+
+def test_a_network_is_loaded_on_its_own_gpu(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel runs on the thread's GPU, wherever its tensors lie, and schemes try kernels out while they load."""
+    chosen: list[torch.device] = []
+
+    def stop(*_: object, **__: object) -> None:
+        raise InvalidArgumentError("far enough")
+
+    monkeypatch.setattr(load, "choose_device", lambda _asked: torch.device("cuda:1"))
+    monkeypatch.setattr(load, "choose_dtype", stop)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    with open_checkpoint(checkpoint("llama")) as opened, pytest.raises(InvalidArgumentError, match="far enough"):
+        load_network(opened, EngineOptions(device="cuda:1"))
+    assert chosen == [torch.device("cuda:1")]
 
 
 def test_what_sees_pictures_too_describes_its_language_model_inside(
