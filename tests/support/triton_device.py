@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 
-# What a block of an H100 may have; of an A100, as of 2020, 163 KiB.
-_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
+# What a program may share, as CUDA's programming guide has it: of A100, A10, L4, H100, B200, and RTX 50.
+_SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +25,21 @@ class Launch:
 
 @dataclass
 class TritonDevice:
-    """`capability`: 80 for an A100, 90 for an H100. `install` makes it the device of this process."""
+    """`capability`: 80 for an A100, 90 for an H100. `install` makes it the device of this process.
+
+    Programs that need more shared memory than the device has are refused as Triton refuses them on a GPU.
+    """
 
     capability: int
     stream: int = 7
     launches: list[Launch] = field(default_factory=list)
-    # Programs that were compiled, or taken from the cache of Triton.
-    num_programs: int = 0
+    # Of each program that was compiled, or taken from the cache of Triton: its name, and the bytes of a thread's values
+    # for which there was no register.
+    programs: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def shared_bytes(self) -> int:
+        return _SHARED_BYTES[self.capability]
 
     def install(self) -> None:
         triton.runtime.driver.set_active(self)
@@ -47,11 +59,11 @@ class TritonDevice:
         return self.stream
 
     def get_device_properties(self, _device: int) -> dict[str, int]:
-        return {"max_shared_mem": _SHARED_BYTES[self.capability], "multiprocessor_count": 8}
+        return {"max_shared_mem": self.shared_bytes, "multiprocessor_count": 8}
 
     def load_binary(self, name: str, kernel: bytes, _shared: int, _device: int) -> tuple[Any, ...]:
-        self.num_programs += 1
         assert kernel.startswith(b"\x7fELF"), f"{name} is not a program for a GPU"
+        self.programs.append((name, _stack_bytes(kernel)))
         return object(), name, 0, 0, 1024
 
     def unload_module(self, _module: object) -> None: ...
@@ -61,3 +73,18 @@ class TritonDevice:
             self.launches.append(Launch(metadata.name, (grid_0, grid_1, grid_2), stream))
 
         return launch
+
+
+def _stack_bytes(kernel: bytes) -> int:
+    with TemporaryDirectory() as place:
+        path = Path(place, "kernel.cubin")
+        path.write_bytes(kernel)
+        shown = subprocess.run(
+            [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    found = re.search(r"STACK:(\d+)", shown)
+    assert found is not None, shown
+    return int(found[1])

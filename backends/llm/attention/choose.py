@@ -58,8 +58,12 @@ def _make_unchunked(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAt
     if name == "triton":
         from .triton_attention import TritonAttention, TritonLatentAttention
 
-        kind = TritonLatentAttention if group.shared_width else TritonAttention
-        return kind(blocks, spec, num_processors=torch.cuda.get_device_properties(device).multi_processor_count)
+        properties = torch.cuda.get_device_properties(device)
+        num_processors = properties.multi_processor_count
+        if not group.shared_width:
+            return TritonAttention(blocks, spec, num_processors=num_processors)
+        shared_bytes = properties.shared_memory_per_block_optin
+        return TritonLatentAttention(blocks, spec, num_processors=num_processors, shared_bytes=shared_bytes)
     from .flashinfer_attention import FlashInferAttention
 
     return FlashInferAttention(blocks, spec)

@@ -22,11 +22,11 @@ from .paged import (
     kept_of,
 )
 
-# Rows of a tile of prefill: queries times the heads of a group.
-_TILE_ROWS = 128
 _MOST_SPLITS = 32
-# Pairs of a query and a head in a tile of latent attention, whose sums are 512 wide.
-_DECODE_LANES, _PREFILL_LANES = 16, 64
+# Pairs of a query and a head in a tile of latent attention, whose sums are 512 wide: of a decode, and of a prefill on a
+# GPU whose programs have as much shared memory as the large ones, and on others.
+_DECODE_LANES, _MANY_LANES, _FEW_LANES = 16, 64, 32
+_LARGE_SHARED_BYTES, _SMALL_SHARED_BYTES = 160 << 10, 99 << 10
 
 
 class TritonAttention:
@@ -44,7 +44,8 @@ class TritonAttention:
         # Of a head of the result.
         self._value_width = blocks.layout.group.key_width
         group = 1 << (spec.num_heads // self._num_kv_heads - 1).bit_length()
-        self._tile_queries = max(1, _TILE_ROWS // group)
+        rows = triton_kernels.rows_of_tile(blocks.layout.group.key_width, blocks.layout.group.heads_dtype)
+        self._tile_queries = max(1, rows // group)
 
     def prepare(self, batch: AttentionBatch) -> DeviceInputs:
         tables, *copied = copied_together([batch.block_tables, *self.arrays_of(batch)], self._device)
@@ -155,10 +156,16 @@ class TritonAttention:
 
 
 class TritonLatentAttention(TritonAttention):
-    """Of keys that contain the values. UnsupportedError for windows, soft caps and sinks."""
+    """Of keys that contain the values. UnsupportedError for windows, soft caps and sinks.
 
-    def __init__(self, blocks: KvBlocks, spec: AttentionSpec, *, num_processors: int) -> None:
+    `shared_bytes`: the memory that the threads of a program may share on the device.
+    """
+
+    def __init__(
+        self, blocks: KvBlocks, spec: AttentionSpec, *, num_processors: int, shared_bytes: int = _SMALL_SHARED_BYTES
+    ) -> None:
         super().__init__(blocks, spec, num_processors=num_processors)
+        self._lanes = prefill_lanes(blocks.layout.group.heads_dtype, shared_bytes)
         if any(spec.windows) or spec.softcap is not None or spec.sinks:
             raise UnsupportedError("latent attention on a GPU has no windows, soft caps or sinks")
         self._value_width = blocks.layout.group.shared_width
@@ -199,12 +206,19 @@ class TritonLatentAttention(TritonAttention):
             row_starts=tiles.row_starts,
             tile_rows=tiles.tile_rows,
             tile_starts=tiles.tile_starts,
-            lanes=_PREFILL_LANES,
+            lanes=self._lanes,
             output=output,
         )
 
     def _tiles(self, num_queries: IntArray) -> tuple[IntArray, IntArray]:
-        return _cut(num_queries * self._spec.num_heads, _PREFILL_LANES)
+        return _cut(num_queries * self._spec.num_heads, self._lanes)
+
+
+def prefill_lanes(dtype: torch.dtype, shared_bytes: int) -> int:
+    """Of latent attention."""
+    if dtype is torch.float32:
+        return _DECODE_LANES
+    return _MANY_LANES if shared_bytes >= _LARGE_SHARED_BYTES else _FEW_LANES
 
 
 def _cut(lengths: IntArray, step: int) -> tuple[IntArray, IntArray]:

@@ -30,6 +30,10 @@ VARYING = {
 _LOG2_E = tl.constexpr(1.4426950408889634)
 # The fewest rows of a tile that tl.dot multiplies.
 _LEAST_ROWS = 16
+# Of a row in float32, which tensor cores do not multiply; its values take many registers.
+_FLOAT32_BYTES = 4
+# Sums of a program, for which the registers of four warps suffice.
+_MOST_OF_FOUR_WARPS = 4096
 # How keys and values are kept.
 _AS_THEY_COME = tl.constexpr(0)
 _INT8 = tl.constexpr(1)
@@ -86,7 +90,7 @@ def _rope_and_store(
     `num_parts` 1: keys contain the values. With `is_normed` queries and keys are normalised first, and rounded as the
     single steps would.
     """
-    token, head = tl.program_id(0), tl.program_id(1)
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, padded_dim)
     is_column = columns < head_dim
     source = heads + token * stride_token + head * head_dim
@@ -311,6 +315,24 @@ def _coded(blocks: torch.Tensor, scales: torch.Tensor | None) -> tuple[int, torc
     return (1, blocks, scales) if blocks.dtype == torch.int8 else (2, blocks.view(torch.uint8), scales)
 
 
+def rows_of_tile(head_dim: int, dtype: torch.dtype) -> int:
+    """Of a tile of prefill: queries times the heads of a group, a power of two.
+
+    With as many keys as `keys_of_tile` says, each program fits the 99 KiB of shared memory that small GPUs have.
+    """
+    if dtype.itemsize == _FLOAT32_BYTES:
+        return 32 if head_dim <= 128 else _LEAST_ROWS
+    return 128 if head_dim <= 128 else 64 if head_dim <= 256 else 32
+
+
+def keys_of_tile(head_dim: int, dtype: torch.dtype) -> int:
+    """A power of two."""
+    wide = head_dim * dtype.itemsize
+    if dtype.itemsize == _FLOAT32_BYTES:
+        wide *= 2
+    return 64 if wide <= 256 else 32 if wide <= 512 else 16
+
+
 def rope_and_store(
     heads: torch.Tensor,
     blocks: torch.Tensor,
@@ -366,6 +388,7 @@ def decode_attention(
     block_size, num_kv_heads = blocks.shape[1], blocks.shape[3]
     group = num_heads // num_kv_heads
     padded_dim = max(16, triton.next_power_of_2(head_dim))
+    padded_group = max(_LEAST_ROWS, triton.next_power_of_2(group))
     if output is None:
         output = torch.empty(num_rows, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
     sums = maxima = totals = output
@@ -375,10 +398,10 @@ def decode_attention(
     _decode[(num_rows, num_kv_heads, num_splits)](
         queries, kept, scales, tables, lens, queries if sinks is None else sinks, sums, maxima, totals, output,
         queries.stride(0), tables.stride(0), blocks.stride(0), scales.stride(0), num_kv_heads, scale, num_splits,
-        is_split=num_splits > 1, group=group, padded_group=max(_LEAST_ROWS, triton.next_power_of_2(group)),
-        head_dim=head_dim, padded_dim=padded_dim, block_size=block_size, tile=64 if head_dim <= 128 else 32,
+        is_split=num_splits > 1, group=group, padded_group=padded_group,
+        head_dim=head_dim, padded_dim=padded_dim, block_size=block_size, tile=keys_of_tile(head_dim, queries.dtype),
         window=window or 0, softcap=softcap or 0.0, has_sinks=sinks is not None, coding=coding,
-        num_warps=4, num_stages=3,
+        num_warps=4 if padded_group * padded_dim <= _MOST_OF_FOUR_WARPS else 8, num_stages=3,
     )  # fmt: skip
     if num_splits > 1:
         merge_splits(sums, maxima, totals, output)
@@ -400,7 +423,7 @@ def merge_splits(sums: torch.Tensor, maxima: torch.Tensor, totals: torch.Tensor,
     _merge[(num_rows * num_heads,)](
         sums, maxima, totals, output, num_splits,
         padded_splits=triton.next_power_of_2(num_splits), head_dim=width,
-        padded_dim=max(_LEAST_ROWS, triton.next_power_of_2(width)), num_warps=2,
+        padded_dim=max(_LEAST_ROWS, triton.next_power_of_2(width)), num_warps=2 if width <= 256 else 4,
     )  # fmt: skip
 
 
@@ -430,6 +453,7 @@ def prefill_attention(
     num_tokens, num_heads, head_dim = queries.shape
     block_size, num_kv_heads = blocks.shape[1], blocks.shape[3]
     group = num_heads // num_kv_heads
+    padded_dim = max(16, triton.next_power_of_2(head_dim))
     padded_group = triton.next_power_of_2(group)
     if output is None:
         output = torch.empty(num_tokens, num_heads * head_dim, dtype=queries.dtype, device=queries.device)
@@ -439,8 +463,8 @@ def prefill_attention(
         queries if sinks is None else sinks, output,
         queries.stride(0), tables.stride(0), blocks.stride(0), scales.stride(0), num_kv_heads, scale,
         group=group, padded_group=padded_group, tile_queries=tile_queries, head_dim=head_dim,
-        padded_dim=max(16, triton.next_power_of_2(head_dim)), block_size=block_size, tile=64 if head_dim <= 128 else 32,
+        padded_dim=padded_dim, block_size=block_size, tile=keys_of_tile(head_dim, queries.dtype),
         window=window or 0, softcap=softcap or 0.0, has_sinks=sinks is not None, coding=coding,
-        num_warps=8 if tile_queries * padded_group >= 128 else 4, num_stages=2,
+        num_warps=4 if tile_queries * padded_group * padded_dim <= _MOST_OF_FOUR_WARPS else 8, num_stages=2,
     )  # fmt: skip
     return output

@@ -150,7 +150,7 @@ def _sizes(queries: torch.Tensor, blocks: torch.Tensor, width: int, lanes: int) 
         "padded_width": max(_LEAST_WIDTH, triton.next_power_of_2(width)),
         "lanes": lanes,
         "block_size": blocks.shape[1],
-        "tile": 32,
+        "tile": 16 if queries.dtype is torch.float32 else 32,
         "num_warps": 4 if lanes <= 16 else 8,
         "num_stages": 2,
     }

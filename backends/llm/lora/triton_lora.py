@@ -60,7 +60,7 @@ def _shrink(
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_expanded(
     narrow, ups, ranks, tiles, columns, output, num_rows, num_outputs, stride_output, num_parts, max_rank,
-    num_splits: tl.constexpr, tile_rows: tl.constexpr, tile_ranks: tl.constexpr, tile_outputs: tl.constexpr,
+    num_splits, tile_rows: tl.constexpr, tile_ranks: tl.constexpr, tile_outputs: tl.constexpr,
 ):  # fmt: skip
     """Adds to some columns of one part of `output`."""
     tile = tl.program_id(0)
@@ -81,9 +81,9 @@ def _add_expanded(
         is_rank = own < rank
         place = narrow + row.to(tl.int64)[:, None] * (num_parts * max_rank) + part * max_rank + own[None, :]
         values = tl.zeros([tile_rows, tile_ranks], tl.float32)
-        for split in tl.static_range(num_splits):
-            start = place + (split * num_rows).to(tl.int64) * (num_parts * max_rank)
-            values += tl.load(start, mask=is_row[:, None] & is_rank[None, :], other=0.0)
+        for _ in range(num_splits):  # all at once would take more registers than there are
+            values += tl.load(place, mask=is_row[:, None] & is_rank[None, :], other=0.0)
+            place += num_rows.to(tl.int64) * (num_parts * max_rank)
         up = tl.load(
             ups + (slot.to(tl.int64) * num_outputs + column)[:, None] * max_rank + own[None, :],
             mask=is_column[:, None] & is_rank[None, :],
@@ -162,8 +162,8 @@ class LayerSlots:
         _add_expanded[(num_tiles, self._columns.shape[0])](
             narrow, self._ups, self._ranks, tiles.table, self._columns, output,
             num_rows, self._ups.shape[1], output.stride(0), num_parts, max_rank,
-            num_splits=self._num_splits, tile_rows=tiles.num_rows, tile_ranks=tile_ranks, tile_outputs=_TILE_OUTPUTS,
-            num_warps=4, num_stages=1,
+            self._num_splits, tile_rows=tiles.num_rows, tile_ranks=tile_ranks, tile_outputs=_TILE_OUTPUTS,
+            num_warps=4 if tiles.num_rows == TILE_ROWS else 8, num_stages=1,
         )  # fmt: skip
 
 

@@ -66,11 +66,16 @@ def test_kernels_in_the_interpreter_equal_their_twins(case: str) -> None:
 
 
 @pytest.mark.tool("triton")
-@pytest.mark.parametrize("capability", [80, 90])
-def test_kernels_compile_for_gpus(capability: int, tmp_path: Path) -> None:
-    """For an A100 and an H100, in bfloat16; Triton has all that this needs."""
+@pytest.mark.parametrize(
+    ("capability", "what"), [(80, "whole"), (90, "whole"), (86, "most"), (89, "most"), (100, "most"), (120, "most")]
+)
+def test_kernels_compile_for_gpus(capability: int, what: str, tmp_path: Path) -> None:
+    """For an A100, an H100, an A10, an L4, a B200 and an RTX 5090; Triton has all that this needs.
+
+    Each program fits the shared memory of the GPU, and its registers.
+    """
     ended = subprocess.run(
-        [sys.executable, str(COMPILED), str(capability)],
+        [sys.executable, str(COMPILED), str(capability), what],
         env={
             "PATH": "/usr/bin:/bin",
             "HOME": str(tmp_path),

@@ -3,46 +3,86 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from modelserver_backends.llm import triton_draw
 from modelserver_backends.llm.attention import triton_kernels, triton_latent
+from modelserver_backends.llm.attention.triton_attention import prefill_lanes
 from modelserver_backends.llm.lora.step import RowTiles
 from modelserver_backends.llm.lora.triton_lora import LayerSlots
 from modelserver_backends.llm.models import triton_gate, triton_linear
+from modelserver_backends.llm.models.device_matrix import float_matrix
 from modelserver_backends.llm.quantization.device_packing import pack_for_device
 from support.described_weights import FORMS, described_weight
 from support.triton_device import TritonDevice
 
 BFLOAT16 = torch.bfloat16
+NUM_PROCESSORS = 132
+# Of a thread's values for which there is no register: they are in slow memory instead. All programs but a few of
+# float32, which no checkpoint of a large model has, need less.
+MOST_STACK_BYTES = 1024
 
 
-def attention() -> None:
-    """Of Qwen3: a norm of queries and keys, groups of two heads; with keys and values as they come, and in 8 bits."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """Those of a family."""
+
+    head_dim: int
+    num_heads: int
+    num_kv_heads: int
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+    has_norm: bool = False
+
+
+QWEN3 = Heads(head_dim=128, num_heads=16, num_kv_heads=8, has_norm=True)
+# Heads that need most: Gemma's are wide, and all of Falcon's 71 share one of keys.
+LARGE = (
+    Heads(head_dim=256, num_heads=8, num_kv_heads=4, window=512, softcap=50.0, has_norm=True),
+    Heads(head_dim=192, num_heads=16, num_kv_heads=16),
+    Heads(head_dim=64, num_heads=71, num_kv_heads=1),
+    Heads(head_dim=64, num_heads=64, num_kv_heads=8, window=128, has_sinks=True),
+)
+
+
+def attention(
+    heads: Heads, dtype: torch.dtype, coding: torch.dtype | None = None, splits: Sequence[int] = (4,)
+) -> None:
+    """`coding`: of keys and values that are kept in 8 bits."""
     lens, slots = torch.tensor([30, 9]), torch.tensor([7, 8, 9])
     tables, tiles = torch.zeros(2, 4, dtype=torch.int32), torch.tensor([0])
-    rotation = (torch.ones(3, 1, 128, dtype=BFLOAT16), torch.ones(3, 1, 128, dtype=BFLOAT16))
-    for coding in (BFLOAT16, torch.int8, torch.float8_e4m3fn):
-        blocks = torch.zeros(3, 16, 2, 8, 128, dtype=coding)
-        scales = None if coding is BFLOAT16 else torch.ones(3, 16, 2, 8)
-        heads = torch.zeros(3, 32, 128, dtype=BFLOAT16)
-        norm = (torch.ones(24, 128, dtype=BFLOAT16), 1e-6)
-        queries = triton_kernels.rope_and_store(heads, blocks, slots, rotation, scales, norm)
-        common = {"scale": 0.1, "scales": scales}
-        for num_splits in (1, 4):
-            triton_kernels.decode_attention(queries[:2], blocks, tables, lens, num_splits=num_splits, **common)
-        triton_kernels.prefill_attention(
-            queries,
-            blocks,
-            tables,
-            lens,
-            num_queries=torch.tensor([3, 0]),
-            row_starts=tiles,
-            tile_rows=tiles,
-            tile_starts=tiles,
-            tile_queries=64,
-            **common,
-        )
+    num_heads, num_kv_heads, head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
+    blocks = torch.zeros(3, 16, 2, num_kv_heads, head_dim, dtype=coding or dtype)
+    scales = None if coding is None else torch.ones(3, 16, 2, num_kv_heads)
+    rotation = (torch.ones(3, 1, head_dim, dtype=dtype), torch.ones(3, 1, head_dim, dtype=dtype))
+    norm = (torch.ones(num_heads + num_kv_heads, head_dim, dtype=dtype), 1e-6) if heads.has_norm else None
+    joined = torch.zeros(3, num_heads + 2 * num_kv_heads, head_dim, dtype=dtype)
+    queries = triton_kernels.rope_and_store(joined, blocks, slots, rotation, scales, norm)
+    common = {
+        "scale": 0.1,
+        "scales": scales,
+        "window": heads.window,
+        "softcap": heads.softcap,
+        "sinks": torch.zeros(num_heads) if heads.has_sinks else None,
+    }
+    for num_splits in splits:
+        triton_kernels.decode_attention(queries[:2], blocks, tables, lens, num_splits=num_splits, **common)
+    group = 1 << (num_heads // num_kv_heads - 1).bit_length()
+    triton_kernels.prefill_attention(
+        queries,
+        blocks,
+        tables,
+        lens,
+        num_queries=torch.tensor([3, 0]),
+        row_starts=tiles,
+        tile_rows=tiles,
+        tile_starts=tiles,
+        tile_queries=max(1, triton_kernels.rows_of_tile(head_dim, dtype) // group),
+        **common,
+    )
 
 
 def other_steps(device: TritonDevice) -> None:
@@ -53,18 +93,18 @@ def other_steps(device: TritonDevice) -> None:
     for width, num_splits, first in ((4, 4, 0), (1, 16, 1), (16, 3, 2), (5, 32, 1)):
         tables = torch.zeros(9, width, dtype=torch.int32)[first:]
         triton_kernels.decode_attention(queries[:2], blocks, tables, lens[first:], scale=0.1, num_splits=num_splits)
-        num_programs.append(device.num_programs)
+        num_programs.append(len(device.programs))
     # The number of splits to merge, padded to a power of two, is one of six.
     assert num_programs[-1] - num_programs[0] <= 2, num_programs
 
 
-def latent_attention() -> None:
+def latent_attention(shared_bytes: int, dtype: torch.dtype) -> None:
     """Of DeepSeek V3, on one of eight ranks."""
-    blocks, queries = torch.zeros(3, 16, 1, 1, 576, dtype=BFLOAT16), torch.zeros(2, 16, 576, dtype=BFLOAT16)
+    blocks, queries = torch.zeros(3, 16, 1, 1, 576, dtype=dtype), torch.zeros(2, 16, 576, dtype=dtype)
     tables, lens, output = torch.zeros(2, 4, dtype=torch.int32), torch.tensor([30, 9]), torch.zeros(2, 16 * 512)
     tiles = torch.tensor([0])
-    common = {"width": 512, "scale": 0.1, "output": output.to(BFLOAT16)}
-    triton_latent.decode(queries, blocks, tables, lens, num_splits=4, lanes=16, **common)
+    common = {"width": 512, "scale": 0.1, "output": output.to(dtype)}
+    triton_latent.decode(queries, blocks, tables, lens, num_splits=32, lanes=16, **common)
     triton_latent.prefill(
         queries,
         blocks,
@@ -74,14 +114,14 @@ def latent_attention() -> None:
         row_starts=tiles,
         tile_rows=tiles,
         tile_starts=tiles,
-        lanes=64,
+        lanes=prefill_lanes(dtype, shared_bytes),
         **common,
     )
 
 
-def adapters(device: TritonDevice) -> None:
-    """Queries, keys and values of Llama 3.1 8B with adapters of ranks 16 and 256, in steps of few rows and of many."""
-    for max_rank in (16, 256):
+def adapters(device: TritonDevice, max_ranks: Sequence[int]) -> None:
+    """Queries, keys and values of Llama 3.1 8B with adapters, in steps of few rows and of many."""
+    for max_rank in max_ranks:
         slots = LayerSlots(
             (4096, 1024, 1024), 4096, num_slots=2, max_rank=max_rank, dtype=BFLOAT16, device=torch.device("cpu")
         )
@@ -89,29 +129,57 @@ def adapters(device: TritonDevice) -> None:
         for num_rows, tile_rows in ((8, 16), (17, 16), (256, 64)):
             rows, output = (torch.zeros(num_rows, width, dtype=BFLOAT16) for width in (4096, 6144))
             slots.add(output, rows, RowTiles(torch.zeros(3, 3, dtype=torch.int32), tile_rows))
-            num_programs.append(device.num_programs)
+            num_programs.append(len(device.programs))
         assert num_programs[0] == num_programs[1], "the number of rows compiles nothing"
+
+
+def linear(forms: Sequence[str], counts: Sequence[int]) -> None:
+    """By few rows, and by those of experts, whose tiles are larger."""
+    num_outputs, num_inputs = 4096, 1024
+    for form in forms:
+        matrix = pack_for_device(described_weight(form, num_outputs, num_inputs), num_processors=NUM_PROCESSORS)
+        assert matrix is not None
+        for count in counts:
+            triton_linear.multiply(matrix, torch.zeros(count, num_inputs, dtype=BFLOAT16), None, None)
+        triton_linear.expand(matrix, slice(0, 64), BFLOAT16)
+    for dtype in (BFLOAT16, torch.float32):
+        matrix = float_matrix(torch.zeros(num_outputs, num_inputs, dtype=dtype), NUM_PROCESSORS)
+        experts = torch.zeros(8, dtype=torch.int64)
+        for each in (64, 128):
+            rows = torch.zeros(8 * each, num_inputs, dtype=dtype)
+            triton_linear.multiply_grouped(matrix, rows, experts, None)
 
 
 def others() -> None:
     logits = torch.zeros(2, 151_936)
     triton_draw.draw(logits, logits, torch.ones(6, 2, dtype=torch.float64))
     triton_gate.gate(torch.zeros(2, 6144, dtype=BFLOAT16))
-    rows = torch.zeros(2, 1024, dtype=BFLOAT16)
-    for form in FORMS:
-        matrix = pack_for_device(described_weight(form, 64, 1024), num_processors=132)
-        assert matrix is not None
-        triton_linear.multiply(matrix, rows, None, None)
-        triton_linear.expand(matrix, slice(0, 64), BFLOAT16)
-    triton_linear.round_rows(rows)
+    triton_linear.round_rows(torch.zeros(2, 28672, dtype=BFLOAT16))
+
+
+def main(capability: int, *, is_whole: bool) -> None:
+    """`is_whole`: all forms and codings; otherwise what needs most of a GPU."""
+    device = TritonDevice(capability)
+    device.install()
+    attention(QWEN3, BFLOAT16, splits=(1, 4))
+    for heads in LARGE:
+        attention(heads, BFLOAT16)
+    for coding in (torch.int8, torch.float8_e4m3fn) if is_whole else (torch.int8,):
+        attention(QWEN3, BFLOAT16, coding, splits=(1, 4))
+    latent_attention(device.shared_bytes, BFLOAT16)
+    adapters(device, (16, 64, 256) if is_whole else (64,))
+    linear(tuple(FORMS) if is_whole else ("k-quant", "e2m1 of 16"), (1, 64) if is_whole else (64,))
+    others()
+    other_steps(device)
+    assert {launch.stream for launch in device.launches} == {device.stream}
+    crowded = [(name, size) for name, size in device.programs if size > MOST_STACK_BYTES]
+    assert not crowded, f"values of a thread are in slow memory, in bytes: {crowded}"
+    for dtype in (torch.float16, torch.float32) if is_whole else (torch.float32,):
+        for heads in (QWEN3, *LARGE[:1]):
+            attention(heads, dtype)
+        latent_attention(device.shared_bytes, dtype)
+    print(*sorted({launch.name for launch in device.launches}))
 
 
 if __name__ == "__main__":
-    device = TritonDevice(int(sys.argv[1]))
-    device.install()
-    for compiled in (attention, latent_attention, others):
-        compiled()
-    adapters(device)
-    other_steps(device)
-    assert {launch.stream for launch in device.launches} == {device.stream}
-    print(*sorted({launch.name for launch in device.launches}))
+    main(int(sys.argv[1]), is_whole=sys.argv[2] == "whole")
