@@ -173,7 +173,18 @@ class Runner:
                 read = partial(list, tokens)
                 for chunk, kept in zip(step.sampled, _by_chunk(step, tokens), strict=True):
                     self._states.accept(chunk.sequence.slot, len(kept) - 1)
-        return Launched(lambda: StepResult(_by_chunk(step, read()), prompt_logprobs))
+        return Launched(lambda: self._result(step, read, prompt_logprobs))
+
+    def _result(
+        self,
+        step: StepInputs,
+        read: Callable[[], Sequence[SampledToken]],
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
+    ) -> StepResult:
+        tokens = read()
+        if self._followers is not None:
+            self._followers.check()
+        return StepResult(_by_chunk(step, tokens), prompt_logprobs)
 
     @property
     def network(self) -> Decoder | TransformersNetwork:

@@ -272,6 +272,7 @@ class Followers:
         membership = Membership(place.absolute(), options, Path(self._directory.name) / "store", 0)
         self._ranks: list[RemoteFollower] = []
         self._is_closed = False
+        self._lost: InternalError | None = None
         self._board_file = os.memfd_create("modelserver-steps", os.MFD_CLOEXEC)
         self._board = StepBoard(self._board_file)
         try:
@@ -297,8 +298,16 @@ class Followers:
         """Wait until all ranks have loaded. Raises InternalError when one has ended."""
         for rank in self._ranks:
             rank.await_sign()
+        pipes = [rank.pipe for rank in self._ranks]
         if not all(rank.is_local for rank in self._ranks):
-            watch([rank.pipe for rank in self._ranks], self._end_without)
+            watch(pipes, self._end_without)
+        elif self.rank.abort is not None:
+            watch(pipes, self._end_sums)
+
+    def check(self) -> None:
+        """Raises InternalError if a rank has ended while a step was computed, which then means nothing."""
+        if self._lost is not None:
+            raise self._lost
 
     def open_pool(self, pool: Pool) -> None:
         """Let the ranks compute on blocks of their own; those that they had are given back."""
@@ -355,6 +364,13 @@ class Followers:
         if not self._is_closed:
             logger.error("%s; the engine ends with it", self._ranks[index].death().message)
             os._exit(1)
+
+    def _end_sums(self, index: int) -> None:
+        """A rank has left. On a GPU sums would wait for it, and the host for the GPU, for half an hour."""
+        if not self._is_closed and self.rank.abort is not None:
+            self._lost = self._ranks[index].death()
+            logger.error("%s", self._lost.message)
+            self.rank.abort()
 
     def _add_up(self, add_up: Callable[[torch.Tensor], torch.Tensor], part: torch.Tensor) -> torch.Tensor:
         try:
@@ -454,13 +470,15 @@ def join(membership: Membership, device: str, shared: dist.Store | None = None, 
         group.allreduce([part], options).wait()
         return part
 
-    return Rank(index, size, add_up)
+    return Rank(index, size, add_up, group.abort if device.startswith("cuda") else None)
 
 
 def follow(descriptor: int, board: int) -> None:
     """The main function of the other ranks' processes."""
     with Connection(descriptor) as pipe:
-        _follow(pipe, membership_of(pipe.recv_bytes()), StepBoard(board))
+        membership = membership_of(pipe.recv_bytes())
+        watch([pipe], lambda _: os._exit(0))  # the engine has ended, even while a sum waits for it
+        _follow(pipe, membership, StepBoard(board))
 
 
 def join_from_afar(host: str, port: str, rank: str, token: str, parent: str) -> None:

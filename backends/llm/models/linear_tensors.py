@@ -46,11 +46,15 @@ def _alone(part: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """This process's place among those that share a network. Alone: 0 of 1. `sum` adds a tensor up over all ranks."""
+    """This process's place among those that share a network. Alone: 0 of 1. `sum` adds a tensor up over all ranks.
+
+    `abort` ends sums under way, where these wait on a GPU for a rank that may have ended.
+    """
 
     index: int = 0
     size: int = 1
     sum: Callable[[torch.Tensor], torch.Tensor] = _alone
+    abort: Callable[[], None] | None = None
 
     def share(self, length: int, what: str) -> slice:
         """InvalidArgumentError if it cannot be split evenly."""

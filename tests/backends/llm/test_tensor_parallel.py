@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from modelserver_backends.llm.lora import layers
 from modelserver_backends.llm.lora.adapter import Adapter, LowRank
 from modelserver_backends.llm.nodes import Nodes
 from modelserver_backends.llm.options import EngineOptions
-from modelserver_backends.llm.profile import StepMemory
+from modelserver_backends.llm.profile import StepMemory, largest_plan
 from modelserver_backends.llm.rank_messages import Embedding, Membership, Placing, Pool, packed, unpacked
 from modelserver_backends.llm.sampling_params import SamplingParams
 from support.generations import generate, loaded_adapters, loaded_engine, random_prompts
@@ -103,6 +104,23 @@ def test_a_rank_that_ends_later_fails_the_step(checkpoint: Callable[[str], Path]
         follower.kill()
         with pytest.raises(InternalError, match="rank 1 of this LLM ended with code -9"):
             engine.runner.embed(PROMPTS)
+
+
+def test_a_rank_that_ends_ends_the_sums_of_gpus(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for it, and no host would hear of that. What the step has sampled means nothing then."""
+    is_ended = threading.Event()
+    join = tensor_parallel.join
+    monkeypatch.setattr(tensor_parallel, "join", lambda *given: replace(join(*given), abort=is_ended.set))
+    options = {"tensor_parallel_size": 2, "num_threads": 1, "block_size": 8, "max_num_seqs": 2, "max_model_len": 32}
+    with loaded_engine(checkpoint("llama"), **options) as engine:
+        launched = engine.runner.launch(largest_plan(engine.options, 8, 32))
+        (follower,) = [each for each in psutil.Process().children() if "follow" in " ".join(each.cmdline())]
+        follower.kill()
+        assert is_ended.wait(20)
+        with pytest.raises(InternalError, match="rank 1 of this LLM ended with code -9"):
+            launched.result()
 
 
 # A rank that records graphs; one that cannot capture.
