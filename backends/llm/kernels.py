@@ -8,7 +8,9 @@ asks.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
 import os
 from collections.abc import Mapping
 from types import ModuleType
@@ -16,6 +18,8 @@ from types import ModuleType
 import torch
 
 from modelserver.backend import load_extension
+
+logger = logging.getLogger(__name__)
 
 _DTYPES = (torch.float32, torch.bfloat16)
 # With AVX2 our product of float32 takes 0.4x of oneDNN's time for one row, 0.6x for 8 and 32, and 1.0x for 256
@@ -42,9 +46,28 @@ def packed_kernels_for(device: torch.device) -> ModuleType | None:
     return PACKED_KERNELS if device.type == "cpu" else None
 
 
+@functools.cache
+def has_triton() -> bool:
+    """Whether this process can run kernels in Triton on a GPU. Some of its versions compile a part of themselves with
+    the machine's C compiler, before they compile any kernel."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+    except Exception as error:  # whatever it is that Triton lacks, torch computes without
+        logger.warning(
+            "kernels in Triton cannot run here, and torch's are slower; Triton may need gcc and Python's headers: %s",
+            error,
+        )
+        return False
+    return True
+
+
 def device_processors(device: torch.device) -> int | None:
     """How many processors a GPU has for kernels in Triton; None where these do not compute."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    if device.type != "cuda" or not has_triton():
         return None
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 

@@ -8,7 +8,7 @@ import torch
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
-from ..kernels import kernels_for
+from ..kernels import has_triton, kernels_for
 from .chunked import ChunkedAttention
 from .cpu_attention import CpuAttention
 from .kv_blocks import KvBlocks, KvGroup
@@ -32,13 +32,12 @@ def _make_unchunked(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAt
     if name not in _NAMES:
         raise InvalidArgumentError(f"attention_backend {name!r} is unknown: expected one of {', '.join(_NAMES)}")
     device = blocks.device
-    has_triton = importlib.util.find_spec("triton") is not None
     group = blocks.layout.group
     kernels = kernels_for(device, group.heads_dtype)
     if kernels is not None and group.key_width > kernels.MAX_HEAD_DIM:
         kernels = None
     if name == "auto":
-        name = "triton" if device.type == "cuda" and has_triton else "cpu" if kernels is not None else "sdpa"
+        name = "triton" if device.type == "cuda" and has_triton() else "cpu" if kernels is not None else "sdpa"
     if name == "sdpa":
         return SdpaAttention(blocks, spec)
     if name == "cpu":

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from modelserver_backends.llm import kernels
-from modelserver_backends.llm.kernels import KERNELS, kernels_for, load
+from modelserver_backends.llm.kernels import KERNELS, device_processors, has_triton, kernels_for, load
 from modelserver_backends.llm.models import mlp
 from modelserver_backends.llm.models.linear import PlainLinear
 from modelserver_backends.llm.models.mlp import Mlp, activation_of
@@ -35,6 +37,31 @@ def test_they_are_not_for_other_devices_and_datatypes() -> None:
     assert kernels_for(torch.device("meta"), torch.float32) is None
     assert kernels_for(torch.device("cpu"), torch.float16) is None
     assert kernels_for(torch.device("cpu"), torch.float32) is KERNELS
+
+
+def test_a_gpu_whose_triton_cannot_start_computes_by_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some of its versions compile a part of themselves first, which needs a C compiler."""
+
+    class Unstarted:
+        @property
+        def active(self) -> object:
+            raise RuntimeError("Failed to find C compiler")
+
+    for name in ("triton", "triton.runtime"):
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        monkeypatch.setitem(sys.modules, name, module)
+    module.__dict__["driver"] = Unstarted()
+    has_triton.cache_clear()
+    try:
+        assert device_processors(torch.device("cuda:0")) is None
+        assert device_processors(torch.device("cuda:0")) is None
+    finally:
+        has_triton.cache_clear()
+    (message,) = caplog.messages
+    assert message.endswith("Triton may need gcc and Python's headers: Failed to find C compiler")
 
 
 if KERNELS is not None:
