@@ -20,6 +20,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 TORCH := torch==2.13.0
+# That of this torch's builds for GPUs.
+TRITON := triton==3.7.1
 EXTRAS := onnx,pytorch,images,llm
 
 # What an installation is made from; of the rest it refers to the files as they are.
@@ -115,5 +117,5 @@ $(VENV)/.docs: pyproject.toml $(VENV)/.dev
 	@touch $@
 
 $(VENV)/.kernels: $(VENV)/.dev
-	$(PIP) install --upgrade --target $(VENV)/kernels "triton>=3.3"
+	$(PIP) install --upgrade --target $(VENV)/kernels "$(TRITON)"
 	@touch $@

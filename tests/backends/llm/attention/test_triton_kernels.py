@@ -67,7 +67,8 @@ def test_kernels_in_the_interpreter_equal_their_twins(case: str) -> None:
 
 @pytest.mark.tool("triton")
 @pytest.mark.parametrize(
-    ("capability", "what"), [(80, "whole"), (90, "whole"), (86, "most"), (89, "most"), (100, "most"), (120, "most")]
+    ("capability", "what"),
+    [*((capability, "shapes") for capability in (80, 86, 89, 90, 100, 120)), (80, "forms"), (90, "forms")],
 )
 def test_kernels_compile_for_gpus(capability: int, what: str, tmp_path: Path) -> None:
     """For an A100, an H100, an A10, an L4, a B200 and an RTX 5090; Triton has all that this needs.

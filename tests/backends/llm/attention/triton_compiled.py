@@ -133,21 +133,21 @@ def adapters(device: TritonDevice, max_ranks: Sequence[int]) -> None:
         assert num_programs[0] == num_programs[1], "the number of rows compiles nothing"
 
 
-def linear(forms: Sequence[str], counts: Sequence[int]) -> None:
-    """By few rows, and by those of experts, whose tiles are larger."""
+def linear(forms: Sequence[str], num_rows: int) -> None:
     num_outputs, num_inputs = 4096, 1024
     for form in forms:
         matrix = pack_for_device(described_weight(form, num_outputs, num_inputs), num_processors=NUM_PROCESSORS)
         assert matrix is not None
-        for count in counts:
-            triton_linear.multiply(matrix, torch.zeros(count, num_inputs, dtype=BFLOAT16), None, None)
+        triton_linear.multiply(matrix, torch.zeros(num_rows, num_inputs, dtype=BFLOAT16), None, None)
         triton_linear.expand(matrix, slice(0, 64), BFLOAT16)
-    for dtype in (BFLOAT16, torch.float32):
-        matrix = float_matrix(torch.zeros(num_outputs, num_inputs, dtype=dtype), NUM_PROCESSORS)
-        experts = torch.zeros(8, dtype=torch.int64)
-        for each in (64, 128):
-            rows = torch.zeros(8 * each, num_inputs, dtype=dtype)
-            triton_linear.multiply_grouped(matrix, rows, experts, None)
+
+
+def experts(dtype: torch.dtype) -> None:
+    """Eight, whose tiles are the largest."""
+    matrix = float_matrix(torch.zeros(4096, 1024, dtype=dtype), NUM_PROCESSORS)
+    for each in (64, 128):
+        rows = torch.zeros(8 * each, 1024, dtype=dtype)
+        triton_linear.multiply_grouped(matrix, rows, torch.zeros(8, dtype=torch.int64), None)
 
 
 def others() -> None:
@@ -157,29 +157,42 @@ def others() -> None:
     triton_linear.round_rows(torch.zeros(2, 28672, dtype=BFLOAT16))
 
 
-def main(capability: int, *, is_whole: bool) -> None:
-    """`is_whole`: all forms and codings; otherwise what needs most of a GPU."""
-    device = TritonDevice(capability)
-    device.install()
-    attention(QWEN3, BFLOAT16, splits=(1, 4))
-    for heads in LARGE:
-        attention(heads, BFLOAT16)
-    for coding in (torch.int8, torch.float8_e4m3fn) if is_whole else (torch.int8,):
+def forms(device: TritonDevice) -> None:
+    """All forms of weights, of keys and values, and of adapters."""
+    for coding in (None, torch.int8, torch.float8_e4m3fn):
         attention(QWEN3, BFLOAT16, coding, splits=(1, 4))
     latent_attention(device.shared_bytes, BFLOAT16)
-    adapters(device, (16, 64, 256) if is_whole else (64,))
-    linear(tuple(FORMS) if is_whole else ("k-quant", "e2m1 of 16"), (1, 64) if is_whole else (64,))
+    adapters(device, (16, 256))
+    linear(tuple(FORMS), 1)
+
+
+def shapes(device: TritonDevice) -> None:
+    """What needs most of a GPU."""
+    for heads in (QWEN3, *LARGE):
+        attention(heads, BFLOAT16)
+    attention(QWEN3, BFLOAT16, torch.int8)
+    latent_attention(device.shared_bytes, BFLOAT16)
+    adapters(device, (64,))
+    linear(("k-quant", "e2m1 of 16"), 64)
+    experts(BFLOAT16)
+
+
+def main(capability: int, what: str) -> None:
+    device = TritonDevice(capability)
+    device.install()
+    (forms if what == "forms" else shapes)(device)
     others()
     other_steps(device)
     assert {launch.stream for launch in device.launches} == {device.stream}
     crowded = [(name, size) for name, size in device.programs if size > MOST_STACK_BYTES]
     assert not crowded, f"values of a thread are in slow memory, in bytes: {crowded}"
-    for dtype in (torch.float16, torch.float32) if is_whole else (torch.float32,):
-        for heads in (QWEN3, *LARGE[:1]):
-            attention(heads, dtype)
-        latent_attention(device.shared_bytes, dtype)
+    if what == "shapes":
+        for heads in (QWEN3, LARGE[0]):
+            attention(heads, torch.float32)
+        latent_attention(device.shared_bytes, torch.float32)
+        experts(torch.float32)
     print(*sorted({launch.name for launch in device.launches}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), is_whole=sys.argv[2] == "whole")
+    main(int(sys.argv[1]), sys.argv[2])
