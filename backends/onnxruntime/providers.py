@@ -99,6 +99,10 @@ def wanted_providers(context: BackendContext, placement: Placement) -> list[Prov
     return wanted
 
 
+# Its ONNX Runtime has no GPU of its own, so that instances go to the CPU unless they are told.
+_RTX_HINT = ", and name it with instance_group [ { kind: KIND_GPU } ]"
+
+
 def check_gpu_wish(context: BackendContext, *, has_gpu: bool) -> None:
     """Raise UnavailableError if the config names accelerators of GPUs, leaves the device to us, and there is no GPU.
 
@@ -111,7 +115,8 @@ def check_gpu_wish(context: BackendContext, *, has_gpu: bool) -> None:
     if names and is_left_to_us and not has_gpu and not may_fall_back(context):
         raise UnavailableError(
             f"model '{context.model_name}': its config asks for the GPU accelerator '{names[0]}', and ONNX "
-            "Runtime here has no GPU ('modelserver doctor' says what is missing): serve it where there is one, or "
+            "Runtime here has no GPU ('modelserver doctor' says what is missing): serve it where there is one"
+            f"{_RTX_HINT if 'tensorrt_rtx' in names else ''}, or "
             "allow the CPU in its place with instance_group [ { kind: KIND_CPU } ] or the parameter "
             f"{ALLOW_CPU_FALLBACK}: true"
         )

@@ -7,6 +7,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,10 +57,29 @@ def served(layout: str, cuda: FakeCuda, tmp_path_factory: pytest.TempPathFactory
     write_gpu_model(
         root, "batched", more="dynamic_batching { max_queue_delay_microseconds: 10000000 preferred_batch_size: 2 }"
     )
+    write_gpu_model(root, "cached", more="response_cache { enable: true }")
+    write_gpu_model(root, "sequence", more="sequence_batching { }")
+    write_identity(root, "hosted", more='parameters { key: "instance_in_process" value { string_value: "true" } }')
+    write_ensemble(root)
     write_latched(root, "slow", held="batch", max_batch_size=8)
-    with running_server(root, allow_client_shm=True, backend_directory=(BACKEND_DIRECTORY,)) as running:
+    with running_server(
+        root, allow_client_shm=True, backend_directory=(BACKEND_DIRECTORY,), cache_config=("local,size=1000000",)
+    ) as running:
         running.server.dataplane.shared_memory._new_cuda = lambda: Cuda(cuda)
         yield running
+
+
+def write_ensemble(repository: Path) -> None:
+    (repository / "ensemble" / "1").mkdir(parents=True)
+    (repository / "ensemble" / "config.pbtxt").write_text("""
+platform: "ensemble" max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+ensemble_scheduling { step [ {
+  model_name: "twice" model_version: -1
+  input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "OUTPUT0" }
+} ] }
+""")
 
 
 @pytest.fixture
@@ -245,6 +265,41 @@ def test_requests_that_share_a_batch_are_joined_on_the_host(
     found = shm.get_contents_as_numpy(handle, np.float32, [256])
     assert (found[128], found[192]) == (2.0, 4.0)
     shm.destroy_shared_memory_region(handle)
+
+
+@pytest.mark.parametrize("case", ["cached", "sequence", "hosted", "ensemble", "traced", "classes"])
+def test_what_does_not_use_the_memory_itself_gets_a_copy(
+    client: ProtocolClient, shm: Any, cuda: FakeCuda, case: str
+) -> None:
+    """No model refuses a region of a GPU, whatever the server itself does with the tensors."""
+    handle = shm.create_shared_memory_region("region", 1024, 0)
+    client.raw.register_cuda_shared_memory("region", shm.get_raw_handle(handle), 0, 1024)
+    data = DATA[:1] if case == "sequence" else DATA
+    tensor, output = _placed(client, "FP32", list(data.shape), data.nbytes, 256)
+    name = {"traced": "twice", "classes": "twice"}.get(case, case)
+    options = {"sequence_id": 7, "sequence_start": True, "sequence_end": True} if case == "sequence" else {}
+    factor = 1 if case == "hosted" else 2
+    if case == "traced":
+        client.raw.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"], "trace_rate": "1"})
+    try:
+        for start in (1, 1, 2):
+            shm.set_shared_memory_region(handle, [np.concatenate([data.ravel() + start, np.zeros(100, np.float32)])])
+            del cuda.calls[:], MACHINE.batches[:]
+            if case == "classes":
+                classes = client.library.InferRequestedOutput("OUTPUT0", class_count=1)
+                found = client.raw.infer(name, [tensor], outputs=[classes]).as_numpy("OUTPUT0")
+                assert found.ravel().tolist() == [f"{6 + 2 * start:f}:3".encode(), f"{14 + 2 * start:f}:3".encode()]
+                assert MACHINE.batches == [(DeviceArray, [])]  # only the output is looked at
+                continue
+            client.raw.infer(name, [tensor], outputs=[output], **options)
+            assert {kind for kind, targets in MACHINE.batches} <= {np.ndarray}
+            assert [call for call in cuda.calls if "Memcpy" in call] == ["cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"]
+            found = shm.get_contents_as_numpy(handle, np.float32, [256])[64 : 64 + data.size]
+            np.testing.assert_array_equal(found.reshape(data.shape), (data + start) * factor)
+    finally:
+        if case == "traced":
+            client.raw.update_trace_settings(settings={"trace_level": ["OFF"]})
+        shm.destroy_shared_memory_region(handle)
 
 
 def test_memory_stays_while_a_model_on_the_gpu_uses_it(

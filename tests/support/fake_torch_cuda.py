@@ -187,6 +187,8 @@ class FakeGpu(TorchFunctionMode):
                 return self._moved(args[0], is_waited=not kwargs.get("non_blocking", False))
             if func == torch.Tensor.is_cuda.__get__:
                 return self.is_on_device(args[0])
+            if name == "is_pinned":
+                return _address(args[0]) in self._pinned
             if name == "copy_" and (self.is_on_device(args[0]) or self.is_on_device(args[1])):
                 is_free = self.is_on_device(args[1]) or _address(args[1]) in self._pinned
                 assert is_free or not kwargs.get("non_blocking"), "memory that is not pinned is read in the back"

@@ -91,6 +91,8 @@ def test_an_accelerators_parameters_are_handed_on() -> None:
 
 def test_the_rtx_plugin_goes_without_cuda() -> None:
     assert wanted_providers(accelerated("gpu", "tensorrt_rtx"), ON_GPU) == [(TENSORRT_RTX, {"device_id": "1"})]
+    with pytest.raises(UnavailableError, match=r"name it with instance_group \[ { kind: KIND_GPU } \], or allow"):
+        check_gpu_wish(accelerated("gpu", "tensorrt_rtx"), has_gpu=False)
     both = ExecutionAccelerators(gpu_execution_accelerator=(Accelerator("cuda", {}), Accelerator("tensorrt_rtx", {})))
     with pytest.raises(ConfigError, match="expected the accelerator 'tensorrt_rtx' alone"):
         wanted_providers(context(optimization=ModelOptimizationPolicy(execution_accelerators=both)), ON_GPU)
