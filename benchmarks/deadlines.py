@@ -23,7 +23,7 @@ from benchmarks.servers.ours import modelserver
 from modelserver.client.address import Address
 from modelserver.client.grpc_lane import GrpcLane
 from modelserver.client.grpc_messages import frame
-from modelserver.client.h2_connection import H2Connection
+from modelserver.client.grpc_pool import GrpcPool
 from modelserver.client.heads import GrpcRequestHead
 from modelserver.client.lane import Lane
 from modelserver.pb import grpc_service_pb2 as pb
@@ -72,17 +72,16 @@ def request() -> bytes:
 async def ask(port: int, num_calls: int) -> list[float]:
     """The milliseconds after which each of the calls, one after the other, was told."""
     address = Address("127.0.0.1", port)
-    connection = H2Connection(
-        address, GrpcRequestHead(address, "ModelInfer", {"grpc-timeout": f"{TIMEOUT_MS}m"}).fields
-    )
-    await connection.connect()
+    fields = GrpcRequestHead(address, "ModelInfer", {"grpc-timeout": f"{TIMEOUT_MS}m"}).fields
+    pool = GrpcPool(address, fields=fields)
+    await pool.prepare()
     ends = Ends()
-    lane = GrpcLane(connection, ends)
+    lane = GrpcLane(pool, ends)
     took_ms = []
     for _ in range(num_calls):
         lane.send(request())
         took_ms.append(await ends.next_ms())
-    connection.close()
+    pool.abandon()
     return took_ms
 
 

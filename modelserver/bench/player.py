@@ -15,11 +15,12 @@ from modelserver.bench.feed import Feed, make_feed
 from modelserver.bench.recorder import Recorder, TensorRecorder
 from modelserver.bench.work import ClosedLoad, Collected, Load, OpenLoad, PeriodicLoad, Share, Transport, Work
 from modelserver.client.grpc_lane import GrpcLane, StreamLane
-from modelserver.client.h2_connection import H2Connection
+from modelserver.client.grpc_pool import GrpcPool
 from modelserver.client.http_lane import HttpLane
 from modelserver.client.lane import Answers, Lane
 from modelserver.errors import UnavailableError
 from modelserver.wire.context import Arena
+from modelserver.wire.http2.frame import MAX_31_BITS
 
 # Connections that are opened at the same time: a server's backlog is finite.
 MAX_OPENING = 64
@@ -33,7 +34,7 @@ class LanePool(Answers):
     def __init__(self, work: Work) -> None:
         self._work = work
         self._lanes: list[Lane] = []
-        self._connections: list[H2Connection] = []
+        self._pools: list[GrpcPool] = []
         self._arena = Arena()
         self._opening = asyncio.Semaphore(MAX_OPENING)
         self._growing = asyncio.Lock()
@@ -67,9 +68,9 @@ class LanePool(Answers):
     async def close(self) -> None:
         for lane in self._lanes:
             lane.close()
-        await asyncio.gather(*(connection.finish(FINISH_TIMEOUT_S) for connection in self._connections))
+        await asyncio.gather(*(pool.finish(FINISH_TIMEOUT_S) for pool in self._pools))
         self._lanes.clear()
-        self._connections.clear()
+        self._pools.clear()
 
     async def _add_http(self) -> None:
         lane = HttpLane(self._work.address, self, self._arena)
@@ -80,18 +81,26 @@ class LanePool(Answers):
     async def _add_connection(self) -> None:
         """A connection and the lanes that share it."""
         work = self._work
-        connection = H2Connection(work.address, work.fields, frame_bytes=work.frame_bytes)
-        await connection.connect()
-        self._connections.append(connection)
-        num_lanes = min(work.lanes_per_connection, connection.max_streams)
+        pool = GrpcPool(
+            work.address,
+            fields=work.fields,
+            frame_bytes=work.frame_bytes,
+            window_bytes=MAX_31_BITS,
+            max_connections=1,
+            calls_per_connection=work.lanes_per_connection,
+            arena=self._arena,
+        )
+        connection = await pool.prepare()
+        self._pools.append(pool)
+        num_lanes = min(work.lanes_per_connection, connection.max_calls)
         if num_lanes < 1:
             raise UnavailableError(f"{work.address} allows no streams")
         lane: Lane
         for _ in range(num_lanes):
             if work.transport is Transport.STREAM:
-                lane = StreamLane(connection, self, is_decoupled=work.is_decoupled, algorithm=work.algorithm)
+                lane = StreamLane(pool, self, is_decoupled=work.is_decoupled, algorithm=work.algorithm)
             else:
-                lane = GrpcLane(connection, self)
+                lane = GrpcLane(pool, self)
             self._lanes.append(lane)
 
     # Lanes without a load have no answers.

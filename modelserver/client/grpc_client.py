@@ -13,7 +13,7 @@ from modelserver.client.address import Address
 from modelserver.client.control import LOAD_TIMEOUT_S, TIMEOUT_S, ControlClient, Document
 from modelserver.client.grpc_lane import GrpcLane
 from modelserver.client.grpc_messages import frame, unframe
-from modelserver.client.h2_connection import H2Connection
+from modelserver.client.grpc_pool import GrpcPool
 from modelserver.client.heads import GrpcRequestHead
 from modelserver.client.lane import Questions
 from modelserver.pb import grpc_service_pb2 as pb
@@ -85,13 +85,13 @@ class GrpcClient(ControlClient):
         return document
 
     async def _ask_once(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        connection = H2Connection(self._address, GrpcRequestHead(self._address, method, self._headers).fields)
+        pool = GrpcPool(self._address, fields=GrpcRequestHead(self._address, method, self._headers).fields)
         questions = Questions()
         try:
-            await connection.connect()
-            return await questions.ask(GrpcLane(connection, questions), request, timeout_s)
+            await pool.prepare()
+            return await questions.ask(GrpcLane(pool, questions), request, timeout_s)
         finally:
-            connection.close()
+            pool.abandon()
 
 
 def _set(parameters: Any, values: Mapping[str, str | bool] | None) -> None:

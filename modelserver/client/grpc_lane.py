@@ -2,140 +2,148 @@
 
 from __future__ import annotations
 
+import abc
+import asyncio
 from time import monotonic_ns
-from urllib.parse import unquote_to_bytes
+from typing import Final
 
-from modelserver.client.grpc_messages import PREFIX_BYTES, read_stream_answer, status_name, unframe
-from modelserver.client.h2_connection import WINDOW_STEP, H2Connection
-from modelserver.client.h2_incoming import Head
+from modelserver.client.grpc_messages import PREFIX_BYTES, read_stream_answer, unframe
+from modelserver.client.grpc_pool import ConnectingCall, GrpcPool, describe_end
+from modelserver.client.h2_connection import H2Connection, SentCall
+from modelserver.client.h2_heads import AnswerBlock
 from modelserver.client.lane import Answers, Lane
 
-_OK = 0
+_OK: Final = 0
+# Before a lane whose server cannot be reached is free again.
+_RECONNECT_DELAY_S: Final = 0.05
 
 
-def describe_end(head: Head | None) -> str:
-    """The message in the fields that end a failed call."""
-    if head is None:
-        return "the stream ended without a gRPC status"
-    if head.grpc_status is None:
-        return f"HTTP {head.http_status} without a gRPC status"
-    message = unquote_to_bytes(head.grpc_message).decode(errors="replace")
-    return f"{status_name(head.grpc_status)}: {message}"
+class _PoolLane(Lane, ConnectingCall):
+    """A lane on the connections of a pool, whose owner opens and closes them."""
+
+    def __init__(self, pool: GrpcPool, answers: Answers) -> None:
+        super().__init__(answers)
+        self._pool = pool
+        self._request = b""
+        self._sent: SentCall | None = None
+
+    async def connect(self) -> None:
+        """The owner of the pool prepares it."""
+
+    def close(self) -> None:
+        """The owner of the pool ends it."""
+
+    def unreachable(self, reason: str) -> None:
+        asyncio.get_running_loop().call_later(_RECONNECT_DELAY_S, self._fail, reason)
+
+    def lost(self, reason: str, code: int | None, *, is_refused: bool) -> None:
+        del code, is_refused
+        self._fail(reason)
+
+    @abc.abstractmethod
+    def _fail(self, failure: str) -> None:
+        """The call has ended without its answer."""
 
 
-class GrpcLane(Lane):
+class GrpcLane(_PoolLane):
     """One unary call at a time."""
 
-    def __init__(self, connection: H2Connection, answers: Answers) -> None:
-        super().__init__(answers)
-        self._connection = connection
+    def __init__(self, pool: GrpcPool, answers: Answers) -> None:
+        super().__init__(pool, answers)
         self._num_received = 0
         self._num_expected = -1
         self._start = b""
         self._pieces: list[bytes] = []
         self._problem: str | None = None
 
-    async def connect(self) -> None:
-        """The connection is shared: its owner opens it."""
-
     def send(self, request: bytes) -> None:
         self._num_received = 0
         self._num_expected = -1
+        self._request = request
         self.start_ns = monotonic_ns()
-        self._connection.open(self, request)
+        self._pool.begin(self)
+
+    def connected(self, connection: H2Connection) -> None:
+        self._sent = connection.open(self, self._request)
         self.sent_ns = monotonic_ns()
 
-    def close(self) -> None:
-        """The connection is shared: its owner closes it."""
-
-    def on_open(self, stream_id: int) -> None:
-        del stream_id
-        self.sent_ns = monotonic_ns()
-
-    def on_head(self, head: Head, now_ns: int) -> None:
-        self.first_ns = now_ns
+    def begun(self, head: AnswerBlock) -> None:
+        self.first_ns = monotonic_ns()
         if head.http_status != 200:
             self._problem = f"HTTP {head.http_status}"
 
-    def on_data(self, buffer: bytes, start: int, end: int, now_ns: int) -> None:  # noqa: ARG002  (see Stream)
-        self._num_received += end - start
+    def more(self, data: bytes) -> None:
+        self._num_received += len(data)
+        if self._sent is not None:
+            self._sent.widen()
         if self._num_expected < 0:
-            self._expect(buffer, start, end)
+            self._expect(data)
         if self.keeps_answer:
-            self._pieces.append(buffer[start:end])
+            self._pieces.append(data)
 
-    def _expect(self, buffer: bytes, start: int, end: int) -> None:
+    def _expect(self, data: bytes) -> None:
         """Read the length of the message, which may come in pieces itself."""
-        if end - start >= PREFIX_BYTES and not self._start:
-            self._num_expected = PREFIX_BYTES + int.from_bytes(buffer[start + 1 : start + PREFIX_BYTES], "big")
-            return
-        self._start += buffer[start:end]
-        if len(self._start) >= PREFIX_BYTES:
-            self._num_expected = PREFIX_BYTES + int.from_bytes(self._start[1:PREFIX_BYTES], "big")
+        start = self._start = self._start + data if self._start else data
+        if len(start) >= PREFIX_BYTES:
+            self._num_expected = PREFIX_BYTES + int.from_bytes(start[1:PREFIX_BYTES], "big")
             self._start = b""
 
-    def on_end(self, head: Head | None, now_ns: int, problem: str | None) -> None:
-        if problem is None and self._problem is None and head is not None and head.grpc_status == _OK:
+    def ended(self, trailers: AnswerBlock | None) -> None:
+        problem = self._problem
+        if problem is None and trailers is not None and trailers.grpc_status == _OK:
             if self._num_received == self._num_expected:
                 if self.keeps_answer:
                     self.answer = b"".join(self._pieces)
                     self._pieces.clear()
-                self.answers.answered(self, now_ns, None)
+                self.answers.answered(self, monotonic_ns(), None)
                 return
             problem = f"expected one message of {self._num_expected} bytes, got {self._num_received} bytes"
-        failure = problem or self._problem or describe_end(head)
+        self._fail(problem or describe_end(trailers))
+
+    def _fail(self, failure: str) -> None:
         self._pieces.clear()
         self._start = b""
         self._problem = None
-        self.answers.answered(self, now_ns, failure)
+        self.answers.answered(self, monotonic_ns(), failure)
 
 
-class StreamLane(Lane):
+class StreamLane(_PoolLane):
     """ModelStreamInfer: requests one after the other on a call that stays open.
 
     A request of a decoupled model is over with its final response, any other one with its response.
     """
 
-    def __init__(self, connection: H2Connection, answers: Answers, *, is_decoupled: bool, algorithm: str) -> None:
-        super().__init__(answers)
-        self._connection = connection
+    def __init__(self, pool: GrpcPool, answers: Answers, *, is_decoupled: bool, algorithm: str) -> None:
+        super().__init__(pool, answers)
         self._is_decoupled = is_decoupled
         self._algorithm = algorithm
-        self._stream_id = 0
         self._has_request = False
         self._buffer = b""
-        self._unacknowledged = 0
-
-    async def connect(self) -> None:
-        """The connection is shared: its owner opens it."""
 
     def send(self, request: bytes) -> None:
         self._has_request = True
         self.first_ns = 0
         self.response_times = []
         self.start_ns = monotonic_ns()
-        if self._stream_id:
-            self._connection.send(self._stream_id, request)
+        if self._sent is not None:
+            self._sent.send(request, is_whole=False)
+            self.sent_ns = monotonic_ns()
         else:
-            self._stream_id = self._connection.open(self, request, ends=False)
+            self._request = request
+            self._pool.begin(self)
+
+    def connected(self, connection: H2Connection) -> None:
+        self._sent = connection.open(self, self._request, is_whole=False)
         self.sent_ns = monotonic_ns()
 
-    def close(self) -> None:
-        """The connection is shared: its owner closes it."""
-
-    def on_open(self, stream_id: int) -> None:
-        self._stream_id = stream_id
-        self.sent_ns = monotonic_ns()
-
-    def on_head(self, head: Head, now_ns: int) -> None:
+    def begun(self, head: AnswerBlock) -> None:
         """Says nothing about a request; a stream that is refused ends at once."""
 
-    def on_data(self, buffer: bytes, start: int, end: int, now_ns: int) -> None:
-        self._unacknowledged += end - start
-        if self._unacknowledged >= WINDOW_STEP:
-            self._connection.acknowledge(self._stream_id, self._unacknowledged)
-            self._unacknowledged = 0
-        data = self._buffer + buffer[start:end] if self._buffer else buffer[start:end]
+    def more(self, data: bytes) -> None:
+        now_ns = monotonic_ns()
+        if self._sent is not None:
+            self._sent.widen()
+        data = self._buffer + data if self._buffer else data
         offset = 0
         while len(data) - offset >= PREFIX_BYTES:
             stop = offset + PREFIX_BYTES + int.from_bytes(data[offset + 1 : offset + PREFIX_BYTES], "big")
@@ -167,12 +175,13 @@ class StreamLane(Lane):
         if answer.is_final or not self._is_decoupled:
             self._finish(now_ns, None)
 
-    def on_end(self, head: Head | None, now_ns: int, problem: str | None) -> None:
-        self._stream_id = 0
+    def ended(self, trailers: AnswerBlock | None) -> None:
+        self._fail("the server ended the stream: " + describe_end(trailers))
+
+    def _fail(self, failure: str) -> None:
+        self._sent = None
         self._buffer = b""
-        self._unacknowledged = 0
-        if self._has_request:
-            self._finish(now_ns, problem or "the server ended the stream: " + describe_end(head))
+        self._finish(monotonic_ns(), failure)
 
     def _finish(self, now_ns: int, failure: str | None) -> None:
         if self._has_request:

@@ -1,472 +1,487 @@
-"""HTTP/2 (RFC 9113) as a gRPC client under load needs it: frames, flow control, streams that come and go.
-
-Knows nothing of gRPC but that a stream ends with fields. Heads that came before are not decoded again.
-"""
+"""A connection to a server over HTTP/2 (RFC 9113): many calls at once, whose answers are handed on as they arrive."""
 
 from __future__ import annotations
 
+import abc
 import asyncio
-from collections import deque
+import struct
 from collections.abc import Sequence
-from time import monotonic_ns
-from typing import cast
+from time import monotonic
+from typing import Final
 
-from modelserver.client.address import Address
-from modelserver.client.h2_incoming import Head, HeadReader, Stream, Unprocessed, code_name, unpadded
-from modelserver.client.h2_outgoing import (
-    DEFAULT_TABLE_BYTES,
-    JOIN_BYTES,
-    Outgoing,
-    RequestHead,
-    Uploads,
-    greeting,
-    head_start,
-)
+from modelserver.client.h2_heads import AnswerBlock, AnswerReader, RequestBlocks, unpadded
+from modelserver.core.tensor import Buffer
 from modelserver.errors import UnavailableError
+from modelserver.wire.context import Arena
 from modelserver.wire.http2.frame import (
     ACK,
     CONTINUATION,
     DATA,
     DEFAULT_FRAME_BYTES,
+    DEFAULT_WINDOW_BYTES,
     END_HEADERS,
     END_STREAM,
     GOAWAY,
-    HAS_PRIORITY,
+    HEAD_BYTES,
     HEADERS,
     MAX_31_BITS,
     PADDED,
     PING,
+    PREFACE,
     PUSH_PROMISE,
     RST_STREAM,
     SETTINGS,
+    SETTINGS_ACK,
     WINDOW_UPDATE,
     ConnectionFault,
     ErrorCode,
     frame,
+    goaway,
+    pack_head,
+    ping_ack,
     protocol_fault,
+    rst_stream,
     unpack_head,
+    unpack_u32,
+    window_update,
 )
 from modelserver.wire.http2.hpack_tables import Field
+from modelserver.wire.http2.sender import Outgoing, Sender, SendingStream
 from modelserver.wire.http2.settings import (
+    DEFAULT_HEADER_TABLE_BYTES,
+    ENABLE_PUSH,
     HEADER_TABLE_SIZE,
+    INITIAL_WINDOW_SIZE,
     MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_SIZE,
     read_settings,
 )
 
 # Of one SETTINGS frame.
-MAX_SETTINGS = 256
-# The bytes that we read of a window before the peer gets them back.
-WINDOW_STEP = 2**28
-RECONNECT_DELAY_S = 0.05
-SETTINGS_TIMEOUT_S = 10.0
-FINISH_POLL_S = 0.005
+_MAX_SETTINGS: Final = 256
+# The connection's window, which is wide, is returned in steps of this size.
+_WINDOW_STEP: Final = 1 << 28
+# Of what is not sent yet, in the transport.
+_WRITE_BUFFER_BYTES: Final = 1 << 20
+# A frame that is read as a whole: all but DATA.
+_MAX_WHOLE_BYTES: Final = 1 << 18
+_FINISH_POLL_S: Final = 0.005
+# Frames of a fixed size.
+_SIZES: Final = {RST_STREAM: 4, WINDOW_UPDATE: 4, PING: 8}
 
-NO_STATUS = "the stream ended without a gRPC status"
+
+class AskingCall(abc.ABC):
+    """A call that waits for a server's answer, as its connection sees it."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def begun(self, head: AnswerBlock) -> None:
+        """The head of the answer: `more` until `ended`, or `lost`."""
+
+    @abc.abstractmethod
+    def more(self, data: bytes) -> None: ...
+
+    @abc.abstractmethod
+    def ended(self, trailers: AnswerBlock | None) -> None:
+        """The answer is complete; None: by data, which no gRPC server does. The first block may be this one."""
+
+    @abc.abstractmethod
+    def lost(self, reason: str, code: int | None, *, is_refused: bool) -> None:
+        """The stream was reset with `code`, or the connection broke.
+
+        `is_refused`: the server has not begun to work on the call, so it may be sent again.
+        """
 
 
-class H2Connection(asyncio.Protocol):
-    """A connection with many streams that opens itself again when the server closes it."""
+class SentCall(SendingStream):
+    """A call on its connection, for whoever asks. `num_unread` are bytes received and not returned to its window."""
+
+    __slots__ = ("_connection", "asking", "id", "is_whole", "num_unread", "outgoing", "send_window")
+
+    def __init__(self, connection: H2Connection, stream_id: int, asking: AskingCall, send_window: int) -> None:
+        self._connection = connection
+        self.id = stream_id
+        self.asking = asking
+        self.send_window = send_window
+        self.outgoing: Outgoing | None = None
+        # Whether our side has ended.
+        self.is_whole = False
+        self.num_unread = 0
+
+    def send(self, data: Buffer, *, is_whole: bool) -> None:
+        """Send more of the request, soon."""
+        connection = self._connection
+        self.is_whole = is_whole
+        if is_whole or (data and not connection.sender.send_data(self, (data,))):
+            connection.sender.queue(self, (data,), b"" if is_whole else None)
+        connection.schedule_flush()
+
+    def reset(self) -> None:
+        """The answer is no longer wanted; whoever asks is not called again."""
+        connection = self._connection
+        if connection.calls.pop(self.id, None) is not None:
+            connection.sender.drop(self)
+            connection.sender.frames.append(rst_stream(self.id, ErrorCode.CANCEL))
+            connection.schedule_flush()
+
+    def widen(self) -> None:
+        """What was received has been read: let the server send more."""
+        connection = self._connection
+        if self.num_unread >= connection.window_bytes // 4 and self.id in connection.calls:
+            connection.sender.frames.append(window_update(self.id, self.num_unread))
+            self.num_unread = 0
+            connection.schedule_flush()
+
+
+class H2Connection(asyncio.BufferedProtocol):
+    """One connection. Event loop thread only."""
+
+    __slots__ = (
+        "_arena",
+        "_blocks",
+        "_carry",
+        "_fields",
+        "_frame_bytes",
+        "_has_table",
+        "_heads",
+        "_is_due",
+        "_is_first",
+        "_loop",
+        "_next_id",
+        "_num_unreturned",
+        "_ready",
+        "_transport",
+        "calls",
+        "is_leaving",
+        "max_calls",
+        "sender",
+        "window_bytes",
+    )
 
     def __init__(
         self,
-        address: Address,
-        fields: Sequence[Field],
+        arena: Arena,
+        fields: Sequence[Field] = (),
         *,
         frame_bytes: int = DEFAULT_FRAME_BYTES,
         window_bytes: int = MAX_31_BITS,
     ) -> None:
-        """`fields` is the head of every request; `frame_bytes` the largest frame that we announce to accept.
+        """`fields` is the usual head of requests; `frame_bytes` the largest frame that we announce to accept.
 
-        With smaller `window_bytes`, what a stream may be sent before it acknowledges, its owner can hold a server back.
+        With smaller `window_bytes`, what a call may be sent before it is read, its owner can hold a server back.
         """
-        self._address = address
+        self._arena = arena
         self._fields = fields
         self._frame_bytes = frame_bytes
-        self._window_bytes = window_bytes
-        self._transport: asyncio.Transport | None = None
-        self._reconnecting: asyncio.Task[None] | None = None
-        self._waiting: deque[tuple[Stream, bytes, bool]] = deque()
-        self._is_reading = False
-        self._is_closed = False
-        self._is_lost = asyncio.Event()
-        self._is_lost.set()
-        self._begin()
-
-    def _begin(self) -> None:
-        """The state of a new connection."""
-        self._is_ready = asyncio.Event()
-        self._is_open = False
-        self._heads = HeadReader(Head)
-        self._streams: dict[int, Stream] = {}
-        self._out = Outgoing()
-        self._uploads = Uploads(self._out)
+        self.window_bytes = window_bytes
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self.sender: Sender
+        self.calls: dict[int, SentCall] = {}
+        # How many the server allows at once; known after `greet`.
+        self.max_calls = MAX_31_BITS
+        # No new calls: the server has said so, or the connection is lost.
+        self.is_leaving = False
+        self._ready = asyncio.Event()
         self._next_id = 1
-        self._rest = b""
-        self._unacknowledged = 0
-        self._max_streams = MAX_31_BITS
-        self._table_bytes = DEFAULT_TABLE_BYTES
-        self._request: RequestHead | None = None
-        self._is_first = True
-
-    async def connect(self) -> None:
-        """Open the connection and wait for the server's settings. Raises UnavailableError."""
-        await self._address.connect(lambda: self, "h2")
-        await self.greet(SETTINGS_TIMEOUT_S)
+        self._carry = b""
+        self._heads = AnswerReader()
+        self._num_unreturned = 0
+        self._is_due = False
+        # The blocks of the usual head, once it is used, and whether none of them was sent.
+        self._blocks: RequestBlocks | None = None
+        self._has_table = self._is_first = True
 
     async def greet(self, timeout_s: float) -> None:
         """Wait for the settings of the server to which a connection was opened. Raises UnavailableError."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._is_ready.wait()
+                await self._ready.wait()
         except TimeoutError:
-            self._break("no settings")
-            raise UnavailableError(f"{self._address} does not speak HTTP/2: is it the HTTP port?") from None
-        if not self._is_open:
-            raise UnavailableError(f"{self._address} closed the connection: does it speak gRPC?")
-
-    async def finish(self, timeout_s: float) -> None:
-        """End the streams that are open and let the server end them too, then close; at most `timeout_s`.
-
-        A server may do badly when many streams vanish at once: a bench that has what it wants leaves politely.
-        """
-        self._uploads.end_all()
-        self._flush()
-        ends_s = monotonic_ns() / 1e9 + timeout_s
-        # Polled, once per run: an event would cost every stream a look at it.
-        while self._streams and self._transport is not None and monotonic_ns() / 1e9 < ends_s:  # noqa: ASYNC110
-            await asyncio.sleep(FINISH_POLL_S)
-        if self._transport is not None and not self._streams:
-            self._frame(GOAWAY, 0, 0, bytes(8))
-            self._flush()
-            self._is_closed = True
-            self._transport.close()
-            return
-        self.close()
-
-    def close(self) -> None:
-        """Drop the connection and its streams, without notifying their owners."""
-        self._is_closed = True
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-        if self._transport is not None:
-            self._transport.abort()
-
-    def lose(self, reason: str) -> None:
-        """Give the connection up: its streams end with `reason`."""
-        self._break(reason)
-
-    @property
-    def max_streams(self) -> int:
-        """How many streams the server allows at once; known once connected."""
-        return self._max_streams
-
-    @property
-    def num_streams(self) -> int:
-        return len(self._streams)
+            self.lose("no settings")
+            raise UnavailableError(f"no HTTP/2 within {timeout_s:g} s: is it the HTTP port?") from None
+        if self.is_leaving:
+            raise UnavailableError("the server closed the connection: does it speak gRPC?")
 
     @property
     def has_room(self) -> bool:
-        """Whether another stream could start at once."""
-        return self._is_open and len(self._streams) < self._max_streams
+        """Whether another call may begin."""
+        return not self.is_leaving and len(self.calls) < self.max_calls and not self._transport.is_closing()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether new streams may start, now or when others have ended."""
-        return self._is_open
+    def open(
+        self, asking: AskingCall, data: Buffer, *, block: bytes = b"", more: bytes = b"", is_whole: bool = True
+    ) -> SentCall:
+        """Begin a call, while there `has_room`: with the head `block`, or the usual one and `more`.
 
-    # Sending
-
-    def open(self, stream: Stream, data: bytes, *, ends: bool = True) -> int:
-        """Start a stream with its first data; its id, or 0 if it has to wait for the connection.
-
-        `stream` receives everything that arrives on it. Without `ends` more can be sent with `send`. While `has_room`,
-        `open_with` starts a stream with a head of its own.
+        Both are blocks of literals that change no table. Unless it `is_whole`, more data follows by `send`.
         """
-        if not self._is_open or len(self._streams) >= self._max_streams:
-            self._waiting.append((stream, data, ends))
-            if not self._is_open:
-                self._reopen()
-            return 0
+        sender = self.sender
         stream_id = self._next_id
         self._next_id = stream_id + 2
-        self._streams[stream_id] = stream
-        request = self._request
-        assert request is not None, "an open connection has settings"
-        if self._is_first:
-            self._is_first = False
-            start, head = request.first_start, request.first
-        else:
-            start, head = request.again_start, request.again
-        self._start(stream_id, start, head, data, ends=ends)
-        return stream_id
-
-    def open_with(self, stream: Stream, data: bytes, *, block: bytes = b"", more: bytes = b"") -> int:
-        """Start a stream that ends with its data, while there is room: with the head `block`, or the usual and `more`.
-
-        Both are blocks of literals that change no table.
-        """
-        stream_id = self._next_id
-        self._next_id = stream_id + 2
-        self._streams[stream_id] = stream
-        request = self._request
-        assert request is not None, "an open connection has settings"
+        if stream_id + 2 > MAX_31_BITS:
+            self.is_leaving = True
+        call = self.calls[stream_id] = SentCall(self, stream_id, asking, sender.initial_window)
         if not block:
-            block = (request.first if self._is_first else request.again) + more
-            self._is_first = False
-        self._start(stream_id, head_start(block), block, data, ends=True)
-        return stream_id
-
-    def _start(self, stream_id: int, start: bytes, head: bytes, data: bytes, *, ends: bool) -> None:
-        raw_id, size = stream_id.to_bytes(4, "big"), len(data)
-        out, uploads = self._out, self._uploads
-        if ends and size <= uploads.max_frame and size <= uploads.window and size <= uploads.initial_window:
-            uploads.window -= size
-            # A frame of data that ends its stream: length, type 0, flag 1.
-            data_start = (size << 16 | END_STREAM).to_bytes(5, "big")
-            if size < JOIN_BYTES:
-                out.parts.append(b"".join((start, raw_id, head, data_start, raw_id, data)))
-            else:
-                out.parts += (b"".join((start, raw_id, head, data_start, raw_id)), data)
-                out.has_large = True
+            block = self._usual_block() + more
+        if is_whole:
+            call.is_whole = True
+            sender.send_whole(call, block, data)
+            self.schedule_flush()
         else:
-            out.parts.append(b"".join((start, raw_id, head)))
-            uploads.begin(stream_id, data, ends=ends)
-        if self._next_id > MAX_31_BITS:
-            self._is_open = False
-        if not self._is_reading:
-            self._flush()
+            sender.send_block(stream_id, block)
+            call.send(data, is_whole=False)
+        return call
 
-    def send(self, stream_id: int, data: bytes) -> None:
-        """More data of a stream that was opened without `ends`."""
-        self._uploads.add(stream_id, data, ends=False)
-        if not self._is_reading:
-            self._flush()
+    def _usual_block(self) -> bytes:
+        blocks = self._blocks
+        if blocks is None:
+            blocks, self._is_first = RequestBlocks(self._fields, has_table=self._has_table), True
+            self._blocks = blocks
+        if not self._is_first:
+            return blocks.again
+        self._is_first = False
+        return blocks.first
 
-    def acknowledge(self, stream_id: int, num_bytes: int) -> None:
-        """Let the server send `num_bytes` more on a stream that stays open for long."""
-        self._frame(WINDOW_UPDATE, 0, stream_id, num_bytes.to_bytes(4, "big"))
-        if not self._is_reading:
-            self._flush()
-
-    def cancel(self, stream_id: int) -> None:
-        """End a stream whose answer is not wanted any more; its owner is not called again."""
-        if self._streams.pop(stream_id, None) is not None:
-            self._uploads.drop(stream_id)
-            self._frame(RST_STREAM, 0, stream_id, int(ErrorCode.CANCEL).to_bytes(4, "big"))
-            if not self._is_reading:
-                self._flush()
+    def schedule_flush(self) -> None:
+        """There is data to send; it leaves at the end of this turn of the loop."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        if self._transport is not None:
-            self._out.flush(self._transport)
+        self._is_due = False
+        if self.sender.flush():
+            self.schedule_flush()
+        self.sender.finished.clear()
 
-    def _reopen(self) -> None:
-        """Connect again for what waits, when the last stream of the old connection is over."""
-        if self._is_closed or self._streams or (self._reconnecting is not None and not self._reconnecting.done()):
-            return
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            transport.abort()
-        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
+    def close(self) -> None:
+        """Close when the last call is over."""
+        self.is_leaving = True
+        if not self.calls:
+            self._transport.abort()
 
-    async def _reconnect(self) -> None:
-        await self._is_lost.wait()
-        try:
-            await self.connect()
-        except UnavailableError as error:
-            await asyncio.sleep(RECONNECT_DELAY_S)
-            waiting, self._waiting = self._waiting, deque()
-            # The owners send again at once, and so may start the next attempt.
-            self._reconnecting = None
-            for stream, _, _ in waiting:
-                stream.on_end(None, monotonic_ns(), error.message)
+    async def finish(self, timeout_s: float) -> None:
+        """End the calls that are open and let the server end them too, then close; at most `timeout_s`.
 
-    def _send_waiting(self) -> None:
-        while self._waiting and self._is_open and len(self._streams) < self._max_streams:
-            stream, data, ends = self._waiting.popleft()
-            stream_id = self.open(stream, data, ends=ends)
-            if stream_id:
-                stream.on_open(stream_id)
+        A server may do badly when many streams vanish at once: a bench that has what it wants leaves politely.
+        """
+        for call in self.calls.values():
+            if not call.is_whole:
+                call.send(b"", is_whole=True)
+        ends_s = monotonic() + timeout_s
+        # Polled, once per run: an event would cost every call a look at it.
+        while self.calls and not self._transport.is_closing() and monotonic() < ends_s:  # noqa: ASYNC110
+            await asyncio.sleep(_FINISH_POLL_S)
+        if self.calls:
+            self.abandon()
+        else:
+            self.sender.frames.append(goaway(0, ErrorCode.NO_ERROR))
+            self._flush()
+            self._transport.close()
 
-    # asyncio.Protocol
+    def abandon(self) -> None:
+        """Close; whoever asks is not called again."""
+        self.calls.clear()
+        self.lose("")
+
+    def lose(self, reason: str) -> None:
+        """Give the connection up: its calls are lost for `reason`."""
+        self._transport.abort()
+        self._lose(reason)
+
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports write like asyncio.Transport without inheriting from it.
-        self._transport = cast(asyncio.Transport, transport)
-        self._is_lost.clear()
-        self._begin()
-        self._out.parts.append(greeting(self._frame_bytes, self._window_bytes))
-        self._flush()
+        self._transport = transport  # type: ignore[assignment]
+        self.sender = Sender(self._transport, _WRITE_BUFFER_BYTES)
+        settings = ((ENABLE_PUSH, 0), (INITIAL_WINDOW_SIZE, self.window_bytes), (MAX_FRAME_SIZE, self._frame_bytes))
+        payload = b"".join(struct.pack(">HI", *setting) for setting in settings)
+        widening = window_update(0, MAX_31_BITS - DEFAULT_WINDOW_BYTES)
+        self._transport.write(PREFACE + frame(SETTINGS, 0, 0, payload) + widening)
 
-    def data_received(self, data: bytes) -> None:  # noqa: C901
-        """One function: this is the cost of a request."""
-        now_ns = monotonic_ns()
-        buffer = self._rest + data if self._rest else data
-        size = len(buffer)
-        offset = 0
-        streams = self._streams
-        heads = self._heads.known
-        unpack = unpack_head
-        self._is_reading = True
-        while size - offset >= 9:
-            high, low, kind, flags, stream_id = unpack(buffer, offset)
-            start = offset + 9
-            end = start + (high << 8 | low)
-            if end > size:
-                break
-            offset = end
-            if kind == DATA and not flags & PADDED:
-                self._unacknowledged += end - start
-                stream = streams.get(stream_id)
-                if stream is not None:
-                    stream.on_data(buffer, start, end, now_ns)
-                    if flags & END_STREAM:
-                        del streams[stream_id]
-                        stream.on_end(None, now_ns, NO_STATUS)
-            elif kind == HEADERS and flags & END_HEADERS and not flags & (PADDED | HAS_PRIORITY):
-                head = heads.get(buffer[start:end]) or self._read_head(buffer[start:end])
-                if head is None:
-                    break
-                if flags & END_STREAM:
-                    stream = streams.pop(stream_id, None)
-                    if stream is not None:
-                        stream.on_end(head, now_ns, None)
-                elif stream_id in streams:
-                    streams[stream_id].on_head(head, now_ns)
-            elif not self._take(kind, flags, stream_id, buffer[start:end], now_ns):
-                break
-        self._is_reading = False
-        if self._transport is None:
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        carry, view = self._carry, self._arena.view
+        if not carry:
+            return view
+        view[: len(carry)] = carry
+        return view[len(carry) :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        end = len(self._carry) + nbytes
+        self._carry = b""
+        # Requests that are sent for answers of one read leave together.
+        self._is_due = True
+        try:
+            position = self._read(self._arena.view, end)
+        except ConnectionFault as fault:
+            self._transport.abort()
+            self._lose(f"the server broke a rule of HTTP/2: {fault.text}")
             return
-        self._rest = buffer[offset:] if offset < size else b""
-        if self._unacknowledged >= WINDOW_STEP:
-            self._frame(WINDOW_UPDATE, 0, 0, self._unacknowledged.to_bytes(4, "big"))
-            self._unacknowledged = 0
-        if self._waiting:
-            if self._is_open:
-                self._send_waiting()
+        if position < end:
+            self._carry = self._arena.view[position:end].tobytes()
+        if self._num_unreturned >= _WINDOW_STEP:
+            self.sender.frames.append(window_update(0, self._num_unreturned))
+            self._num_unreturned = 0
+        self._flush()
+        if self.is_leaving and not self.calls:
+            self._transport.close()
+
+    def eof_received(self) -> None:
+        """The transport closes."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose("the server closed the connection" + (f": {error}" if error else ""))
+
+    def pause_writing(self) -> None:
+        self.sender.set_paused(True)
+
+    def resume_writing(self) -> None:
+        self.sender.set_paused(False)
+        self.schedule_flush()
+
+    def _lose(self, reason: str) -> None:
+        self.is_leaving = True
+        self._ready.set()
+        calls, self.calls = self.calls, {}
+        for call in calls.values():
+            self.sender.drop(call)
+            call.asking.lost(reason, None, is_refused=False)
+
+    # Frames.
+
+    def _read(self, view: memoryview, end: int) -> int:
+        """Read whole frames; returns where the rest begins. Raises ConnectionFault."""
+        position = 0
+        while end - position >= HEAD_BYTES:
+            high, low, kind, flags, stream_id = unpack_head(view, position)
+            start = position + HEAD_BYTES
+            length = high << 8 | low
+            stop = start + length
+            if stop > end:
+                is_split = kind == DATA and not flags & PADDED
+                if length > self._frame_bytes or not (is_split or length <= _MAX_WHOLE_BYTES):
+                    raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+                if is_split and start < end:
+                    # The part that is there is a frame of its own; the rest becomes another.
+                    self._take_data(view[start:end], 0, stream_id)
+                    left = stop - end
+                    self._carry = pack_head(left >> 8, left & 0xFF, DATA, flags, stream_id)
+                    return end
+                return position
+            position = stop
+            if kind == DATA:
+                self._take_data(view[start:stop], flags, stream_id)
+            elif kind == HEADERS and flags & END_HEADERS and not flags & ~(END_HEADERS | END_STREAM):
+                block = view[start:stop].tobytes()
+                head = self._heads.known.get(block) or self._heads.read(block)
+                self._take_head(head, stream_id, ends=bool(flags & END_STREAM))
             else:
-                self._reopen()
-        self._flush()
+                self._take_other(kind, flags, stream_id, view[start:stop].tobytes())
+        return position
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._is_lost.set()
-        self._is_open = False
-        self._is_ready.set()
-        self._transport = None
-        reason = "the server closed the connection" + (f": {exc}" if exc else "")
-        self._end_all(reason)
-        if self._waiting:
-            self._reopen()
-
-    def _end(self, stream_id: int, head: Head | None, now_ns: int, problem: str | None) -> None:
-        stream = self._streams.pop(stream_id, None)
-        if stream is not None:
-            stream.on_end(head, now_ns, problem)
-
-    def _end_all(self, reason: str) -> None:
-        streams, self._streams = self._streams, {}
-        self._uploads.clear()
-        if self._is_closed:
+    def _take_data(self, data: memoryview, flags: int, stream_id: int) -> None:
+        num_bytes = len(data)
+        self._num_unreturned += num_bytes
+        call = self.calls.get(stream_id)
+        if call is None:
             return
-        for stream in streams.values():
-            stream.on_end(None, monotonic_ns(), reason)
+        call.num_unread += num_bytes
+        if call.num_unread > self.window_bytes:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"DATA on stream {stream_id} is over its window")
+        piece = unpadded(flags, data.tobytes())
+        if piece:
+            call.asking.more(piece)
+        if flags & END_STREAM:
+            self._end(call, None)
 
-    # Less common cases
+    def _take_head(self, head: AnswerBlock, stream_id: int, *, ends: bool) -> None:
+        call = self.calls.get(stream_id)
+        if call is None:
+            return
+        if ends:
+            self._end(call, head)
+        else:
+            call.asking.begun(head)
 
-    def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        self._out.parts.append(frame(kind, flags, stream_id, payload))
+    def _end(self, call: SentCall, trailers: AnswerBlock | None) -> None:
+        if self.calls.pop(call.id, None) is None:
+            return  # its owner has reset it
+        if not call.is_whole or call.outgoing is not None:
+            # It ends before the request does.
+            self.sender.drop(call)
+            self.sender.frames.append(rst_stream(call.id, ErrorCode.NO_ERROR))
+        call.asking.ended(trailers)
 
-    def _read_head(self, block: bytes) -> Head | None:
-        try:
-            return self._heads.read(block)
-        except ConnectionFault as fault:
-            self._break(fault.text)
-            return None
-
-    def _break(self, reason: str) -> None:
-        """The connection cannot be read any further."""
-        transport, self._transport = self._transport, None
-        self._is_open = False
-        if transport is not None:
-            transport.abort()
-        self._end_all(reason)
-
-    def _take(self, kind: int, flags: int, stream_id: int, payload: bytes, now_ns: int) -> bool:
-        """Any other frame. False when the connection cannot go on."""
-        try:
-            self._take_uncommon(kind, flags, stream_id, payload, now_ns)
-        except ConnectionFault as fault:
-            self._break(fault.text)
-            return False
-        return True
-
-    def _take_uncommon(self, kind: int, flags: int, stream_id: int, payload: bytes, now_ns: int) -> None:
-        """Raises ConnectionFault when the connection cannot be read any further."""
-        if kind == SETTINGS and not flags & ACK:
-            self._apply_settings(read_settings(payload, MAX_SETTINGS))
-            self._frame(SETTINGS, ACK, 0, b"")
+    def _take_other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Raises ConnectionFault."""
+        if len(payload) != _SIZES.get(kind, len(payload)) or (kind == GOAWAY and len(payload) < 8):
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} with {len(payload)} bytes")
+        if kind == WINDOW_UPDATE:
+            self._take_window_update(stream_id, payload)
+        elif kind == SETTINGS and not flags & ACK:
+            self._take_settings(payload)
         elif kind == PING and not flags & ACK:
-            self._frame(PING, ACK, 0, payload)
-        elif kind == WINDOW_UPDATE:
-            self._uploads.widen(stream_id, int.from_bytes(payload, "big") & MAX_31_BITS)
+            self.sender.frames.append(ping_ack(payload))
         elif kind == RST_STREAM:
-            self._uploads.drop(stream_id)
-            reason = f"the server reset the stream: {code_name(payload)}"
-            is_refused = int.from_bytes(payload, "big") == ErrorCode.REFUSED_STREAM
-            self._end(stream_id, None, now_ns, Unprocessed(reason) if is_refused else reason)
+            call = self.calls.pop(stream_id, None)
+            if call is not None:
+                self.sender.drop(call)
+                code = unpack_u32(payload)[0]
+                reason = f"the server reset the stream: {_name(code)}"
+                call.asking.lost(reason, code, is_refused=code == ErrorCode.REFUSED_STREAM)
         elif kind == GOAWAY:
-            self._go_away(payload, now_ns)
-        elif kind == DATA:
-            self._take_padded(flags, stream_id, payload, now_ns)
+            self._take_goaway(payload)
         elif kind in (HEADERS, CONTINUATION):
-            self._take_part(kind, flags, stream_id, payload, now_ns)
+            complete = self._heads.read_part(kind, flags, stream_id, payload)
+            if complete is not None:
+                head, ends = complete
+                self._take_head(head, stream_id, ends=ends)
         elif kind == PUSH_PROMISE:
             raise protocol_fault("the server pushes, which it was told not to do")
 
-    def _take_part(self, kind: int, flags: int, stream_id: int, payload: bytes, now_ns: int) -> None:
-        """A head in several frames, or with padding."""
-        complete = self._heads.read_part(kind, flags, stream_id, payload)
-        if complete is None:
+    def _take_window_update(self, stream_id: int, payload: bytes) -> None:
+        increment = unpack_u32(payload)[0] & MAX_31_BITS
+        if not stream_id:
+            self.sender.add_connection_window(increment)
             return
-        head, ends = complete
-        if ends:
-            self._end(stream_id, head, now_ns, None)
-        elif stream_id in self._streams:
-            self._streams[stream_id].on_head(head, now_ns)
+        call = self.calls.get(stream_id)
+        if call is not None:
+            call.send_window += increment
+            if call.send_window > MAX_31_BITS:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window of a stream is over 2^31-1 bytes")
+            self.sender.add_window(call)
 
-    def _take_padded(self, flags: int, stream_id: int, payload: bytes, now_ns: int) -> None:
-        self._unacknowledged += len(payload)
-        data = unpadded(flags, payload)
-        stream = self._streams.get(stream_id)
-        if stream is not None:
-            stream.on_data(data, 0, len(data), now_ns)
-        if flags & END_STREAM:
-            self._end(stream_id, None, now_ns, NO_STATUS)
+    def _take_settings(self, payload: bytes) -> None:
+        sender = self.sender
+        for identifier, value in read_settings(payload, _MAX_SETTINGS):
+            if identifier == INITIAL_WINDOW_SIZE:
+                sender.set_initial_window(value, self.calls.values())
+            elif identifier == MAX_FRAME_SIZE:
+                sender.set_max_frame(value)
+            elif identifier == MAX_CONCURRENT_STREAMS:
+                self.max_calls = value
+            elif identifier == HEADER_TABLE_SIZE and value < DEFAULT_HEADER_TABLE_BYTES:
+                sender.forget_table()
+                self._blocks, self._has_table = None, False
+        sender.frames.append(SETTINGS_ACK)
+        self._ready.set()
 
-    def _apply_settings(self, settings: list[tuple[int, int]]) -> None:
-        is_new_table = not self._is_ready.is_set()
-        for key, value in settings:
-            if key == HEADER_TABLE_SIZE:
-                self._table_bytes = min(self._table_bytes, value)
-                is_new_table = True
-            elif key == MAX_CONCURRENT_STREAMS:
-                self._max_streams = value
-        self._uploads.apply(settings)
-        if is_new_table:
-            self._request, self._is_first = RequestHead(self._fields, table_bytes=self._table_bytes), True
-        if not self._is_ready.is_set():
-            self._is_open = True
-            self._is_ready.set()
-
-    def _go_away(self, payload: bytes, now_ns: int) -> None:
-        """No new streams here; those that the server has not taken fail, the others are finished."""
-        self._is_open = False
-        last_id = int.from_bytes(payload[:4], "big") & MAX_31_BITS
+    def _take_goaway(self, payload: bytes) -> None:
+        """No new calls here. Those that the server has not taken may go to another one."""
+        self.is_leaving = True
+        last_id = unpack_u32(payload)[0] & MAX_31_BITS
         text = payload[8:108].decode(errors="replace")
-        reason = Unprocessed(f"the server is going away, {code_name(payload[4:8])}: {text}")
-        for stream_id in [stream_id for stream_id in self._streams if stream_id > last_id]:
-            self._uploads.drop(stream_id)
-            self._end(stream_id, None, now_ns, reason)
-        if self._waiting:
-            self._reopen()
+        reason = f"the server is going away, {_name(unpack_u32(payload, 4)[0])}: {text}"
+        for call in [call for call in self.calls.values() if call.id > last_id]:
+            del self.calls[call.id]
+            self.sender.drop(call)
+            call.asking.lost(reason, None, is_refused=True)
+
+
+def _name(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return f"code {code}"

@@ -117,7 +117,7 @@ class GrpcTransport(Transport):
 
     async def stream(self, request: InferRequest, sent: Sent) -> AsyncGenerator[InferResponse, None]:
         message = self._encode(request, sent)
-        call = await self._pool.open("ModelStreamInfer", message, sent.headers, timeout_s=sent.left_s)
+        call = self._pool.open("ModelStreamInfer", message, sent.headers, timeout_s=sent.left_s)
         try:
             while (piece := await call.message()) is not None:
                 try:

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from modelserver.client.grpc_pool import ConnectingCall
+from modelserver.client.h2_connection import H2Connection, SentCall
+from modelserver.client.h2_heads import AnswerBlock
 from modelserver.core.tensor import Buffer
 from modelserver.endpoints.endpoint import Endpoint, Outcome
 from modelserver.errors import ServerError, UnavailableError
 from modelserver.protocol.grpc_status import Status
 from modelserver.router.affinity import SESSION_HEADER, sequence_of_message
-from modelserver.router.grpc_upstream import AnswerBlock, AskingCall, GrpcUpstream, UpstreamCall
 from modelserver.router.http_forward import HOPS, MAX_HOPS, num_hops
 from modelserver.router.replicas import Replicas, Waiting
 from modelserver.telemetry.access_log import AccessEntry
@@ -61,7 +63,7 @@ def timeout_field(timeout_ns: int) -> bytes:
     return b""
 
 
-class ForwardedCall(Http2Stream, AskingCall, Waiting):
+class ForwardedCall(Http2Stream, ConnectingCall, Waiting):
     """A call, unary or a stream, from its HEADERS to the end of its answer."""
 
     __slots__ = (
@@ -104,7 +106,7 @@ class ForwardedCall(Http2Stream, AskingCall, Waiting):
         self._credit = 0
         self._tried: tuple[Endpoint, ...] = ()
         self._endpoint: Endpoint | None = None
-        self._call: UpstreamCall | None = None
+        self._call: SentCall | None = None
         self._start_ns = 0
         self._has_begun = False
         self._is_over = False
@@ -200,24 +202,15 @@ class ForwardedCall(Http2Stream, AskingCall, Waiting):
         self._endpoint = endpoint
         self._start_ns = time.monotonic_ns()
         replicas.endpoints.begin(endpoint)
-        pool = replicas.replica(endpoint).grpc
-        upstream = pool.take()
-        if upstream is None:
-            pool.connect(self)
-        else:
-            self.connected(upstream)
+        replicas.replica(endpoint).grpc.begin(self)
 
-    def connected(self, upstream: GrpcUpstream) -> None:
+    def connected(self, connection: H2Connection) -> None:
         block, timeout_ns = self._passage.block, self.route.timeout_ns
         if timeout_ns is not None:
             block += timeout_field(timeout_ns)
-        call = self._call = upstream.open(self, block)
         kept = self._kept
-        is_whole = self.is_ended
-        if kept:
-            call.send(kept[0] if len(kept) == 1 else b"".join(kept), is_whole=is_whole)
-        elif is_whole:
-            call.send(b"", is_whole=True)
+        data = kept[0] if len(kept) == 1 else b"".join(kept)
+        self._call = connection.open(self, data, block=block, is_whole=self.is_ended)
         self._mind_kept()
         self._widen()
 

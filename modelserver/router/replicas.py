@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from modelserver.client.address import Address, Tls, parse_address
+from modelserver.client.grpc_pool import SETTINGS_TIMEOUT_S, GrpcPool
 from modelserver.client.http_pool import HttpPool
 from modelserver.endpoints.endpoint import Endpoint, EndpointState
 from modelserver.endpoints.endpoint_set import EndpointSet
 from modelserver.endpoints.learned_prefixes import LearnedPrefixes
 from modelserver.errors import SHUTTING_DOWN, InvalidArgumentError, UnavailableError
 from modelserver.router.affinity import PinnedSessions, Prompt
-from modelserver.router.grpc_upstream import GrpcPool
-from modelserver.wire.context import WireContext
+from modelserver.wire.context import Arena
+from modelserver.wire.http2.frame import MAX_31_BITS
 from modelserver.wire.sockets.poller import Poller
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 DEFAULT_PORT: Final = 8000
 _SWEEP_S: Final = 1.0
 _MAX_DESCRIBED: Final = 5
+# What a replica may send on a gRPC call before its client has taken it, and in one frame.
+_WINDOW_BYTES: Final = 1 << 20
+_FRAME_BYTES: Final = 1 << 18
 
 
 class Waiting(abc.ABC):
@@ -73,9 +77,19 @@ class Replica:
 
     __slots__ = ("grpc", "http")
 
-    def __init__(self, address: Address, context: WireContext, poller: Poller) -> None:
-        self.http = HttpPool(address, poller=poller, arena=context.arena)
-        self.grpc = GrpcPool(address, poller, context)
+    def __init__(self, address: Address, poller: Poller, arena: Arena) -> None:
+        self.http = HttpPool(address, poller=poller, arena=arena)
+        self.grpc = GrpcPool(
+            address,
+            fields=(),
+            frame_bytes=_FRAME_BYTES,
+            window_bytes=_WINDOW_BYTES,
+            # The fewest connections that a replica's limit of calls allows.
+            calls_per_connection=MAX_31_BITS,
+            settings_timeout_s=SETTINGS_TIMEOUT_S,
+            poller=poller,
+            arena=arena,
+        )
 
     def close(self) -> None:
         """Close idle connections, and the others when they are."""
@@ -98,7 +112,7 @@ class RoutingRules:
 class Replicas:
     """Chooses, and keeps connections. Event loop thread only."""
 
-    def __init__(self, endpoints: EndpointSet, rules: RoutingRules, context: WireContext) -> None:
+    def __init__(self, endpoints: EndpointSet, rules: RoutingRules) -> None:
         self.endpoints = endpoints
         self.rules = rules
         self.counts = RouterCounts()
@@ -106,8 +120,9 @@ class Replicas:
         self.uses_sessions = rules.affinity != "none"
         self.is_stopping = False
         self.logs_access = rules.logs_access
-        self._context = context
-        self._poller = Poller(context.loop)
+        self._loop = asyncio.get_running_loop()
+        self._poller = Poller(self._loop)
+        self._arena = Arena()
         self._replicas: dict[Endpoint, Replica] = {}
         self._learned: LearnedPrefixes[Endpoint] = LearnedPrefixes()
         self._sessions = PinnedSessions()
@@ -118,7 +133,7 @@ class Replicas:
     def start(self) -> None:
         """Follow the endpoints."""
         self.endpoints.observers.append(self._changed)
-        self._sweeper = self._context.loop.call_later(_SWEEP_S, self._sweep)
+        self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
     async def stop(self) -> None:
         """Close all connections."""
@@ -179,12 +194,12 @@ class Replicas:
         replica = self._replicas.get(endpoint)
         if replica is None:
             address = self._address(endpoint.address, DEFAULT_PORT)
-            replica = self._replicas[endpoint] = Replica(address, self._context, self._poller)
+            replica = self._replicas[endpoint] = Replica(address, self._poller, self._arena)
         return replica
 
     def pool(self, url: str, *, default_port: int) -> HttpPool:
         """Connections to another server than a replica."""
-        return HttpPool(self._address(url, default_port), poller=self._poller, arena=self._context.arena)
+        return HttpPool(self._address(url, default_port), poller=self._poller, arena=self._arena)
 
     def _address(self, url: str, default_port: int) -> Address:
         is_secure = url.startswith(("https://", "grpcs://"))
@@ -227,7 +242,7 @@ class Replicas:
         rules = self.rules
         if not rules.max_wait_s or len(self._waiting) >= rules.max_waiting or self.endpoints.can_serve:
             return False
-        self._waiting[waiting] = self._context.loop.call_later(rules.max_wait_s, self._give_up, waiting)
+        self._waiting[waiting] = self._loop.call_later(rules.max_wait_s, self._give_up, waiting)
         return True
 
     def stop_waiting(self, waiting: Waiting) -> None:
@@ -250,7 +265,7 @@ class Replicas:
         state = endpoint.state
         if state in (EndpointState.READY, EndpointState.DEGRADED):
             if self._waiting:
-                self._context.loop.call_soon(self._wake)
+                self._loop.call_soon(self._wake)
             return
         replica = self._replicas.get(endpoint)
         if replica is not None:
@@ -267,13 +282,13 @@ class Replicas:
             each.choose()
 
     def _sweep(self) -> None:
-        self._sweeper = self._context.loop.call_later(_SWEEP_S, self._sweep)
+        self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
         for replica in self._replicas.values():
             replica.http.sweep()
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine to its end, beside the loop's other work."""
-        task = self._context.loop.create_task(work)
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -10,7 +10,7 @@ from importlib import metadata
 
 from prometheus_client.core import Metric
 
-from modelserver.app.ports import GRPC, HTTP, METRICS, Frontends, OwnPort, Wire, make_ports, own_address, wire_limits
+from modelserver.app.ports import GRPC, HTTP, METRICS, Frontends, OwnPort, Wire, make_ports, own_address
 from modelserver.app.shutdown import StopSignals, unless
 from modelserver.auth.access import Access
 from modelserver.auth.guard import Guard
@@ -32,7 +32,6 @@ from modelserver.router.probing import open_lines, probe
 from modelserver.router.replicas import Replicas, RoutingRules, check_address
 from modelserver.telemetry.wire_counts import WireCounts, wire_families
 from modelserver.wire.address import authority
-from modelserver.wire.context import Outbox, WireContext
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +52,7 @@ class Router:
             if routing.discover
             else StaticSource(routing.addresses)
         )
-        loop = asyncio.get_running_loop()
         self._counts = WireCounts()
-        limits = wire_limits(server)
-        # Of connections to replicas, which are in no port.
-        context = WireContext(loop, None, None, limits, WireCounts(), Outbox(loop))
         self.endpoints = EndpointSet(policy=Policy(routing.balance))
         self.membership = Membership(self.endpoints, self._source)
         rules = RoutingRules(
@@ -67,7 +62,7 @@ class Router:
             logs_access=server.access_log,
             tls=Tls(routing.replica_ca, routing.replica_cert, routing.replica_key),
         )
-        self.replicas = Replicas(self.endpoints, rules, context)
+        self.replicas = Replicas(self.endpoints, rules)
         self._prober = Prober(self.endpoints, lambda endpoint: probe(self.replicas, endpoint))
         self._tasks: list[asyncio.Task[None]] = []
         self._wires: dict[str, Wire] = {}

@@ -15,7 +15,7 @@ import pytest
 from modelserver.client.address import Address
 from modelserver.client.grpc_lane import GrpcLane, StreamLane
 from modelserver.client.grpc_messages import frame
-from modelserver.client.h2_connection import H2Connection
+from modelserver.client.grpc_pool import GrpcPool
 from modelserver.client.heads import GrpcRequestHead
 from modelserver.client.lane import Lane
 from modelserver.errors import UnavailableError
@@ -94,7 +94,7 @@ class Told:
 @asynccontextmanager
 async def connected(
     respond: Respond, *, settings: dict[int, int] | None = None, by_message: bool = False
-) -> AsyncIterator[H2Connection]:
+) -> AsyncIterator[GrpcPool]:
     peers: list[Peer] = []
 
     def make() -> Peer:
@@ -103,12 +103,12 @@ async def connected(
 
     server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
     address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-    connection = H2Connection(address, GrpcRequestHead(address, "ModelInfer").fields)
-    await connection.connect()
+    pool = GrpcPool(address, fields=GrpcRequestHead(address, "ModelInfer").fields)
+    await pool.prepare()
     try:
-        yield connection
+        yield pool
     finally:
-        connection.close()
+        pool.abandon()
         server.close()
         for peer in peers:
             peer.transport.abort()
@@ -122,8 +122,8 @@ def echo(peer: Peer, stream_id: int, body: bytes) -> None:
 
 async def test_many_calls_on_one_connection() -> None:
     told = Told()
-    async with connected(echo) as connection:
-        lanes = [GrpcLane(connection, told) for _ in range(10)]
+    async with connected(echo) as pool:
+        lanes = [GrpcLane(pool, told) for _ in range(10)]
         for round_number in range(20):
             for lane in lanes:
                 lane.keeps_answer = True
@@ -137,8 +137,8 @@ async def test_large_messages_keep_to_the_windows_of_the_server(window: int) -> 
     """The library refuses a client that sends more than it may."""
     told = Told()
     settings = {h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window}
-    async with connected(echo, settings=settings) as connection:
-        lanes = [GrpcLane(connection, told) for _ in range(3)]
+    async with connected(echo, settings=settings) as pool:
+        lanes = [GrpcLane(pool, told) for _ in range(3)]
         for lane in lanes:
             lane.keeps_answer = True
             lane.send(frame(bytes(300_000)))
@@ -146,13 +146,12 @@ async def test_large_messages_keep_to_the_windows_of_the_server(window: int) -> 
         assert {len(lane.answer) for lane in lanes} == {300_005}
 
 
-async def test_calls_beyond_the_allowed_streams_wait_for_their_turn() -> None:
+async def test_calls_beyond_the_allowed_streams_have_further_connections() -> None:
     told = Told()
     settings = {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 2}
-    async with connected(echo, settings=settings) as connection:
-        assert connection.max_streams == 2
+    async with connected(echo, settings=settings) as pool:
         for _ in range(7):
-            GrpcLane(connection, told).send(frame(b"x"))
+            GrpcLane(pool, told).send(frame(b"x"))
         assert [await told.next() for _ in range(7)] == [None] * 7
 
 
@@ -160,8 +159,8 @@ async def test_calls_beyond_the_allowed_streams_wait_for_their_turn() -> None:
 async def test_a_server_may_do_without_a_table(table_bytes: int) -> None:
     told = Told()
     settings = {h2.settings.SettingCodes.HEADER_TABLE_SIZE: table_bytes}
-    async with connected(echo, settings=settings) as connection:
-        lane = GrpcLane(connection, told)
+    async with connected(echo, settings=settings) as pool:
+        lane = GrpcLane(pool, told)
         for _ in range(3):
             lane.send(frame(b"x"))
             assert await told.next() is None
@@ -212,8 +211,8 @@ async def test_what_is_no_answer_is_told(respond: Respond, failure: str) -> None
         num_asked += 1
         (respond if num_asked == 1 else echo)(peer, stream_id, body)
 
-    async with connected(once) as connection:
-        lane = GrpcLane(connection, told)
+    async with connected(once) as pool:
+        lane = GrpcLane(pool, told)
         lane.send(frame(b"four"))
         assert await told.next() == failure
         # The lane can go on, on a new connection if need be.
@@ -244,8 +243,8 @@ async def test_frames_that_are_broken_end_the_connection_and_not_the_lane(raw: b
         else:
             echo(peer, stream_id, body)
 
-    async with connected(once) as connection:
-        lane = GrpcLane(connection, told)
+    async with connected(once) as pool:
+        lane = GrpcLane(pool, told)
         lane.send(frame(b"four"))
         assert failure in (await told.next() or "")
         lane.send(frame(b"four"))
@@ -263,8 +262,8 @@ async def test_a_server_that_goes_away_politely_costs_no_call() -> None:
         if num_asked == 3:
             peer.h2.close_connection(last_stream_id=stream_id)
 
-    async with connected(respond) as connection:
-        lane = GrpcLane(connection, told)
+    async with connected(respond) as pool:
+        lane = GrpcLane(pool, told)
         for _ in range(6):
             lane.send(frame(b"x"))
             assert await told.next() is None
@@ -278,8 +277,8 @@ async def test_pings_are_answered() -> None:
         peer.flush()
         echo(peer, stream_id, body)
 
-    async with connected(respond) as connection:
-        lane = GrpcLane(connection, told)
+    async with connected(respond) as pool:
+        lane = GrpcLane(pool, told)
         for _ in range(2):
             lane.send(frame(b"x"))
             assert await told.next() is None
@@ -306,8 +305,8 @@ def responses(*finals: bool | None, error: str = "") -> Respond:
 
 async def test_a_stream_answers_requests_one_after_the_other() -> None:
     told = Told()
-    async with connected(responses(None), by_message=True) as connection:
-        lane = StreamLane(connection, told, is_decoupled=False, algorithm="none")
+    async with connected(responses(None), by_message=True) as pool:
+        lane = StreamLane(pool, told, is_decoupled=False, algorithm="none")
         for _ in range(5):
             lane.send(frame(b"x" * 100))
             assert await told.next() is None
@@ -316,8 +315,8 @@ async def test_a_stream_answers_requests_one_after_the_other() -> None:
 
 async def test_a_decoupled_request_is_over_with_its_final_response() -> None:
     told = Told()
-    async with connected(responses(False, False, False, True), by_message=True) as connection:
-        lane = StreamLane(connection, told, is_decoupled=True, algorithm="none")
+    async with connected(responses(False, False, False, True), by_message=True) as pool:
+        lane = StreamLane(pool, told, is_decoupled=True, algorithm="none")
         for number in (1, 2):
             lane.send(frame(b"x"))
             assert await told.next() is None
@@ -328,8 +327,8 @@ async def test_a_decoupled_request_is_over_with_its_final_response() -> None:
 
 async def test_an_error_within_a_stream_ends_the_request_only() -> None:
     told = Told()
-    async with connected(responses(None, error="no such shape"), by_message=True) as connection:
-        lane = StreamLane(connection, told, is_decoupled=False, algorithm="none")
+    async with connected(responses(None, error="no such shape"), by_message=True) as pool:
+        lane = StreamLane(pool, told, is_decoupled=False, algorithm="none")
         for _ in range(2):
             lane.send(frame(b"x"))
             assert await told.next() == "no such shape"
@@ -343,12 +342,12 @@ async def test_streams_are_ended_before_the_connection_is_closed() -> None:
         peers.append(peer)
         responses(None)(peer, stream_id, message)
 
-    async with connected(respond, by_message=True) as connection:
-        lane = StreamLane(connection, told, is_decoupled=False, algorithm="none")
+    async with connected(respond, by_message=True) as pool:
+        lane = StreamLane(pool, told, is_decoupled=False, algorithm="none")
         lane.send(frame(b"x"))
         assert await told.next() is None
         assert peers[0].h2.open_inbound_streams == 1
-        finishing = asyncio.create_task(connection.finish(5))
+        finishing = asyncio.create_task(pool.finish(5))
         async with asyncio.timeout(60):
             while not peers[0].has_ended:  # noqa: ASYNC110  (a test's patience)
                 await asyncio.sleep(0.001)
@@ -366,9 +365,7 @@ async def test_a_port_that_speaks_no_http2() -> None:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-    connection = H2Connection(address, GrpcRequestHead(address, "ModelInfer").fields)
     with pytest.raises(UnavailableError, match="does it speak gRPC"):
-        await connection.connect()
-    connection.close()
+        await GrpcPool(address).prepare()
     server.close()
     await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from modelserver.client.control import ControlClient
 from modelserver.client.endpoint import Endpoint
 from modelserver.client.grpc_lane import GrpcLane
 from modelserver.client.grpc_messages import frame, unframe
-from modelserver.client.h2_connection import H2Connection
+from modelserver.client.grpc_pool import GrpcPool
 from modelserver.client.heads import GrpcRequestHead, HttpRequestHead, model_path
 from modelserver.client.http_lane import HttpLane
 from modelserver.client.infer_answer import grpc_outputs, http_outputs
@@ -207,7 +207,7 @@ class _Line:
         self._form = RequestForm(config.name, "")
         path = model_path(config.name, "") + "/infer"
         self._head = HttpRequestHead(endpoint.address, "POST", path, endpoint.headers)
-        self._connection: H2Connection | None = None
+        self._pool: GrpcPool | None = None
         self._lanes: list[Lane] = []
         self._questions = Questions()
 
@@ -215,11 +215,11 @@ class _Line:
         """One more lane. Raises UnavailableError."""
         lane: Lane
         if self._endpoint.is_grpc:
-            if self._connection is None:
+            if self._pool is None:
                 fields = GrpcRequestHead(self._endpoint.address, "ModelInfer", self._endpoint.headers).fields
-                self._connection = H2Connection(self._endpoint.address, fields)
-                await self._connection.connect()
-            lane = GrpcLane(self._connection, self._questions)
+                self._pool = GrpcPool(self._endpoint.address, fields=fields)
+                await self._pool.prepare()
+            lane = GrpcLane(self._pool, self._questions)
         else:
             lane = HttpLane(self._endpoint.address, self._questions)
             await lane.connect()
@@ -249,8 +249,8 @@ class _Line:
     def close(self) -> None:
         for lane in self._lanes:
             lane.close()
-        if self._connection is not None:
-            self._connection.close()
+        if self._pool is not None:
+            self._pool.abandon()
 
 
 def reason_not_to_ask(config: ModelConfig) -> str:

@@ -40,7 +40,7 @@ class Http2Connection(Connection, asyncio.BufferedProtocol):
         """Take over a transport from which `data` was already read. Called once, in place of connection_made."""
         context = self.context
         self.transport = transport
-        self.sender = Sender(context, transport)
+        self.sender = Sender(transport, context.limits.write_buffer_bytes)
         self._receive_soon = receive_soon_of(transport)
         self.timeouts = Timeouts(self, self.receiver, self.closing, context.loop.time())
         context.connections.add(self)

@@ -66,7 +66,7 @@ def end_call(stream: Http2Stream, status: int, text: str, *, has_headers: bool =
     `retry_ms`, if given, goes where gRPC's clients look for it (A6, "Pushback").
     """
     connection = stream.connection
-    connection.sender.drop(stream)
+    connection.drop(stream)
     block = trailers(status, text) if has_headers else trailers_only(status, text)
     if status == Status.UNIMPLEMENTED:
         block += _ACCEPT_ENCODING_FIELD

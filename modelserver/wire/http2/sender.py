@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from modelserver.core.tensor import Buffer
-from modelserver.wire.context import WireContext
 from modelserver.wire.http2.frame import (
     CONTINUATION,
     DATA,
@@ -127,7 +126,6 @@ class Sender:
 
     __slots__ = (
         "_block_prefix",
-        "_context",
         "_is_shut",
         "_joins_all",
         "_max_frame",
@@ -146,12 +144,12 @@ class Sender:
         "window",
     )
 
-    def __init__(self, context: WireContext, transport: asyncio.Transport) -> None:
-        self._context = context
+    def __init__(self, transport: asyncio.Transport, write_buffer_bytes: int) -> None:
+        """`write_buffer_bytes` is the limit beyond which the transport says that it is full."""
         self._transport = transport
         self._joins_all = not gathers(transport)
         # At most this much is turned into frames at once: the transport says only afterwards that it is full.
-        self._max_pumped_bytes = 2 * context.limits.write_buffer_bytes
+        self._max_pumped_bytes = 2 * write_buffer_bytes
         self._is_shut = False
         self._block_prefix = b""
         self._max_frame = DEFAULT_FRAME_BYTES
@@ -207,18 +205,33 @@ class Sender:
         self.frames.append(b"".join((pack_head(size >> 8, size & 0xFF, DATA, 0, stream.id), *parts)))
         return True
 
-    def drop(self, stream: SendingStream) -> None:
-        """Forget the waiting data of a stream that is gone."""
+    def drop(self, stream: SendingStream) -> int:
+        """Forget the waiting data of a stream that is gone; returns its size."""
         outgoing = stream.outgoing
         if outgoing is None:
-            return
+            return 0
         stream.outgoing = None
         self.num_queued_bytes -= outgoing.num_bytes
-        self._context.num_given_up_bytes += outgoing.num_bytes
         if outgoing.is_ready:
             self._ready.remove(stream)
         self._update_inline()
         outgoing.wake()
+        return outgoing.num_bytes
+
+    def send_whole(self, stream: SendingStream, block: bytes, data: Buffer) -> None:
+        """HEADERS, and the DATA that ends the stream: in one piece where it is small."""
+        size, num_block = len(data), len(block)
+        if size > self.inline_bytes or size > self.window or size > stream.send_window or num_block > INLINE_BYTES:
+            self.send_block(stream.id, block)
+            self.queue(stream, (data,), b"")
+            return
+        self.num_blocks += 1
+        self.num_turns += 1
+        self.window -= size
+        stream.send_window -= size
+        block_head = pack_head(num_block >> 8, num_block & 0xFF, HEADERS, END_HEADERS, stream.id)
+        data_head = pack_head(size >> 8, size & 0xFF, DATA, END_STREAM, stream.id)
+        self.frames.append(b"".join((block_head, block, data_head, data)))
 
     # The peer's flow control.
 

@@ -286,6 +286,10 @@ class Connection(Flushable):
         if self.sender.num_queued_bytes > self.context.limits.max_queued_bytes:
             self.update_max_open()
 
+    def drop(self, stream: Http2Stream) -> None:
+        """Forget what waits to be sent on a stream."""
+        self.context.num_given_up_bytes += self.sender.drop(stream)
+
     def _ask_to_stop(self, stream_id: int) -> None:
         """The client should send no more on a stream that our side has ended."""
         self.sender.frames.append(rst_stream(stream_id, ErrorCode.NO_ERROR))
@@ -334,7 +338,7 @@ class Connection(Flushable):
             self._num_abandoned += 1
         else:
             stream.phase = DONE
-        self.sender.drop(stream)
+        self.drop(stream)
         stream.release()
 
     def count_streams(self) -> None:
