@@ -84,6 +84,7 @@ class ForwardedCall(Http2Stream, ConnectingCall, Waiting):
         "_start_ns",
         "_tried",
     )
+    relays = True
 
     def __init__(self, replicas: Replicas, connection: Connection, stream_id: int, route: Route) -> None:
         self.connection = connection
@@ -132,18 +133,23 @@ class ForwardedCall(Http2Stream, ConnectingCall, Waiting):
 
     # The request, as the client's connection brings it.
 
+    def relay(self, data: bytes) -> None:
+        self._num_kept = len(data)
+        self._kept.append(data)
+        if not self._session:
+            self._session = sequence_of_message(data)
+        self._send_first()
+
     def receive(self, data: memoryview) -> None:
         piece = data.tobytes()
-        is_first = not self._num_kept
-        self._num_kept += len(piece)
-        if self._is_kept:
-            self._kept.append(piece)
-        if is_first:
-            if not self._session:
-                self._session = sequence_of_message(piece)
-            self._send_first()
-        elif self._call is not None:
-            self._call.send(piece, is_whole=False)
+        if not self._num_kept:
+            self.relay(piece)
+        else:
+            self._num_kept += len(piece)
+            if self._is_kept:
+                self._kept.append(piece)
+            if self._call is not None:
+                self._call.send(piece, is_whole=False)
         self._mind_kept()
         self._credit += len(piece)
         self._widen()

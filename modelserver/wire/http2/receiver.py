@@ -221,6 +221,18 @@ class Receiver:
                             except Exception as error:
                                 stream.fall(error)
                             continue
+                    elif stream is not None and stream.relays and not (stream.num_received or stream.is_ended):
+                        # The same of a call that is passed on as it is.
+                        length = stop - position - HEAD_BYTES
+                        if stream.route.content_length in (None, length):
+                            self._uncredited += length
+                            if self._uncredited > self._connection_window:
+                                raise _over_connection_window()
+                            stream.num_received = length
+                            stream.is_ended = True
+                            stream.relay(view[stop - length : stop].tobytes())
+                            position = stop
+                            continue
                 elif kind == HEADERS:
                     found = known.get(payload)
                     if (

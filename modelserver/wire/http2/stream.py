@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from modelserver.auth.access import EVERYBODY, Admitted
 from modelserver.core.tensor import Buffer
@@ -104,9 +104,15 @@ class Http2Stream(SendingStream, abc.ABC):
     num_received: int
     receive_window: int
 
+    # Whether a body that comes in one frame is given to `relay`.
+    relays: ClassVar[bool] = False
+
     @abc.abstractmethod
     def receive(self, data: memoryview) -> None:
         """A piece of the body, which is valid during this call only."""
+
+    def relay(self, data: bytes) -> None:
+        """The whole body: the client has sent everything. In place of `receive` and `end`."""
 
     def room(self) -> memoryview | None:
         """Memory into which the next bytes of the body may be received directly, if there is any."""
