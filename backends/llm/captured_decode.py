@@ -287,12 +287,10 @@ class CapturedDecode:
         hidden: torch.Tensor = self._network(input_ids, step)
         if ending is Ending.HIDDEN:
             return hidden
-        logits = self._network.logits(hidden)
         if ending is Ending.LOGITS:
-            return logits
-        if ending is Ending.GREEDY:
-            return logits.argmax(dim=-1)
-        return draw_on_device(logits, draws)
+            return self._network.logits(hidden)
+        scores = self._network.scores(hidden)
+        return scores.argmax(dim=-1) if ending is Ending.GREEDY else draw_on_device(scores, draws)
 
 
 @dataclass(frozen=True, slots=True)

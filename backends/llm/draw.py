@@ -147,17 +147,16 @@ def draw_columns(params: Sequence[SamplingParams], noise: Iterable[float]) -> Dr
 
 
 def draw_on_device(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """A token of every row of logits [rows, vocabulary], int64 [rows]; nothing is read back.
+    """A token of every row of logits [rows, vocabulary] in any datatype, int64 [rows]; nothing is read back.
 
     `columns` float64 [NUM_DRAW_COLUMNS, rows]. No shape depends on a value, so a CUDA graph can hold it. A row without
     any mass, because all its tokens are forbidden or the network overflowed, gives its greatest logit.
     """
-    weights = torch.softmax(logits / columns[0, :, None].float(), dim=-1)
     if device_processors(logits.device) is not None:
-        from .triton_draw import draw
+        from . import triton_draw
 
-        return draw(logits, weights, columns)
-    return draw_by_sorting(logits, weights, columns)
+        return triton_draw.draw(logits, triton_draw.soften(logits, columns), columns)
+    return draw_by_sorting(logits, torch.softmax(logits / columns[0, :, None].float(), dim=-1), columns)
 
 
 def draw_by_sorting(logits: torch.Tensor, weights: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

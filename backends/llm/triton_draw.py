@@ -17,6 +17,33 @@ _ONE_SHARE = tl.constexpr(float(1 << 46))
 _TILE = 2048
 
 
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["columns"])
+def _soften(logits, columns, weights, size, num_rows, stride, tile: tl.constexpr):
+    """One row's softmax at its temperature, of a row that is drawn."""
+    row = tl.program_id(0)
+    if tl.load(columns + 5 * num_rows + row) == 0.0:
+        temperature = tl.load(columns + row).to(tl.float32)
+        logits += row.to(tl.int64) * stride
+        weights += row.to(tl.int64) * size
+        bests = tl.full([tile], float("-inf"), tl.float32)
+        totals = tl.zeros([tile], tl.float32)
+        for start in range(0, size, tile):
+            places = start + tl.arange(0, tile)
+            values = tl.load(logits + places, mask=places < size, other=float("-inf")).to(tl.float32) / temperature
+            higher = tl.maximum(bests, values)
+            bases = tl.where(higher == float("-inf"), 0.0, higher)
+            totals = totals * tl.exp(bests - bases) + tl.exp(values - bases)
+            bests = higher
+        best = tl.max(bests, axis=0)
+        base = tl.where(best == float("-inf"), 0.0, best)
+        total = tl.sum(totals * tl.exp(bests - base), axis=0)
+        for start in range(0, size, tile):
+            places = start + tl.arange(0, tile)
+            is_token = places < size
+            values = tl.load(logits + places, mask=is_token, other=float("-inf")).to(tl.float32) / temperature
+            tl.store(weights + places, tl.exp(values - base) / total, mask=is_token)
+
+
 @triton.jit
 def _load(weights, start, size, tile: tl.constexpr):
     places = start + tl.arange(0, tile)
@@ -113,7 +140,7 @@ def _greatest(logits, size, tile: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["columns"])
 def _draw(logits, weights, columns, output, size, num_rows, stride, tile: tl.constexpr):
     """One row."""
     row = tl.program_id(0)
@@ -143,6 +170,16 @@ def _draw(logits, weights, columns, output, size, num_rows, stride, tile: tl.con
     else:
         found = _greatest(logits, size, tile)
     tl.store(output + row, found.to(tl.int64))
+
+
+def soften(logits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """The weights that `draw` takes: the softmax of logits by the temperatures of `columns`, without meaning in rows
+    that are not drawn. One pass reads the logits in their datatype, a second one writes."""
+    num_rows, size = logits.shape
+    weights = torch.empty(num_rows, size, dtype=torch.float32, device=logits.device)
+    columns = columns.contiguous()
+    _soften[(num_rows,)](logits, columns, weights, size, num_rows, logits.stride(0), tile=_TILE, num_warps=16)
+    return weights
 
 
 def draw(logits: torch.Tensor, weights: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

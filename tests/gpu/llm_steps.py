@@ -208,6 +208,68 @@ def step_launches_do_not_wait_for_the_step_before() -> dict[str, Any]:
     return found
 
 
+def step_prompts_beside_decodes_are_launched_in_pieces() -> dict[str, Any]:
+    """The same text with graphs in pieces and eager, of prompts in chunks; how many launches a step of 32 decodes and a
+    chunk takes in each way, and how long.
+    """
+    require_device()
+    require("benchmarks", "transformers", *sized(("triton",), ()))
+    from support.generations import generate, loaded_engine, random_prompts
+    from support.tiny_checkpoints import write_checkpoint
+
+    ways = {"in pieces": {}, "eager": {"enforce_eager": True}}
+    texts: dict[str, Any] = {}
+    with TemporaryDirectory() as place:
+        directory = write_checkpoint(Path(place), "qwen3")
+        for way, options in ways.items():
+            with loaded_engine(
+                directory, device=DEVICE, max_num_batched_tokens=24, max_num_seqs=4, **options
+            ) as engine:
+                texts[way] = [tokens for tokens, _ in generate(engine, random_prompts(6, longest=40, seed=3), 12)]
+    assert texts["in pieces"] == texts["eager"], texts
+    measured, found, counts = benchmark(), {}, {}
+    for way, options in ways.items():
+        with measured.opened("Qwen3-0.6B", **options) as engine:
+            plan = _mixed_plan(engine.runner.block_size)
+            took = seconds(lambda: engine.runner.launch(plan).result())  # noqa: B023 - run at once
+            counts[way] = _num_launches(lambda: engine.runner.launch(plan).result())  # noqa: B023
+        found[way] = f"{counts[way]} launches, {took * 1e6:.0f} us a step"
+    if not IS_REHEARSAL:
+        assert 0 < counts["in pieces"] < 0.7 * counts["eager"], found
+    return found
+
+
+def _mixed_plan(block_size: int) -> Any:
+    """The same keys and values are written each time that it is launched."""
+    from array import array
+
+    from modelserver_backends.llm.plan import Chunk, StepPlan
+    from modelserver_backends.llm.sampling_params import SamplingParams
+    from modelserver_backends.llm.sequence import Sequence
+
+    num_decodes, length, num_queries = sized((32, 200, 96), (2, 9, 5))
+    num_blocks = -(-length // block_size)
+    chunks = []
+    for number in range(num_decodes + 1):
+        blocks = array("q", range(1 + number * num_blocks, 1 + (number + 1) * num_blocks))
+        tokens = [10 + (number + place) % 1000 for place in range(length)]
+        sequence = Sequence(number, tokens, length, SamplingParams(temperature=0.0), slot=number, block_ids=blocks)
+        count = 1 if number < num_decodes else num_queries
+        chunks.append(Chunk(sequence, length - count, count, 1))
+    return StepPlan(tuple(chunks))
+
+
+def _num_launches(run: Callable[[], object]) -> int:
+    """Of kernels and graphs, as the driver is called. None in a rehearsal."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU, *sized((ProfilerActivity.CUDA,), ())]
+    with profile(activities=activities) as profiled:
+        run()
+    names = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
+    return sum(each.count for each in profiled.key_averages() if each.key.startswith(names))
+
+
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 

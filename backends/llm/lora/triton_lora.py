@@ -25,7 +25,7 @@ _TILE_OUTPUTS = 128
 _LEAST_INPUTS, _MOST_SPLITS = 512, 8
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["tiles"])
 def _shrink(
     rows, downs, ranks, tiles, narrow, num_rows, num_inputs, stride_row, num_parts, max_rank, num_steps,
     tile_rows: tl.constexpr, tile_ranks: tl.constexpr, width: tl.constexpr,
@@ -57,7 +57,7 @@ def _shrink(
     tl.store(narrow + place, sums, mask=is_row[:, None])
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["tiles"])
 def _add_expanded(
     narrow, ups, ranks, tiles, columns, output, num_rows, num_outputs, stride_output, num_parts, max_rank,
     num_splits, tile_rows: tl.constexpr, tile_ranks: tl.constexpr, tile_outputs: tl.constexpr,

@@ -208,9 +208,12 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of rows [rows, hidden_size], chosen from any step: float32 [rows, vocab_size]."""
-        logits = self._head(hidden, None).float()
-        softcap = self.config.logit_softcap
-        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+        return self.scores(hidden).float()
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The same in the datatype that the head gives, which holds them exactly."""
+        scores, softcap = self._head(hidden, None), self.config.logit_softcap
+        return scores if softcap is None else torch.tanh(scores.float() / softcap) * softcap
 
 
 def _joinable(layer: DecoderLayer) -> JoinableLayer | None:

@@ -25,6 +25,7 @@ KERNELS = [
     "_rope_and_store",
     "_round_rows",
     "_shrink",
+    "_soften",
 ]
 
 

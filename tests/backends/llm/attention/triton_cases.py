@@ -248,6 +248,11 @@ def draw() -> None:
         expected = draw_module.draw_by_sorting(logits, weights, columns)
         is_told = torch.arange(num_rows, device=DEVICE) != 11  # a NaN has no place among others
         assert torch.equal(triton_draw.draw(logits, weights, columns)[is_told], expected[is_told])
+        is_drawn = columns[5] == 0
+        found = triton_draw.soften(logits, columns)
+        torch.testing.assert_close(found[is_drawn], weights[is_drawn], atol=1e-9, rtol=1e-5, equal_nan=True)
+        half = triton_draw.soften(logits.half(), columns)
+        assert torch.equal(half[0], triton_draw.soften(logits.half()[:1].float(), columns[:, :1])[0])
 
 
 _VIEWS = frozenset(
@@ -305,36 +310,54 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name not in _VIEWS:
+        result = func(*args, **(kwargs or {}))
+        is_alias = isinstance(result, torch.Tensor) and not func._schema.is_mutable
+        given = [leaf.untyped_storage().data_ptr() for leaf in args if isinstance(leaf, torch.Tensor)]
+        if name not in _VIEWS and not (is_alias and result.untyped_storage().data_ptr() in given):
             self.names.append(name)
-        return func(*args, **(kwargs or {}))
+        return result
+
+
+# Of a layer, in a step of decodes and in one with prompts as well; docs/llm.md has the same table.
+LAYERS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "qwen3": ({}, 9, 10),
+    "llama": ({}, 9, 10),
+    "qwen3_moe": ({}, 27, 28),
+    "deepseek_v3": ({"first_k_dense_replace": 4}, 23, 24),
+}
 
 
 def launches() -> None:
-    """Of a layer of Qwen3 with a norm of queries and keys, in a step of decodes and in one with prompts as well."""
-    counts = []
-    for num_layers in (1, 2):
-        with TemporaryDirectory() as name:
-            values = {"num_hidden_layers": num_layers, "layer_types": ["full_attention"] * num_layers}
-            directory = write_checkpoint(Path(name), "qwen3", values=values)
-            loaded = network_of(
-                directory, EngineOptions(device=DEVICE, max_model_len=64, block_size=8, dtype="float32")
-            )
-            mlp.device_processors = lambda _device: 4
-            blocks = KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device)
-            attention = TritonAttention(blocks, loaded.attention, num_processors=1)
-            found = []
-            tables = np.arange(1, 25).reshape(4, 6)
-            for batch in (mixed_batch(tables), decode_batch(tables)):
-                rows = torch.arange(len(batch.slots), device=DEVICE)
-                context = StepContext(positions=rows, attention=attention, inputs=attention.prepare(batch))
-                with Launches() as seen, torch.inference_mode():
-                    loaded.network(rows, context)
-                found.append(seen.names)
-            counts.append(found)
-    for step, per_layer in ((0, 10), (1, 9)):
-        one, two = counts[0][step], counts[1][step]
-        assert len(two) - len(one) == per_layer, (len(two) - len(one), Counter(two) - Counter(one))
+    """Of a layer of each kind of network, by what a layer more launches."""
+    for module in (mlp, quantized_linear, packed_matrix):
+        module.device_processors = lambda _device: 4
+    found = {}
+    for family, (values, *_) in LAYERS.items():
+        kinds = [network_launches(family, values, num_layers) for num_layers in (1, 2)]
+        found[family] = tuple(len(two) - len(one) for one, two in zip(*kinds, strict=True))
+        print(family, [Counter(two) - Counter(one) for one, two in zip(*kinds, strict=True)])  # what an error shows
+    assert found == {family: tuple(counts) for family, (_, *counts) in LAYERS.items()}
+
+
+def network_launches(family: str, values: dict[str, Any], num_layers: int) -> list[list[str]]:
+    """Names of all kernels of a network, for decodes and for a step with prompts."""
+    with TemporaryDirectory() as name:
+        sizes = {"num_hidden_layers": num_layers, "layer_types": ["full_attention"] * num_layers, **values}
+        directory = write_checkpoint(Path(name), family, values=sizes)
+        loaded = network_of(directory, EngineOptions(device=DEVICE, max_model_len=64, block_size=8, dtype="float32"))
+    assert loaded.is_capturable
+    blocks = KvBlocks(loaded.kv_layout, num_blocks=25, block_size=8, device=loaded.device)
+    kind = TritonLatentAttention if loaded.kv_layout.group.shared_width else TritonAttention
+    attention = kind(blocks, loaded.attention, num_processors=1)
+    found = []
+    tables = np.arange(1, 25).reshape(4, 6)
+    for batch in (decode_batch(tables), mixed_batch(tables)):
+        rows = torch.arange(len(batch.slots), device=DEVICE)
+        context = StepContext(positions=rows, attention=attention, inputs=attention.prepare(batch))
+        with Launches() as seen, torch.inference_mode():
+            loaded.network(rows, context)
+        found.append(seen.names)
+    return found
 
 
 def decode_batch(tables: np.ndarray) -> AttentionBatch:

@@ -152,7 +152,8 @@ def experts(dtype: torch.dtype) -> None:
 
 def others() -> None:
     logits = torch.zeros(2, 151_936)
-    triton_draw.draw(logits, logits, torch.ones(6, 2, dtype=torch.float64))
+    columns = torch.ones(6, 2, dtype=torch.float64)
+    triton_draw.draw(logits, triton_draw.soften(logits.to(BFLOAT16), columns), columns)
     triton_gate.gate(torch.zeros(2, 6144, dtype=BFLOAT16))
     triton_linear.round_rows(torch.zeros(2, 28672, dtype=BFLOAT16))
 
