@@ -139,9 +139,9 @@ class TensorRTBackend(Backend):
         return TensorRTInstance(loaded, self.context.config, settings, kernels, name=placement.name)
 
     def unload(self) -> None:
-        for kernels in self._kernels.values():
-            kernels.save()
-        for loaded in self._engines.values():
+        for device_id, loaded in self._engines.items():
+            with loaded.device.activate():
+                self._kernels[device_id].save()
             loaded.close()
         for reservation in self._reservations:
             reservation.release()
@@ -213,6 +213,7 @@ def _engine_settings(context: BackendContext, source: ModelSource) -> EngineSett
         is_on(context, "version-compatible"),
         context.int_parameter("weight_streaming_budget") if budget else None,
         source.onnx_path if context.parameter("weights") == _STRIPPED else None,
+        context.parameter("precision", "keep"),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from modelserver.backend import InternalError, InvalidArgumentError, Unavailable
 from .device import Device
 from .engine_info import EngineInfo, from_engine
 from .plan import HEAD_BYTES, Flavour, PlanHeader, read_header
+from .precision import in_precision
 from .runtime import find_library, initialise_plugins, library_lock, library_version, logger_of
 
 log = logging.getLogger(__name__)
@@ -34,13 +36,14 @@ class EngineSettings:
     """How a plan is loaded. `allows_host_code`: version-compatible plans carry a library, which is then executed.
 
     `weight_streaming_bytes`: the part of the weights that may be on the device (None: all). `refit_onnx` is the file
-    from which a plan without weights gets them.
+    from which a plan without weights gets them, in the precision that the plan was built in.
     """
 
     plugins: tuple[str, ...] = ()
     allows_host_code: bool = False
     weight_streaming_bytes: int | None = None
     refit_onnx: Path | None = None
+    precision: str = "keep"
 
 
 class LoadedEngine:
@@ -60,8 +63,9 @@ class LoadedEngine:
 
     def close(self) -> None:
         """Free the engine's memory. Contexts must be gone before."""
-        self.engine = None
-        self._runtime = None
+        with self.device.activate():  # else CUDA would make a context on the thread's device, and keep it
+            self.engine = None
+            self._runtime = None
 
 
 def load_engine(path: Path, device: Device, settings: EngineSettings, *, name: str) -> LoadedEngine:
@@ -75,7 +79,10 @@ def load_engine(path: Path, device: Device, settings: EngineSettings, *, name: s
         logger = logger_of(trt)
         initialise_plugins(trt, settings.plugins)
         mark = logger.mark()
-        runtime = trt.Runtime(logger)
+        try:
+            runtime = trt.Runtime(logger)
+        except TypeError as error:  # the binding's way to say that there is no object
+            raise UnavailableError(f"TensorRT could not make a runtime: {logger.errors_since(mark)}") from error
         if settings.allows_host_code:
             runtime.engine_host_code_allowed = True
         plan = path.read_bytes()
@@ -85,9 +92,9 @@ def load_engine(path: Path, device: Device, settings: EngineSettings, *, name: s
             reason = logger.errors_since(mark)
             raise InvalidArgumentError(f"unable to create TensorRT engine: {reason} ({path}{_versions(header, trt)})")
         if settings.refit_onnx is not None:
-            _refit(trt, engine, settings.refit_onnx)
+            _refit(trt, engine, settings.refit_onnx, settings.precision)
         if settings.weight_streaming_bytes is not None:
-            _stream_weights(engine, settings.weight_streaming_bytes, name)
+            _stream_weights(engine, settings.weight_streaming_bytes, name, logger)
         info = from_engine(trt, engine, name=name)
     return LoadedEngine(trt, runtime, engine, info, device)
 
@@ -116,25 +123,33 @@ def _check_validity(trt: Any, runtime: Any, plan: bytes, path: Path) -> None:
         log.warning("%s will run, but not as well as it could: %s", path, ", ".join(reasons))
 
 
-def _refit(trt: Any, engine: Any, onnx: Path) -> None:
+def _refit(trt: Any, engine: Any, onnx: Path, precision: str) -> None:
     logger = logger_of(trt)
     mark = logger.mark()
-    refitter = trt.Refitter(engine, logger)
-    refit_parser = trt.OnnxParserRefitter(refitter, logger)
-    if not refit_parser.refit_from_file(str(onnx)) or not refitter.refit_cuda_engine():
-        raise InvalidArgumentError(
-            f"the weights of {onnx} do not fit the engine: {logger.errors_since(mark)}; build it again"
-        )
+    with tempfile.TemporaryDirectory(prefix="modelserver-onnx-") as scratch:
+        source = in_precision(onnx, Path(scratch), precision)
+        refitter = trt.Refitter(engine, logger)
+        refit_parser = trt.OnnxParserRefitter(refitter, logger)
+        if not refit_parser.refit_from_file(str(source)) or not refitter.refit_cuda_engine():
+            raise InvalidArgumentError(
+                f"the weights of {onnx} do not fit the engine: {logger.errors_since(mark)}; build it again"
+            )
 
 
-def _stream_weights(engine: Any, budget_bytes: int, name: str) -> None:
+def _stream_weights(engine: Any, budget_bytes: int, name: str, logger: Any) -> None:
     """Before there is any context; not more than there is to stream."""
     streamable = engine.streamable_weights_size
     if not streamable:
         raise InvalidArgumentError(
             f"model '{name}': weight_streaming_budget: the engine streams no weights; build it with --weight-streaming"
         )
-    engine.weight_streaming_budget_v2 = min(budget_bytes, streamable)
+    mark = logger.mark()
+    engine.weight_streaming_budget_v2 = wanted = min(budget_bytes, streamable)
+    # The binding drops what TensorRT answers: a refusal leaves the budget as it was.
+    if engine.weight_streaming_budget_v2 > wanted:
+        raise InvalidArgumentError(
+            f"model '{name}': weight_streaming_budget: TensorRT refuses {wanted} bytes: {logger.errors_since(mark)}"
+        )
 
 
 def require_context(context: Any, logger: Any, mark: int, what: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from modelserver.backend import Datatype, InvalidArgumentError, UnsupportedError
@@ -115,7 +116,8 @@ def from_engine(trt: Any, engine: Any, *, name: str) -> EngineInfo:
                 is_input,
                 DATATYPES[type_name],
                 tuple(engine.get_tensor_shape(tensor_name)),
-                bool(engine.is_shape_inference_io(tensor_name)),
+                # Some are read on the host and have no part in the outputs' shapes.
+                bool(engine.is_shape_inference_io(tensor_name)) or _is_on_host(engine, tensor_name),
                 _is_linear(trt, engine, tensor_name),
             )
         )
@@ -126,6 +128,10 @@ def from_engine(trt: Any, engine: Any, *, name: str) -> EngineInfo:
     return EngineInfo(tuple(tensors), profiles)
 
 
+def _is_on_host(engine: Any, name: str) -> bool:
+    return bool(engine.get_tensor_location(name).name == "HOST")
+
+
 def _is_linear(trt: Any, engine: Any, name: str) -> bool:
     # The lean runtime has no names for formats, and tells only which dimension is vectorised.
     if not hasattr(trt, "TensorFormat"):
@@ -134,7 +140,11 @@ def _is_linear(trt: Any, engine: Any, name: str) -> bool:
 
 
 def _range(engine: Any, tensor: IoTensor, profile: int) -> Range:
-    if tensor.is_shape_tensor:
+    if tensor.is_shape_tensor and not engine.is_shape_inference_io(tensor.name):
+        # Nobody tells which values it may have; TensorRT refuses the others.
+        num_values = prod(tensor.dims)
+        bounds = ((-(2**63),) * num_values, (0,) * num_values, (2**63 - 1,) * num_values)
+    elif tensor.is_shape_tensor:
         # By position: the binding's keyword names are swapped.
         bounds = engine.get_tensor_profile_values(profile, tensor.name)
     elif -1 not in tensor.dims:

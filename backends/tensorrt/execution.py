@@ -6,14 +6,15 @@ is TensorRT's: the profile, then shapes, then addresses, then the question for o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from modelserver.backend import Array, Datatype, DeviceArray, InternalError, InvalidArgumentError
+from modelserver.backend import Array, Datatype, DeviceArray, InternalError, InvalidArgumentError, note_device_error
 
 from .device import Device
 from .engine import LoadedEngine, require_context
@@ -30,6 +31,19 @@ class Streams:
     done: Any
     is_input_pinned: bool = True
     is_output_pinned: bool = True
+
+    @contextlib.contextmanager
+    def drained_on_error(self) -> Iterator[None]:
+        """Wait for what is queued before an error leaves: the memory it reads and writes may be a client's."""
+        try:
+            yield
+        except BaseException:
+            try:
+                self.compute.synchronize()
+                self.copy_out.synchronize()
+            except RuntimeError as error:  # the one that is on its way may have nothing to do with the device
+                note_device_error(error)
+            raise
 
 
 @dataclass(slots=True)
@@ -67,8 +81,10 @@ class Execution:
         # By output whose shape depends on the data, made when that is seen.
         self._growing: dict[str, _Growing] = {}
         self._mark = self._logger.mark()
-        if not context.set_optimization_profile_async(profile, streams.compute.cuda_stream):
-            raise self._failure(f"optimization profile {profile} cannot be set")
+        try:
+            context.set_optimization_profile_async(profile, streams.compute.cuda_stream)
+        except RuntimeError as error:  # the binding's way to say no
+            raise self._failure(f"optimization profile {profile} cannot be set") from error
         streams.compute.synchronize()
 
     def run(
@@ -82,7 +98,7 @@ class Execution:
         """
         self._mark = self._logger.mark()
         torch = self._device.torch
-        with torch.cuda.stream(self._streams.compute):
+        with torch.cuda.stream(self._streams.compute), self._streams.drained_on_error():
             # Host and device buffers: they must live until the stream is done.
             held = [self._bind_input(tensor, inputs[tensor.name]) for tensor in self._loaded.info.inputs]
             outputs = self._bind_outputs(targets)
@@ -147,6 +163,9 @@ class Execution:
             raise self._failure(f"input '{name}' cannot be bound")
 
     def _bind_outputs(self, targets: Mapping[str, DeviceArray]) -> list[Output | _Growing]:
+        outputs = self._loaded.info.outputs
+        # TensorRT writes shape tensors while it infers, to the memory that they have by then: not the last batch's.
+        on_host = {tensor.name: self._bind_shape_output(tensor) for tensor in outputs if tensor.is_shape_tensor}
         try:
             missing = self._context.infer_shapes()
         except RuntimeError as error:
@@ -154,22 +173,28 @@ class Execution:
             raise InvalidArgumentError(f"TensorRT cannot infer the outputs' shapes: {error} ({reason})") from error
         if missing:
             raise InternalError(f"TensorRT still lacks a shape or value of {', '.join(missing)}")
-        return [self._bind_output(tensor, targets.get(tensor.name)) for tensor in self._loaded.info.outputs]
+        return [on_host.get(tensor.name) or self._bind_output(tensor, targets.get(tensor.name)) for tensor in outputs]
+
+    def _bind_shape_output(self, tensor: IoTensor) -> Output:
+        """The number of a shape tensor's values is known with the engine."""
+        memory = self._device.pinned(prod(tensor.dims) * itemsize(tensor.datatype))
+        self._set_output(tensor.name, memory.data_ptr())
+        return Output(tensor, tensor.dims, memory)
 
     def _bind_output(self, tensor: IoTensor, target: DeviceArray | None) -> Output | _Growing:
         shape = tuple(int(size) for size in self._context.get_tensor_shape(tensor.name))
-        if tensor.is_shape_tensor:
-            output = Output(tensor, shape, self._device.pinned(prod(shape) * itemsize(tensor.datatype)))
-        elif -1 in shape:
+        if -1 in shape:
             return self._grow(tensor)
-        elif target is not None and prod(shape) * itemsize(tensor.datatype) <= target.nbytes:
+        if target is not None and prod(shape) * itemsize(tensor.datatype) <= target.nbytes:
             output = Output(tensor, shape, None, target.beginning(tensor.datatype.numpy, shape))
         else:
             output = Output(tensor, shape, self._device.empty(prod(shape) * itemsize(tensor.datatype)))
-        address = output.memory.data_ptr() if output.target is None else output.target.address
-        if not self._context.set_tensor_address(tensor.name, address):
-            raise self._failure(f"output '{tensor.name}' cannot be bound")
+        self._set_output(tensor.name, output.memory.data_ptr() if output.target is None else output.target.address)
         return output
+
+    def _set_output(self, name: str, address: int) -> None:
+        if not self._context.set_tensor_address(name, address):
+            raise self._failure(f"output '{name}' cannot be bound")
 
     def _grow(self, tensor: IoTensor) -> _Growing:
         # One allocator for the life of the context, because the binding keeps every allocator that it gets.

@@ -5,6 +5,7 @@ TensorRT for RTX captures by itself and has none of these.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,7 +36,7 @@ class CapturedGraph:
         self, inputs: Mapping[str, Array | DeviceArray], streams: Streams, torch: Any
     ) -> dict[str, Array | DeviceArray]:
         """The outputs of a batch; of one that is smaller, those of all rows of the graph."""
-        with torch.cuda.stream(streams.compute):
+        with torch.cuda.stream(streams.compute), streams.drained_on_error():
             staged = [self._execution.copy_in(array, self._buffers[name]) for name, array in inputs.items()]
             self._graph.replay()
             arrays = self._execution.fetch(self._outputs)
@@ -116,7 +117,14 @@ class Graphs:
             execution.enqueue()
             streams.compute.synchronize()
         graph = device.torch.cuda.CUDAGraph()
-        with capture_turn(), device.torch.cuda.graph(graph, stream=streams.compute, capture_error_mode="thread_local"):
-            execution.enqueue()
-        streams.compute.synchronize()
+        # Not `torch.cuda.graph`, which waits for the whole device: for all other models.
+        with capture_turn(), device.torch.cuda.stream(streams.compute):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                execution.enqueue()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the error on its way says why
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return CapturedGraph(execution, graph, buffers, outputs)

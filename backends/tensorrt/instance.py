@@ -15,6 +15,8 @@ from modelserver.backend import (
     ModelConfig,
     Reservation,
     TensorInstance,
+    UnavailableError,
+    device_loss,
     device_memory,
 )
 
@@ -122,13 +124,27 @@ class TensorRTInstance(TensorInstance):
         if rows < self._smallest_batch:
             feeds = {name: self._filled(name, array, self._smallest_batch) for name, array in feeds.items()}
             targets = {}  # they have no room for the rows that are filled in
+        try:
+            outputs = self._outputs(feeds, targets)
+        except self._loaded.device.torch.cuda.OutOfMemoryError as error:
+            raise UnavailableError(
+                "the GPU has too little free memory for this batch: send fewer rows at once, or unload a model: "
+                f"{error}"
+            ) from error.with_traceback(None)  # whose frames keep memory
+        return {tensor.name: self._shown(tensor, outputs[tensor.name], rows) for tensor in info.outputs}
+
+    def _outputs(
+        self, feeds: Mapping[str, Array | DeviceArray], targets: Mapping[str, DeviceArray]
+    ) -> Mapping[str, Array | DeviceArray]:
         with self._loaded.device.activate():
             found = self._graphs.find(feeds, batches=self._has_rows)
             if found is not None:
-                outputs = found[1].replay(feeds, self._streams, self._loaded.device.torch)
-            else:
-                outputs = self._execution(feeds).run(feeds, targets)
-        return {tensor.name: self._shown(tensor, outputs[tensor.name], rows) for tensor in info.outputs}
+                return found[1].replay(feeds, self._streams, self._loaded.device.torch)
+            return self._execution(feeds).run(feeds, targets)
+
+    def is_ready(self) -> bool:
+        """Not on a GPU that this process has lost."""
+        return not device_loss()
 
     def measure(self) -> Sequence[Measurement]:
         if not self._graphs.is_wanted:

@@ -18,7 +18,7 @@ from .driver import find_problem
 from .engine_info import DATATYPES, EngineInfo, IoTensor, Range
 from .onnx_file import read_onnx
 from .plan import Flavour
-from .precision import convert
+from .precision import in_precision
 from .progress import PhaseTree, progress_monitor
 from .runtime import find_library, initialise_plugins, library_lock, library_version, logger_of
 
@@ -81,7 +81,8 @@ def _build(request: BuildRequest, tell: Callable[[str, float], None]) -> Built:
         initialise_plugins(trt, request.options.plugins)
     mark = logger.mark()
     with tempfile.TemporaryDirectory(prefix="modelserver-onnx-") as scratch:
-        onnx = _converted(request, Path(scratch))
+        # TensorRT 11 and RTX take precision from nowhere else.
+        onnx = in_precision(Path(request.onnx), Path(scratch), request.options.precision)
         try:
             builder = trt.Builder(logger)
         except TypeError as error:  # the binding's way to say that there is no object
@@ -208,7 +209,9 @@ def _read_timing_cache(config: Any, request: BuildRequest) -> None:
     path = request.options.timing_cache
     if path and request.flavour is Flavour.TENSORRT:
         kept = Path(path).read_bytes() if Path(path).is_file() else b""
-        config.set_timing_cache(config.create_timing_cache(kept), False)
+        # Of a damaged file it makes none.
+        cache = config.create_timing_cache(kept) or config.create_timing_cache(b"")
+        config.set_timing_cache(cache, False)
 
 
 def _write_timing_cache(config: Any, request: BuildRequest) -> None:
@@ -260,11 +263,3 @@ def _describe(network: Any, request: BuildRequest) -> EngineInfo:
         {name: ranges.get(name) or static[name] for name in inputs} for ranges in request.profiles or ({},)
     )
     return EngineInfo(tensors, profiles)
-
-
-def _converted(request: BuildRequest, scratch: Path) -> Path:
-    """The ONNX file in the precision that is wanted. TensorRT 11 and RTX take precision from nowhere else."""
-    source = Path(request.onnx)
-    if request.options.precision == "keep":
-        return source
-    return convert(source, scratch / "model.onnx", request.options.precision)

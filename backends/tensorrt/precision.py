@@ -22,6 +22,11 @@ _TYPE_ATTRIBUTES = ("to", "dtype")
 _BFLOAT16_OPSET = 13
 
 
+def in_precision(source: Path, scratch: Path, precision: str) -> Path:
+    """The file that TensorRT gets for `source`: itself ("keep"), or a converted one in the directory `scratch`."""
+    return source if precision == "keep" else convert(source, scratch / "model.onnx", precision)
+
+
 def convert(source: Path, target: Path, precision: str) -> Path:
     """Write `source` in "fp16" or "bf16"; gives back `target`.
 

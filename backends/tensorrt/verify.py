@@ -12,6 +12,7 @@ import numpy as np
 
 from modelserver.backend import Array, Datatype, UnsupportedError
 
+from .build_options import BuildOptions
 from .device import Device
 from .driver import find_problem
 from .engine import EngineSettings, load_engine
@@ -32,8 +33,12 @@ class Difference:
     cosine: float
 
 
-def verify(onnx: Path, plan: Path, info: EngineInfo, *, precision: str, num_samples: int) -> tuple[Difference, ...]:
+def verify(
+    onnx: Path, plan: Path, info: EngineInfo, *, options: BuildOptions, num_samples: int
+) -> tuple[Difference, ...]:
     """Compare with ONNX Runtime on the CPU: the converted ONNX file, where there is one, and on a GPU the engine.
+
+    `options` are those that the plan was built with.
 
     Inputs are random, of the optimal shape of the first profile. Raises UnsupportedError without ONNX Runtime, and for
     shape tensors, whose values cannot be random.
@@ -43,12 +48,14 @@ def verify(onnx: Path, plan: Path, info: EngineInfo, *, precision: str, num_samp
     samples = [_sample(info, index) for index in range(num_samples)]
     expected = _run_onnx(onnx, samples)
     found: list[Difference] = []
-    if precision != "keep":
+    if options.precision != "keep":
         with tempfile.TemporaryDirectory(prefix="modelserver-onnx-") as scratch:
-            what, converted = _converted(onnx, Path(scratch) / "model.onnx", precision)
+            what, converted = _converted(onnx, Path(scratch) / "model.onnx", options.precision)
             found += _compare(what, expected, _run_onnx(converted, samples))
     if not find_problem():
-        found += _compare("engine", expected, _run_engine(plan, samples))
+        stripped = onnx if options.weights == "strip" else None
+        settings = EngineSettings(options.plugins, options.version_compatible, None, stripped, options.precision)
+        found += _compare("engine", expected, _run_engine(plan, settings, samples))
     return tuple(found)
 
 
@@ -87,20 +94,20 @@ def _run_onnx(path: Path, samples: list[dict[str, Array]]) -> list[dict[str, Arr
     return [dict(zip(names, session.run(names, sample), strict=True)) for sample in samples]
 
 
-def _run_engine(plan: Path, samples: list[dict[str, Array]]) -> list[dict[str, Array]]:
+def _run_engine(plan: Path, settings: EngineSettings, samples: list[dict[str, Array]]) -> list[dict[str, Array]]:
     device = Device(0)
-    loaded = load_engine(plan, device, EngineSettings(), name=plan.name)
-    with device.activate():
-        stream = device.new_stream()
-        execution = Execution(
-            loaded, 0, Streams(stream, stream, device.new_event()), new_context(loaded, "STATIC", False, None)
-        )
-        try:
+    loaded = load_engine(plan, device, settings, name=plan.name)
+    try:
+        with device.activate():
+            stream = device.new_stream()
+            execution = Execution(
+                loaded, 0, Streams(stream, stream, device.new_event()), new_context(loaded, "STATIC", False, None)
+            )
             found = [execution.run(sample, {}) for sample in samples]
-            return [{name: np.asarray(array) for name, array in outputs.items()} for outputs in found]
-        finally:
             execution.close()
-            loaded.close()
+        return [{name: np.asarray(array) for name, array in outputs.items()} for outputs in found]
+    finally:
+        loaded.close()
 
 
 def _compare(what: str, expected: list[dict[str, Array]], actual: list[dict[str, Array]]) -> list[Difference]:

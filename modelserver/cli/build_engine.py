@@ -148,7 +148,7 @@ def _verified(command: Any, built: Any, num_samples: int) -> tuple[Any, ...]:
             command.onnx,
             built.plan,
             built.result.info,
-            precision=command.options.precision,
+            options=command.options,
             num_samples=num_samples,
         )
     except ServerError as error:

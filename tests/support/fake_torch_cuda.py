@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,15 +23,17 @@ from torch.utils._pytree import tree_leaves
 from modelserver.backend import DeviceArray
 from modelserver.platform.cuda import Cuda
 
+_ALIGNMENT, _LIBRARY_ALIGNMENT = 512, 256
+_GARBAGE = 0xCD
+
 
 class Stream:
     """Its work, in order."""
 
-    cuda_stream = 7
-
     def __init__(self, gpu: FakeGpu) -> None:
         self._gpu = gpu
         self.work: list[Callable[[], object]] = []
+        self.cuda_stream = gpu.new_handle(self)
 
     def synchronize(self) -> None:
         assert not self._gpu.is_capturing, "a stream is waited for during a capture"
@@ -70,6 +73,7 @@ class Graph:
     def __init__(self, gpu: FakeGpu) -> None:
         self._gpu = gpu
         self.work: list[Callable[[], object]] = []
+        self.stream: Stream | None = None
         self.num_replays = 0
 
     def capture_begin(self, *, capture_error_mode: str) -> None:
@@ -90,11 +94,12 @@ class FakeGpu(TorchFunctionMode):
         super().__init__()
         self.num_waits = 0
         self.graphs: list[Graph] = []
+        self._current = threading.local()
+        self._handles: dict[int, Stream] = {}
         # Of threads that have chosen no stream.
         self.default = Stream(self)
         # Raised by all that is waited for from now on, as after an error that stays.
         self.fault: RuntimeError | None = None
-        self._streams: list[Stream | Graph] = []
         # By address, kept alive so that none comes twice.
         self._on_device: dict[int, torch.Tensor] = {}
         self._pinned: dict[int, torch.Tensor] = {}
@@ -110,6 +115,47 @@ class FakeGpu(TorchFunctionMode):
             ("device", lambda _device: contextlib.nullcontext()),
         ):
             monkeypatch.setattr(torch.cuda, name, fake)
+
+    @property
+    def _streams(self) -> list[Stream | Graph]:
+        """Those that are current, one within the other, in this thread."""
+        if not hasattr(self._current, "streams"):
+            self._current.streams = []
+        found: list[Stream | Graph] = self._current.streams
+        return found
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this thread has made the device its current one."""
+        return getattr(self._current, "depth", 0) > 0
+
+    def __enter__(self) -> FakeGpu:
+        self._current.depth = getattr(self._current, "depth", 0) + 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._current.depth -= 1
+        super().__exit__(*error)
+
+    def new_handle(self, stream: Stream) -> int:
+        handle = 0x1000 + len(self._handles)
+        self._handles[handle] = stream
+        return handle
+
+    def finish(self, handle: int) -> None:
+        """Do the work of the stream with this handle, as calls of libraries do that wait for it."""
+        self._handles[handle].finish()
+
+    @property
+    def streams(self) -> list[Stream]:
+        return list(self._handles.values())
+
+    def queue_of(self, handle: int) -> list[Callable[[], object]]:
+        """Where a library queues what it is asked to on the stream with this handle: in the graph that captures it."""
+        stream = self._handles[handle]
+        top = self._streams[-1] if self._streams else None
+        return top.work if isinstance(top, Graph) and top.stream is stream else stream.work
 
     @property
     def is_capturing(self) -> bool:
@@ -144,6 +190,9 @@ class FakeGpu(TorchFunctionMode):
         assert not self._streams[-1].work, "a capture begins on a stream that is done"
         assert not gc.isenabled(), "a collection may destroy what belongs to the device, during a capture"
         self.graphs.append(graph)
+        stream = self._streams[-1]
+        assert isinstance(stream, Stream)
+        graph.stream = stream
         self._streams.append(graph)
 
     def end(self, graph: Graph) -> None:
@@ -151,6 +200,23 @@ class FakeGpu(TorchFunctionMode):
 
     def is_on_device(self, value: object) -> bool:
         return isinstance(value, torch.Tensor) and _address(value) in self._on_device
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Memory of the device, aligned as torch's is, with whatever is in it."""
+        memory = torch.full((num_bytes + _ALIGNMENT,), _GARBAGE, dtype=torch.uint8)
+        start = -memory.data_ptr() % _ALIGNMENT
+        return self.on_device(memory[start : start + num_bytes])
+
+    def check_address(self, address: int, num_bytes: int, *, is_host: bool) -> None:
+        """Raise AssertionError for a tensor of a library in memory of the wrong kind, or in too little of it."""
+        for tensors, is_wrong in ((self._on_device, is_host), (self._pinned, not is_host)):
+            for tensor in list(tensors.values()):
+                end = tensor.data_ptr() + tensor.nbytes
+                if tensor.data_ptr() <= address < end:
+                    assert not is_wrong, "a tensor of the host is on the device, or the other way around"
+                    assert address + num_bytes <= end, "a tensor is larger than its memory"
+                    assert is_host or address % _LIBRARY_ALIGNMENT == 0, "a tensor is not aligned"
+                    return
 
     def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, as memory of the device from now on."""
@@ -181,6 +247,9 @@ class FakeGpu(TorchFunctionMode):
                 is_pinned = kwargs.pop("pin_memory")
                 made = func(*args, **kwargs)
                 return self.pinned(made) if is_pinned else made
+            if func is torch.empty and str(kwargs.get("device", "")).startswith("cuda"):
+                assert kwargs["dtype"] is torch.uint8
+                return self.allocate(*args)
             if func is torch.as_tensor and isinstance(args[0], DeviceArray):
                 return self.borrowed(args[0])
             if name == "to" and isinstance(args[1], torch.device) and args[1].type == "cuda":

@@ -1,22 +1,40 @@
-"""What is said of plans that a library refuses, and how often the backend tries again, without a library."""
+"""What is said of plans that a library refuses, how often the backend tries again, and what is asked of an engine that
+is loaded, over a library that computes on the CPU.
+"""
 
 from __future__ import annotations
 
+import sys
+import weakref
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from modelserver_backends.tensorrt import backend as backend_module
+from modelserver_backends.tensorrt import runtime, verify
 from modelserver_backends.tensorrt.backend import TensorRTBackend
-from modelserver_backends.tensorrt.engine import _check_validity, _versions
+from modelserver_backends.tensorrt.build_options import BuildOptions, BuildRequest
+from modelserver_backends.tensorrt.engine import EngineSettings, _check_validity, _versions, load_engine
 from modelserver_backends.tensorrt.model_build import PreparedEngine
-from modelserver_backends.tensorrt.plan import parse_header
-from support.cpu_tensorrt import CpuDevice, load
+from modelserver_backends.tensorrt.network_build import Built, build
+from modelserver_backends.tensorrt.plan import Flavour, parse_header
+from modelserver_backends.tensorrt.profiles import parse_profile
+from onnx import helper, numpy_helper
+from support import rehearsed_tensorrt
+from support.cpu_tensorrt import CpuDevice, load, torch_of
 from support.engines import batching_engine, context_with, plan_bytes
-from support.onnx_models import identity_model
+from support.onnx_models import identity_model, onnx_model, value
 
-from modelserver.backend import ConfigError, DeviceKind, InvalidArgumentError, Placement, device_memory
+from modelserver.backend import (
+    ConfigError,
+    DeviceKind,
+    InvalidArgumentError,
+    Placement,
+    UnavailableError,
+    device_memory,
+)
 
 PLAN = Path("model.plan")
 
@@ -139,3 +157,84 @@ def test_the_engine_has_the_last_word_on_the_config(tmp_path: Path, attempts: di
     attempts["info"] = batching_engine(8, 3)
     with pytest.raises(ConfigError, match=r"profile 7\[7\]"):
         place(made(tmp_path, 'instance_group [ { name: "m" profile: [ "7" ] } ]'))
+
+
+class RehearsedDevice(CpuDevice):
+    def __init__(self, device_id: int = 0) -> None:
+        super().__init__()
+        self.gpu = rehearsed_tensorrt.GPU
+        self.torch = torch_of(self.gpu)
+
+
+@pytest.fixture
+def tensorrt(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A library that builds, loads and runs."""
+    module = ModuleType("tensorrt")
+    vars(module).update(rehearsed_tensorrt.library("tensorrt"))
+    monkeypatch.setitem(sys.modules, "tensorrt", module)
+    monkeypatch.setattr(runtime, "_loggers", {})
+    monkeypatch.setattr(runtime, "_initialised", set())
+    monkeypatch.setattr(verify, "Device", RehearsedDevice)
+    monkeypatch.setattr(verify, "find_problem", lambda: "")
+    return module
+
+
+def built(tmp_path: Path, options: BuildOptions) -> tuple[Path, Path, Built]:
+    """An ONNX file, its plan, and what is said of it."""
+    model = onnx_model([value("x", ["n", 4])], [value("y", ["n", 4])], [helper.make_node("MatMul", ["x", "w"], ["y"])])
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32) / 3, "w"))
+    onnx, plan = tmp_path / "model.onnx", tmp_path / "model.plan"
+    onnx.write_bytes(model.SerializeToString())
+    profiles = (parse_profile("x:1x4/2x4/4x4", "profile"),)
+    return onnx, plan, build(BuildRequest(str(onnx), str(plan), Flavour.TENSORRT, profiles, options), lambda *_: None)
+
+
+@pytest.mark.parametrize("precision", ["keep", "fp16"])
+def test_weights_are_put_back_in_the_precision_of_the_engine(
+    tmp_path: Path, tensorrt: ModuleType, precision: str
+) -> None:
+    options = BuildOptions(weights="strip", precision=precision)
+    onnx, plan, made = built(tmp_path, options)
+    differences = verify.verify(onnx, plan, made.info, options=options, num_samples=2)
+    assert [one.what for one in differences] == [*(["ONNX fp16"] if precision == "fp16" else []), "engine"]
+    assert max(one.max_abs for one in differences) < 1e-3
+    other = "fp16" if precision == "keep" else "keep"
+    with pytest.raises(InvalidArgumentError, match="do not fit the engine: the refit weights have another type"):
+        load_engine(plan, RehearsedDevice(), EngineSettings(refit_onnx=onnx, precision=other), name="m")
+
+
+def test_a_budget_that_tensorrt_refuses_is_an_error(tmp_path: Path, tensorrt: ModuleType) -> None:
+    """Its answer is lost in the binding."""
+    _, plan, _ = built(tmp_path, BuildOptions(weight_streaming=True))
+    loaded = load_engine(plan, RehearsedDevice(), EngineSettings(weight_streaming_bytes=16), name="m")
+    assert loaded.engine.weight_streaming_budget_v2 == 16
+    with pytest.raises(InvalidArgumentError, match="refuses -1 bytes: the weight streaming budget cannot be set"):
+        load_engine(plan, RehearsedDevice(), EngineSettings(weight_streaming_bytes=-1), name="m")
+
+
+def test_an_engine_goes_while_its_device_is_the_current_one(tmp_path: Path, tensorrt: ModuleType) -> None:
+    loaded = load_engine(built(tmp_path, BuildOptions())[1], RehearsedDevice(), EngineSettings(), name="m")
+    was_active: list[bool] = []
+    weakref.finalize(loaded.engine, lambda: was_active.append(rehearsed_tensorrt.GPU.is_active))
+    loaded.close()
+    assert was_active == [True]
+
+
+def test_a_library_that_makes_no_runtime_is_an_error(
+    tmp_path: Path, tensorrt: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, plan, _ = built(tmp_path, BuildOptions())
+
+    def fail(_logger: Any) -> None:
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    monkeypatch.setattr(tensorrt, "Runtime", fail)
+    with pytest.raises(UnavailableError, match="TensorRT could not make a runtime: TensorRT says nothing"):
+        load_engine(plan, RehearsedDevice(), EngineSettings(), name="m")
+
+
+def test_damaged_timings_of_earlier_builds_are_replaced(tmp_path: Path, tensorrt: ModuleType) -> None:
+    timings = tmp_path / "timings"
+    timings.write_bytes(b"damaged")
+    built(tmp_path, BuildOptions(timing_cache=str(timings)))
+    assert timings.read_bytes() == b"timings"

@@ -108,7 +108,8 @@ def test_the_largest_batch(info: EngineInfo, profiles: tuple[int, ...], largest:
 class DescribedEngine:
     """What a TensorRT engine answers, with the types that it answers in; the values are those of a described one."""
 
-    def __init__(self, info: EngineInfo, dtypes: dict[str, str]) -> None:
+    def __init__(self, info: EngineInfo, dtypes: dict[str, str], on_host: tuple[str, ...] = ()) -> None:
+        self._on_host = on_host
         self._tensors = {one.name: one for one in info.tensors}
         self._info = info
         self._dtypes = dtypes
@@ -130,6 +131,10 @@ class DescribedEngine:
     def is_shape_inference_io(self, name: str) -> bool:
         return self._tensors[name].is_shape_tensor
 
+    def get_tensor_location(self, name: str) -> Any:
+        is_on_host = self._tensors[name].is_shape_tensor or name in self._on_host
+        return SimpleNamespace(name="HOST" if is_on_host else "DEVICE")
+
     def get_tensor_format(self, name: str) -> str:
         return "linear"
 
@@ -141,6 +146,7 @@ class DescribedEngine:
         return [list(bounds.min), list(bounds.opt), list(bounds.max)]
 
     def get_tensor_profile_values(self, profile: int, name: str) -> list[list[int]]:
+        assert self.is_shape_inference_io(name), "Binding index does not correspond to an input shape tensor."
         return self.get_tensor_profile_shape(name, profile)
 
 
@@ -161,3 +167,13 @@ def test_an_engine_is_described_by_its_answers() -> None:
     assert from_engine(lean, DescribedEngine(info, dtypes), name="m") == info
     with pytest.raises(UnsupportedError, match="unsupported datatype TYPE_FP8 for output 'out' for model 'm'"):
         from_engine(TRT, DescribedEngine(info, {**dtypes, "out": "FP8"}), name="m")
+
+
+def test_what_is_read_on_the_host_is_a_shape_tensor_even_where_no_output_depends_on_it() -> None:
+    """Such a value decides how something within is reshaped; whether it may be that is known to TensorRT alone."""
+    info = engine(tensor("in", 4), tensor("in_sizes", 2, kind="INT64"), tensor("out", 4))
+    dtypes = {"in": "FLOAT", "in_sizes": "INT64", "out": "FLOAT"}
+    found = from_engine(TRT, DescribedEngine(info, dtypes, on_host=("in_sizes",)), name="m")
+    assert [one.name for one in found.tensors if one.is_shape_tensor] == ["in_sizes"]
+    assert found.profiles[0]["in_sizes"].contains((2, -1))
+    assert complete_from_engine(context_with(), found, (0,)).input[1].is_shape_tensor

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from modelserver_backends.tensorrt import instance as instance_module
 from modelserver_backends.tensorrt.engine import LoadedEngine
 from modelserver_backends.tensorrt.engine_info import EngineInfo
 from modelserver_backends.tensorrt.graph_rules import graph_shapes
@@ -19,12 +21,17 @@ from modelserver_backends.tensorrt.runtime_cache import RuntimeCache
 from support.cpu_tensorrt import load
 from support.engines import batching_engine, context_with, engine, tensor
 from support.fake_cuda import FakeCuda
-from support.fake_torch_cuda import array_over
+from support.fake_torch_cuda import Event, array_over
 
-from modelserver.backend import ConfigError, DeviceArray, InternalError, InvalidArgumentError
+from modelserver.backend import ConfigError, DeviceArray, InternalError, InvalidArgumentError, UnavailableError
 from modelserver.platform.cuda import Cuda
 
 Arrays = Mapping[str, Any]
+TWO_PROFILES = engine(
+    tensor("in", -1, -1),
+    tensor("out", -1, -1),
+    profiles=[{"in": ((1, 1), (2, 8), (4, 16))}, {"in": ((2, 16), (2, 64), (4, 128))}],
+)
 
 
 def instance(
@@ -82,13 +89,32 @@ def test_a_failed_execution_is_an_error_of_the_batch() -> None:
     assert len(made.run({"in": rows(2)})["out"]) == 2
 
 
+@pytest.mark.parametrize(
+    "more", ["", "output_copy_stream: true", "graphs: true graph_spec [ { batch_size: 3 } ]"], ids=str.split
+)
+def test_what_a_failed_execution_has_queued_is_done_before_it_fails(more: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client may write to its memory, or give it back, as soon as the request has failed."""
+    made, loaded = instance(batching_engine(8), doubled, f"max_batch_size: 8 optimization {{ cuda {{ {more} }} }}")
+    given, place = rows(3), np.zeros(256, np.uint8)
+
+    def fail(*_arguments: Any) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(Event, "record", fail)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        made.run_on_device({"in": array_over(given)}, {"out": array_over(place)})
+    assert not any(stream.work for stream in loaded.engine.gpu.streams)
+
+
+def test_an_instance_is_not_ready_on_a_gpu_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = instance(batching_engine(8), doubled, "max_batch_size: 8")
+    assert made.is_ready()
+    monkeypatch.setattr(instance_module, "device_loss", lambda: "an illegal memory access was encountered")
+    assert not made.is_ready()
+
+
 def test_each_profile_has_a_context_and_the_nearest_is_taken() -> None:
-    info = engine(
-        tensor("in", -1, -1),
-        tensor("out", -1, -1),
-        profiles=[{"in": ((1, 1), (2, 8), (4, 16))}, {"in": ((2, 16), (2, 64), (4, 128))}],
-    )
-    made, loaded = instance(info, doubled, "max_batch_size: 4", profiles=(0, 1))
+    made, loaded = instance(TWO_PROFILES, doubled, "max_batch_size: 4", profiles=(0, 1))
     assert loaded.engine.num_contexts == 2
     for size in (1, 16, 100):
         assert made.run({"in": rows(2, size)})["out"].shape == (2, size)
@@ -123,6 +149,9 @@ def test_shape_tensors_get_the_batch_in_front() -> None:
     outputs = made.run({"in": rows(3, 2), "in_shape": np.array([4, 5], np.int32)})
     assert outputs["out"].shape == (3, 4, 5)
     assert outputs["out_shape"].tolist() == [[4, 5]] * 3
+    held = outputs["out_shape"]
+    assert made.run({"in": rows(1, 2), "in_shape": np.array([7, 8], np.int32)})["out_shape"].tolist() == [[7, 8]]
+    assert held.tolist() == [[4, 5]] * 3
     with pytest.raises(InvalidArgumentError, match="The shape value at index 2 is expected to be in range from 1 to 8"):
         made.run({"in": rows(3, 2), "in_shape": np.array([4, 9], np.int32)})
 
@@ -232,3 +261,24 @@ def test_batches_that_are_filled_up_are_copied() -> None:
     array = DeviceArray(Cuda(cuda), 0, memory.address, given.dtype, given.shape)
     assert np.array_equal(made.run_on_device({"in": array}, {"out": array_over(place)})["out"], given * 2)
     assert not place.any()
+
+
+def test_a_profile_that_tensorrt_refuses_is_an_error_with_its_reason() -> None:
+    loaded = load(batching_engine(8), doubled)
+    loaded.info = TWO_PROFILES
+    settings = InstanceSettings(profiles=(0, 1))
+    with pytest.raises(InternalError, match="optimization profile 1 cannot be set: TensorRT says nothing"):
+        TensorRTInstance(loaded, context_with().config, settings, RuntimeCache(None), name="m_0")
+
+
+def test_a_batch_without_memory_is_refused_and_the_next_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, loaded = instance(batching_engine(8), doubled, "max_batch_size: 8")
+
+    def fail(_num_bytes: int) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loaded.device, "empty", fail)
+        with pytest.raises(UnavailableError, match="send fewer rows at once, or unload a model: CUDA out of memory"):
+            made.run({"in": rows(8)})
+    assert np.array_equal(made.run({"in": rows(8)})["out"], rows(8) * 2)
