@@ -72,15 +72,15 @@ def test_steps_of_language_models_and_of_the_server_run_to_their_end_in_a_rehear
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["device_steps", "onnxruntime_steps"])
+@pytest.mark.parametrize("file", ["device_steps", "onnxruntime_steps", "tensorrt_steps"])
 def test_steps_on_fakes_of_the_libraries_run_to_their_end(tmp_path: Path, file: str) -> None:
     found = rehearse(tmp_path / "report.json", file)
     assert {name.partition(".")[0] for name in found} == {file}
     assert {result["verdict"] for result in found.values()} == {"PASS"}
 
 
-# Their files reach into CUDA, TensorRT or a provider that no CPU has.
-NOT_REHEARSED = {"pytorch_steps", "tensorrt_steps"}
+# Their files reach into CUDA.
+NOT_REHEARSED = {"pytorch_steps"}
 
 
 @pytest.mark.slow

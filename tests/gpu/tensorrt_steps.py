@@ -1,7 +1,13 @@
-"""Engines on a GPU, through the backend as the server uses it; each is compared with ONNX Runtime on the CPU."""
+"""Engines on a GPU, through the backend as the server uses it; each is compared with ONNX Runtime on the CPU.
+
+The time that steps take is mostly that of building (a process each, about 10 s with TensorRT), so they share a cache of
+engines. In a rehearsal `support.rehearsed_tensorrt` stands for both libraries, their plans and the device.
+"""
 
 from __future__ import annotations
 
+import functools
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu.steps import Absent, require, require_gpu
+from gpu.steps import IS_REHEARSAL, Absent, require, require_gpu, sized
 from support.engines import context_with
 from support.onnx_models import write_model
 
@@ -27,21 +33,54 @@ TWO_PROFILES = (
 )
 
 
+def require_a_gpu() -> None:
+    """In a rehearsal there is one for the rest of the process, and both libraries."""
+    if IS_REHEARSAL:
+        from support import rehearsed_tensorrt
+
+        rehearsed_tensorrt.install()
+    else:
+        require_gpu()
+
+
 def require_library(name: str) -> None:
-    require_gpu()
-    require(name, "onnx", "onnxruntime")
+    require_a_gpu()
+    require("onnx", "onnxruntime")
+    require_either(name)
     if name == "tensorrt_rtx":
         require_supported_gpu()
 
 
+def require_either(name: str) -> None:
+    """The library, or its bindings alone: a wheelhouse has no package in front of them, as that is no wheel."""
+    try:
+        require(name)
+    except Absent:
+        require(f"{name}_bindings")
+
+
 def require_supported_gpu() -> None:
     """TensorRT for RTX refuses GPUs that are not in its list; then there is nothing to try but the refusal."""
+    refused = refusal()
+    if refused is not None:
+        assert "does not support this GPU" in refused or "cannot run" in refused, refused
+        raise Absent(f"TensorRT for RTX refuses this GPU, and the backend says so: {refused}")
+
+
+@functools.cache
+def refusal() -> str | None:
     with loaded("tensorrt_rtx", perceptron, PERCEPTRON, only_refusal=True) as refused:
-        if refused is not None:
-            assert "does not support this GPU" in refused or "cannot run" in refused, refused
-            raise Absent(f"TensorRT for RTX refuses this GPU, and the backend says so: {refused}")
+        found: str | None = refused
+    return found
 
 
+@functools.cache
+def engine_cache() -> Any:
+    """The directory of the engines of all steps, for as long as this process lives."""
+    return tempfile.TemporaryDirectory(prefix="modelserver-engines-")
+
+
+@functools.cache
 def models() -> Any:
     """The models of the tests that build without a GPU."""
     from importlib import util
@@ -71,6 +110,17 @@ def quantized() -> Any:
     return models().quantized()
 
 
+def wide() -> Any:
+    """Weights of 4 MiB, of which some can be streamed."""
+    from onnx import helper
+    from support.onnx_models import onnx_model, value
+
+    model = onnx_model(
+        [value("x", ["n", 1024])], [value("y", ["n", 1024])], [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    )
+    return models().with_weights(model, models().weight("w", 1024, 1024))
+
+
 def nonzero() -> Any:
     from onnx import TensorProto, helper
     from support.onnx_models import onnx_model, value
@@ -81,7 +131,7 @@ def nonzero() -> Any:
 
 @contextmanager
 def loaded(
-    runtime: str, make: Callable[[], Any], text: str, *, count: int = 1, only_refusal: bool = False
+    runtime: str, make: Callable[[], Any], text: str, *, count: int = 1, only_refusal: bool = False, cache: str = ""
 ) -> Iterator[Any]:
     """Instances of a model, its config completed; or only why it does not load, None if it does."""
     from modelserver_backends.tensorrt.backend import TensorRTBackend
@@ -89,7 +139,8 @@ def loaded(
     with tempfile.TemporaryDirectory(prefix="modelserver-gpu-") as scratch:
         directory = write_model(Path(scratch) / "m", make())
         text = f'{text} parameters {{ key: "runtime" value {{ string_value: "{runtime}" }} }}'
-        context = completed(TensorRTBackend, context_with(text, directory))
+        options = {"engine-cache-dir": cache or engine_cache().name}
+        context = completed(TensorRTBackend, context_with(text, directory, options=options))
         backend = TensorRTBackend(context)
         instances: list[Any] = []
         try:
@@ -116,10 +167,15 @@ def completed(backend_class: Any, context: BackendContext) -> BackendContext:
     return replace(context, config=normalise(config, model_name="m", supports_gpu=True, gpu_ids=(0,)))
 
 
-def expected(make: Callable[[], Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
+@functools.cache
+def session_of(make: Callable[[], Any]) -> Any:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(make().SerializeToString(), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(make().SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def expected(make: Callable[[], Any], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    session = session_of(make)
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
@@ -159,30 +215,36 @@ def step_rtx_parity_fp32() -> dict[str, Any]:
     return parity("tensorrt_rtx", perceptron, PERCEPTRON, batches_of(perceptron), 1e-3)
 
 
-def step_rtx_parity_of_two_profiles() -> dict[str, Any]:
-    return parity("tensorrt_rtx", attention, TWO_PROFILES, batches_of(attention), 1e-3)
-
-
-def step_rtx_parity_fp16() -> dict[str, Any]:
-    text = f'{PERCEPTRON} parameters {{ key: "precision" value {{ string_value: "fp16" }} }}'
-    return parity("tensorrt_rtx", perceptron, text, batches_of(perceptron), 1e-2)
-
-
 def step_tensorrt_parity_fp32() -> dict[str, Any]:
     return parity("tensorrt", perceptron, PERCEPTRON, batches_of(perceptron), 1e-3)
+
+
+def graphs(runtime: str) -> dict[str, Any]:
+    text = f"{PERCEPTRON} dynamic_batching {{ }} optimization {{ cuda {{ graphs: true }} }}"
+    require_library(runtime)
+    with loaded(runtime, perceptron, text) as (_, (instance,)):
+        for inputs in batches_of(perceptron) * 3:
+            compare(instance.run(inputs), expected(perceptron, inputs), 1e-2)
+        counts = {one.name: one.value for one in instance.measure()}
+    if runtime == "tensorrt":
+        assert counts["modelserver_tensorrt_graph_replays"] == 9, counts  # of 1 row and of 8
+    return counts
+
+
+def step_tensorrt_graphs() -> dict[str, Any]:
+    return graphs("tensorrt")
+
+
+def step_rtx_graphs() -> dict[str, Any]:
+    return graphs("tensorrt_rtx")
 
 
 def step_tensorrt_parity_of_two_profiles() -> dict[str, Any]:
     return parity("tensorrt", attention, TWO_PROFILES, batches_of(attention), 1e-3)
 
 
-def step_tensorrt_parity_fp16() -> dict[str, Any]:
-    text = f'{PERCEPTRON} parameters {{ key: "precision" value {{ string_value: "fp16" }} }}'
-    return parity("tensorrt", perceptron, text, batches_of(perceptron), 1e-2)
-
-
-def step_tensorrt_parity_int8() -> dict[str, Any]:
-    return parity("tensorrt", quantized, PERCEPTRON, batches_of(quantized), 0.1)
+def step_rtx_parity_of_two_profiles() -> dict[str, Any]:
+    return parity("tensorrt_rtx", attention, TWO_PROFILES, batches_of(attention), 1e-3)
 
 
 def step_tensorrt_data_dependent_output() -> dict[str, Any]:
@@ -209,12 +271,17 @@ def shape_tensor(runtime: str) -> dict[str, Any]:
     raise AssertionError("a value outside of the profile was taken")
 
 
+def step_tensorrt_shape_tensor() -> dict[str, Any]:
+    return shape_tensor("tensorrt")
+
+
 def step_rtx_shape_tensor() -> dict[str, Any]:
     return shape_tensor("tensorrt_rtx")
 
 
-def step_tensorrt_shape_tensor() -> dict[str, Any]:
-    return shape_tensor("tensorrt")
+def step_tensorrt_output_copy_stream() -> dict[str, Any]:
+    text = f"{PERCEPTRON} optimization {{ cuda {{ output_copy_stream: true busy_wait_events: true }} }}"
+    return parity("tensorrt", perceptron, text, batches_of(perceptron) * 10, 1e-3)
 
 
 def two_instances(runtime: str) -> dict[str, Any]:
@@ -223,7 +290,7 @@ def two_instances(runtime: str) -> dict[str, Any]:
 
     def work(instance: Any) -> None:
         try:
-            for inputs in batches_of(perceptron) * 40:
+            for inputs in batches_of(perceptron) * sized(40, 4):
                 compare(instance.run(inputs), expected(perceptron, inputs), 1e-2)
         except BaseException as error:
             failures.append(error)
@@ -238,32 +305,37 @@ def two_instances(runtime: str) -> dict[str, Any]:
     return {}
 
 
-def step_rtx_two_instances() -> dict[str, Any]:
-    return two_instances("tensorrt_rtx")
-
-
 def step_tensorrt_two_instances() -> dict[str, Any]:
     return two_instances("tensorrt")
 
 
-def graphs(runtime: str) -> dict[str, Any]:
-    text = f"{PERCEPTRON} dynamic_batching {{ }} optimization {{ cuda {{ graphs: true }} }}"
-    require_library(runtime)
-    with loaded(runtime, perceptron, text) as (_, (instance,)):
-        for inputs in batches_of(perceptron) * 3:
-            compare(instance.run(inputs), expected(perceptron, inputs), 1e-2)
-        counts = {one.name: one.value for one in instance.measure()}
-    if runtime == "tensorrt":
-        assert counts["modelserver_tensorrt_graph_replays"] == 9, counts  # of 1 row and of 8
-    return counts
+def step_rtx_two_instances() -> dict[str, Any]:
+    return two_instances("tensorrt_rtx")
 
 
-def step_rtx_graphs() -> dict[str, Any]:
-    return graphs("tensorrt_rtx")
+def step_the_example_is_served() -> dict[str, Any]:
+    require_a_gpu()
+    require("tritonclient", "onnxruntime")
+    try:
+        require_either("tensorrt")
+    except Absent:
+        require_library("tensorrt_rtx")
+    import tritonclient.http as httpclient
+    from support.serving import running_server
 
-
-def step_tensorrt_graphs() -> dict[str, Any]:
-    return graphs("tensorrt")
+    with tempfile.TemporaryDirectory(prefix="modelserver-gpu-") as repository:
+        for name in ("digits_tensorrt", "digits_onnx"):
+            shutil.copytree(ROOT / "model_repository" / name, Path(repository, name))
+        with running_server(repository) as server:
+            client = httpclient.InferenceServerClient(server.http_url, network_timeout=600, connection_timeout=600)
+            image = random(3, 8, 8)
+            given = httpclient.InferInput("image", list(image.shape), "FP32")
+            given.set_data_from_numpy(image)
+            answers = [client.infer(name, [given]) for name in ("digits_tensorrt", "digits_onnx")]
+            ours, theirs = (answer.as_numpy("probabilities") for answer in answers)
+            client.close()
+    assert np.allclose(ours, theirs, atol=1e-2), np.abs(ours - theirs).max()
+    return {"largest_difference": float(np.abs(ours - theirs).max())}
 
 
 def memory_after_unload(runtime: str) -> dict[str, Any]:
@@ -280,41 +352,52 @@ def memory_after_unload(runtime: str) -> dict[str, Any]:
     return {"free_bytes": free}
 
 
-def step_rtx_memory_after_unload() -> dict[str, Any]:
-    return memory_after_unload("tensorrt_rtx")
-
-
 def step_tensorrt_memory_after_unload() -> dict[str, Any]:
     return memory_after_unload("tensorrt")
 
 
+def step_rtx_memory_after_unload() -> dict[str, Any]:
+    return memory_after_unload("tensorrt_rtx")
+
+
+def step_tensorrt_parity_fp16() -> dict[str, Any]:
+    text = f'{PERCEPTRON} parameters {{ key: "precision" value {{ string_value: "fp16" }} }}'
+    return parity("tensorrt", perceptron, text, batches_of(perceptron), 1e-2)
+
+
+def step_rtx_parity_fp16() -> dict[str, Any]:
+    text = f'{PERCEPTRON} parameters {{ key: "precision" value {{ string_value: "fp16" }} }}'
+    return parity("tensorrt_rtx", perceptron, text, batches_of(perceptron), 1e-2)
+
+
+def step_tensorrt_parity_int8() -> dict[str, Any]:
+    return parity("tensorrt", quantized, PERCEPTRON, batches_of(quantized), 0.1)
+
+
+def step_tensorrt_stripped_weights() -> dict[str, Any]:
+    """They come back from the ONNX file, in the precision of the engine."""
+    text = (
+        f'{PERCEPTRON} parameters {{ key: "weights" value {{ string_value: "strip" }} }} '
+        'parameters { key: "precision" value { string_value: "fp16" } }'
+    )
+    return parity("tensorrt", perceptron, text, batches_of(perceptron), 1e-2)
+
+
+def step_tensorrt_streamed_weights() -> dict[str, Any]:
+    text = (
+        'max_batch_size: 8 parameters { key: "profile.0" value { string_value: "x:1x1024/4x1024/8x1024" } } '
+        'parameters { key: "weight_streaming_budget" value { string_value: "0" } }'
+    )
+    return parity("tensorrt", wide, text, [{"x": random(rows, 1024)} for rows in (1, 8, 3)], 1e-2)
+
+
 def step_rtx_kernels_are_kept() -> dict[str, Any]:
     require_library("tensorrt_rtx")
-    with loaded("tensorrt_rtx", perceptron, PERCEPTRON) as (backend, (instance,)):
-        instance.run(batches_of(perceptron)[0])
-        backend._kernels[0].save()
-        kept = list(backend.context.version_directory.rglob("*.rtcache"))
-        assert kept, "nothing was kept"
-        return {"bytes": kept[0].stat().st_size}
-
-
-def step_the_example_is_served() -> dict[str, Any]:
-    require_gpu()
-    require("tritonclient", "onnxruntime")
-    try:
-        require("tensorrt")
-    except Absent:
-        require_library("tensorrt_rtx")
-    import tritonclient.http as httpclient
-    from support.serving import running_server
-
-    with running_server(ROOT / "model_repository") as server:
-        client = httpclient.InferenceServerClient(server.http_url, network_timeout=600, connection_timeout=600)
-        image = random(3, 8, 8)
-        given = httpclient.InferInput("image", list(image.shape), "FP32")
-        given.set_data_from_numpy(image)
-        answers = [client.infer(name, [given]) for name in ("digits_tensorrt", "digits_onnx")]
-        ours, theirs = (answer.as_numpy("probabilities") for answer in answers)
-        client.close()
-    assert np.allclose(ours, theirs, atol=1e-2), np.abs(ours - theirs).max()
-    return {"largest_difference": float(np.abs(ours - theirs).max())}
+    with tempfile.TemporaryDirectory(prefix="modelserver-engines-") as cache:
+        with loaded("tensorrt_rtx", perceptron, PERCEPTRON, cache=cache) as (_, (instance,)):
+            instance.run(batches_of(perceptron)[0])
+        (kept,) = Path(cache).glob("*.rtcache")
+        num_bytes = kept.stat().st_size
+        with loaded("tensorrt_rtx", perceptron, PERCEPTRON, cache=cache) as (_, (instance,)):
+            compare(instance.run(batches_of(perceptron)[0]), expected(perceptron, batches_of(perceptron)[0]), 1e-2)
+    return {"bytes": num_bytes}
