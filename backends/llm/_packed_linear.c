@@ -57,6 +57,8 @@
 #define FLOAT_SEGMENT 256
 #define MOST_ROWS 64
 #define SUMS_PER_ROW 64
+/* Units whose scales are read at a time for one row, so that memory goes on sending codes meanwhile. */
+#define UNITS_AT_ONCE 16
 /* From this many rows on, codes are unpacked once for all of them. */
 #define EXPANDED_ROWS 16
 
@@ -131,7 +133,6 @@ static inline float half_to_float(uint16_t half)
 #define LANES 4
 #define CODE_ROWS 2
 #define FLOAT_ROWS 4
-#define MOST_BLOCKS 1
 #define ROW_BLOCKS 1
 #define NAME(name) name##_generic
 #include "_packed_vector.h"
@@ -140,7 +141,6 @@ static inline float half_to_float(uint16_t half)
 #undef LANES
 #undef CODE_ROWS
 #undef FLOAT_ROWS
-#undef MOST_BLOCKS
 #undef ROW_BLOCKS
 #undef NAME
 
@@ -150,7 +150,6 @@ static inline float half_to_float(uint16_t half)
 #define LANES 4
 #define CODE_ROWS 8
 #define FLOAT_ROWS 6
-#define MOST_BLOCKS 2
 #define ROW_BLOCKS 1
 
 #define ISA DOTPROD
@@ -183,7 +182,6 @@ static inline float half_to_float(uint16_t half)
 #define LANES 8
 #define CODE_ROWS 4
 #define FLOAT_ROWS 6
-#define MOST_BLOCKS 2
 #define ROW_BLOCKS 2
 
 #define ISA AVX2
@@ -229,31 +227,31 @@ static inline float half_to_float(uint16_t half)
 
 typedef struct {
     const char *name;
-    int isa, lanes, float_rows, most_blocks, row_blocks;
+    int isa, lanes, float_rows, row_blocks;
     void (*multiply_codes)(const Matrix *, const Quantized *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
     void (*multiply_floats)(const Matrix *, const float *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float *);
     void (*quantize)(const Matrix *, const float *, int8_t *, float *, float *, int32_t *);
 } Kernels;
 
-#define KERNELS(name, isa, lanes, float_rows, most_blocks, row_blocks) \
-    {#name, isa, lanes, float_rows, most_blocks, row_blocks, \
+#define KERNELS(name, isa, lanes, float_rows, row_blocks) \
+    {#name, isa, lanes, float_rows, row_blocks, \
      multiply_codes_##name, multiply_floats_##name, quantize_##name}
 
 /* The fastest first: the module takes the first of them that this processor has. */
 static const Kernels all_kernels[] = {
 #ifdef __x86_64__
-    KERNELS(avx512vnni, AVX512VNNI, 16, 6, 2, 2),
+    KERNELS(avx512vnni, AVX512VNNI, 16, 6, 2),
 #ifdef HAS_AVXVNNI
-    KERNELS(avxvnni, AVXVNNI, 8, 6, 2, 2),
+    KERNELS(avxvnni, AVXVNNI, 8, 6, 2),
 #endif
-    KERNELS(avx512, AVX512, 16, 6, 2, 2),
-    KERNELS(avx2, AVX2, 8, 6, 2, 2),
+    KERNELS(avx512, AVX512, 16, 6, 2),
+    KERNELS(avx2, AVX2, 8, 6, 2),
 #endif
 #ifdef HAS_DOTPROD
-    KERNELS(i8mm, I8MM, 4, 6, 2, 1),
-    KERNELS(dotprod, DOTPROD, 4, 6, 2, 1),
+    KERNELS(i8mm, I8MM, 4, 6, 1),
+    KERNELS(dotprod, DOTPROD, 4, 6, 1),
 #endif
-    KERNELS(generic, GENERIC, 4, 4, 1, 1),
+    KERNELS(generic, GENERIC, 4, 4, 1),
 };
 #define NUM_KERNELS ((int)(sizeof all_kernels / sizeof all_kernels[0]))
 
@@ -390,8 +388,8 @@ static void finish(const Product *product, const float *bias, int64_t output, in
     }
 }
 
-/* Some blocks of a group's matrix by all of its rows. Few rows take a block's inputs to their end, as memory has them;
- * many take one segment of all blocks after the other, so that the rows' part of it stays in the cache. */
+/* Some blocks of a group's matrix by all of its rows. One row takes block by block, which memory sends as one stream. Few
+ * rows take a block's inputs to their end, as memory has them; many take one segment of all blocks after the other, so that the rows' part of it stays in the cache. */
 static void multiply_part(const Work *shared, int64_t part)
 {
     const Product *product = (const Product *)shared;
@@ -409,7 +407,7 @@ static void multiply_part(const Work *shared, int64_t part)
     for (int64_t row = group->row; row < last_row; row += MOST_ROWS) {
         const int64_t num_rows = last_row - row < MOST_ROWS ? last_row - row : MOST_ROWS;
         const Kernels *kernels = product->kernels;
-        const int64_t together = is_float(w) ? 4 : num_rows == 1 ? kernels->most_blocks : kernels->row_blocks;
+        const int64_t together = is_float(w) ? 4 : num_rows == 1 ? 1 : kernels->row_blocks;
         const int64_t stride = num_rows > 8 ? stop - block : together;
         memset(sums, 0, (size_t)num_rows * SUMS_PER_ROW * sizeof *sums);
         for (int64_t outer = block; outer < stop; outer += stride)

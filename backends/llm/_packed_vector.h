@@ -387,10 +387,13 @@ static TARGET void NAME(read_groups)(const Matrix *w, int64_t block, int64_t fir
 /* ---- Codes by rows in 8 bits --------------------------------------------------------------------------------------- */
 
 /* What a tile multiplies: `num_units` of the codes of one block or of two, and rows from their first of these on. The
- * second block's codes, scales and offsets lie the given distances after those of the first. */
+ * second block's codes, scales and offsets lie the given distances after those of the first. These units begin with input
+ * `first` of block `block`; `scales` and `offsets` hold them all, unless one row reads them. */
 typedef struct {
+    const Matrix *matrix;
+    int64_t block, first;
     const uint8_t *codes, *table, *block_end; /* of the first block */
-    const float *scales, *offsets;            /* no offsets: NULL */
+    float *scales, *offsets;                  /* no offsets: NULL */
     int64_t num_units, block_bytes, block_scales;
     const int8_t *rows;
     const float *steps, *sums;
@@ -406,10 +409,11 @@ INLINE int32_t NAME(four)(const int8_t *row)
     return value;
 }
 
-INLINE void NAME(add_offsets)(const NAME(Tile) *t, int64_t unit, fvec least[][2], const int num_rows, const int num_blocks)
+INLINE void NAME(add_offsets)(const NAME(Tile) *t, int64_t unit, int64_t held, fvec least[][2], const int num_rows,
+                              const int num_blocks)
 {
     UNROLL for (int b = 0; b < num_blocks; b++) {
-        const fvec offset = NAME(load)(t->offsets + b * t->block_scales + unit * LANES);
+        const fvec offset = NAME(load)(t->offsets + b * t->block_scales + held * LANES);
         UNROLL for (int m = 0; m < num_rows; m++)
             least[m][b] = FMA(offset, NAME(all)(t->sums[m * t->row_units + unit]), least[m][b]);
     }
@@ -520,11 +524,17 @@ INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int nu
     const uint8_t *codes = t->codes;
     const int8_t *row = t->rows;
     const int unit_bytes = unit * LANES * (is_expanded ? 8 : FORM_BITS(form)) / 8;
+    /* One row of one block reads scales and offsets itself, over those of rows before it. */
+    const int is_alone = num_rows == 1 && num_blocks == 1;
     for (int64_t at = 0; at < t->num_units; at++, row += unit, codes += unit_bytes) {
         ivec sums[8][2];
+        const int64_t held = is_alone ? at % UNITS_AT_ONCE : at, left = t->num_units - at;
+        if (is_alone && held == 0)
+            NAME(read_groups)(t->matrix, t->block, t->first + at * unit, left < UNITS_AT_ONCE ? left : UNITS_AT_ONCE,
+                              t->scales, t->offsets);
         NAME(multiply_unit)(t, codes, row, at, table, sums, num_rows, num_blocks, form, unit, is_expanded);
         UNROLL for (int b = 0; b < num_blocks; b++) {
-            const fvec scale = NAME(load)(t->scales + b * t->block_scales + at * LANES);
+            const fvec scale = NAME(load)(t->scales + b * t->block_scales + held * LANES);
             UNROLL for (int m = 0; m < num_rows; m++) {
                 const fvec step = NAME(all)(t->steps[m * t->row_steps + (unit == 32 ? at : at >> 1)]);
                 products[m][b] = FMA(NAME(sums_as_floats)(sums[m][b]) * scale, step, products[m][b]);
@@ -532,10 +542,10 @@ INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int nu
         }
         /* With few rows there are registers for the offsets, too; with more they have a loop of their own. */
         if (num_rows < 4 && t->offsets != NULL)
-            NAME(add_offsets)(t, at, least, num_rows, num_blocks);
+            NAME(add_offsets)(t, at, held, least, num_rows, num_blocks);
     }
     for (int64_t at = 0; num_rows >= 4 && t->offsets != NULL && at < t->num_units; at++)
-        NAME(add_offsets)(t, at, least, num_rows, num_blocks);
+        NAME(add_offsets)(t, at, at, least, num_rows, num_blocks);
     UNROLL for (int m = 0; m < num_rows; m++)
         UNROLL for (int b = 0; b < num_blocks; b++) {
             float *sum = output + m * SUMS_PER_ROW + b * LANES;
@@ -584,15 +594,10 @@ INLINE int64_t NAME(multiply_expanded)(const NAME(Tile) *given, float *output, i
     return done;
 }
 
-/* `num_blocks` is at most MOST_BLOCKS for one row, and ROW_BLOCKS for several: what is read of the rows serves all. */
+/* `num_blocks` is 1 for one row, and at most ROW_BLOCKS for several: what is read of the rows serves all. */
 INLINE void NAME(multiply_tiles)(NAME(Tile) *t, float *output, int64_t num_rows, int64_t num_blocks, const int form,
                                  const int unit)
 {
-    const int are_two = MOST_BLOCKS == 2 && num_blocks == 2;
-    if (are_two && ROW_BLOCKS == 1) {
-        NAME(multiply_tile)(t, output, 1, 2, form, unit, 0);
-        return;
-    }
     if (form != CODES8 && num_rows >= EXPANDED_ROWS) {
         const int64_t done = NAME(multiply_expanded)(t, output, num_rows, num_blocks, form, unit);
         NAME(advance)(t, done);
@@ -600,7 +605,7 @@ INLINE void NAME(multiply_tiles)(NAME(Tile) *t, float *output, int64_t num_rows,
     }
     for (int64_t taken; num_rows > 0; num_rows -= taken, output += taken * SUMS_PER_ROW) {
         taken = num_rows >= CODE_ROWS ? CODE_ROWS : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
-        if (ROW_BLOCKS == 2 && CODE_ROWS >= 8 && are_two && taken == 8 && (form == CODES5 || form == CODES6))
+        if (ROW_BLOCKS == 2 && CODE_ROWS >= 8 && num_blocks == 2 && taken == 8 && (form == CODES5 || form == CODES6))
             /* Unpacking them takes registers that two blocks of sums would need. */
             for (int b = 0; b < 2; b++) {
                 NAME(Tile) one = *t;
@@ -610,13 +615,13 @@ INLINE void NAME(multiply_tiles)(NAME(Tile) *t, float *output, int64_t num_rows,
                 one.offsets = t->offsets == NULL ? NULL : t->offsets + b * t->block_scales;
                 NAME(multiply_tile)(&one, output + b * LANES, 8, 1, form, unit, 0);
             }
-        else if (ROW_BLOCKS == 2 && CODE_ROWS >= 8 && are_two && taken == 8)
+        else if (ROW_BLOCKS == 2 && CODE_ROWS >= 8 && num_blocks == 2 && taken == 8)
             NAME(multiply_tile)(t, output, 8, 2, form, unit, 0);
-        else if (ROW_BLOCKS == 2 && are_two && taken == 4)
+        else if (ROW_BLOCKS == 2 && num_blocks == 2 && taken == 4)
             NAME(multiply_tile)(t, output, 4, 2, form, unit, 0);
-        else if (ROW_BLOCKS == 2 && are_two && taken == 2)
+        else if (ROW_BLOCKS == 2 && num_blocks == 2 && taken == 2)
             NAME(multiply_tile)(t, output, 2, 2, form, unit, 0);
-        else if (ROW_BLOCKS == 2 && are_two)
+        else if (ROW_BLOCKS == 2 && num_blocks == 2)
             NAME(multiply_tile)(t, output, 1, 2, form, unit, 0);
         else if (CODE_ROWS >= 8 && taken == 8)
             NAME(multiply_tile)(t, output, 8, 1, form, unit, 0);
@@ -637,9 +642,12 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
 {
     float scales[2 * SEGMENT / 16 * LANES], offsets[2 * SEGMENT / 16 * LANES];
     const int64_t num_units = count / w->unit, block_bytes = w->width * LANES * FORM_BITS(w->form) / 8;
-    for (int64_t b = 0; b < num_blocks; b++)
+    for (int64_t b = 0; num_rows > 1 && b < num_blocks; b++)
         NAME(read_groups)(w, block + b, first, num_units, scales + b * num_units * LANES, offsets + b * num_units * LANES);
     NAME(Tile) t = {
+        .matrix = w,
+        .block = block,
+        .first = first,
         .codes = w->codes + block * block_bytes + first * LANES * FORM_BITS(w->form) / 8,
         .table = w->table,
         .block_end = w->codes + (block + 1) * block_bytes,
