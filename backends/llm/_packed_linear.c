@@ -57,8 +57,6 @@
 #define FLOAT_SEGMENT 256
 #define MOST_ROWS 64
 #define SUMS_PER_ROW 64
-/* Units whose scales are read at a time for one row, so that memory goes on sending codes meanwhile. */
-#define UNITS_AT_ONCE 16
 /* From this many rows on, codes are unpacked once for all of them. */
 #define EXPANDED_ROWS 16
 
@@ -205,8 +203,10 @@ static inline float half_to_float(uint16_t half)
 
 #undef LANES
 #undef CODE_ROWS
+#undef FLOAT_ROWS
 #define LANES 16
 #define CODE_ROWS 8
+#define FLOAT_ROWS 8
 
 #define ISA AVX512
 #define TARGET TARGET_OF("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
@@ -240,11 +240,11 @@ typedef struct {
 /* The fastest first: the module takes the first of them that this processor has. */
 static const Kernels all_kernels[] = {
 #ifdef __x86_64__
-    KERNELS(avx512vnni, AVX512VNNI, 16, 6, 2),
+    KERNELS(avx512vnni, AVX512VNNI, 16, 8, 2),
 #ifdef HAS_AVXVNNI
     KERNELS(avxvnni, AVXVNNI, 8, 6, 2),
 #endif
-    KERNELS(avx512, AVX512, 16, 6, 2),
+    KERNELS(avx512, AVX512, 16, 8, 2),
     KERNELS(avx2, AVX2, 8, 6, 2),
 #endif
 #ifdef HAS_DOTPROD

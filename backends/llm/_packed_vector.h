@@ -11,6 +11,8 @@
 #define bytes NAME(bytes)
 #define halves NAME(halves)
 #define UNROLL _Pragma("GCC unroll 16")
+/* Units of one row whose scales are read at a time. */
+#define UNITS_AT_ONCE (256 / LANES)
 /* Reads ahead, across the pages that processors do not follow by themselves. Beyond the end of memory that does nothing. */
 #define READ_AHEAD(at, num_bytes) __builtin_prefetch((const void *)((uintptr_t)(at) + (num_bytes)))
 
@@ -387,13 +389,10 @@ static TARGET void NAME(read_groups)(const Matrix *w, int64_t block, int64_t fir
 /* ---- Codes by rows in 8 bits --------------------------------------------------------------------------------------- */
 
 /* What a tile multiplies: `num_units` of the codes of one block or of two, and rows from their first of these on. The
- * second block's codes, scales and offsets lie the given distances after those of the first. These units begin with input
- * `first` of block `block`; `scales` and `offsets` hold them all, unless one row reads them. */
+ * second block's codes, scales and offsets lie the given distances after those of the first. */
 typedef struct {
-    const Matrix *matrix;
-    int64_t block, first;
     const uint8_t *codes, *table, *block_end; /* of the first block */
-    float *scales, *offsets;                  /* no offsets: NULL */
+    const float *scales, *offsets;            /* no offsets: NULL */
     int64_t num_units, block_bytes, block_scales;
     const int8_t *rows;
     const float *steps, *sums;
@@ -409,11 +408,10 @@ INLINE int32_t NAME(four)(const int8_t *row)
     return value;
 }
 
-INLINE void NAME(add_offsets)(const NAME(Tile) *t, int64_t unit, int64_t held, fvec least[][2], const int num_rows,
-                              const int num_blocks)
+INLINE void NAME(add_offsets)(const NAME(Tile) *t, int64_t unit, fvec least[][2], const int num_rows, const int num_blocks)
 {
     UNROLL for (int b = 0; b < num_blocks; b++) {
-        const fvec offset = NAME(load)(t->offsets + b * t->block_scales + held * LANES);
+        const fvec offset = NAME(load)(t->offsets + b * t->block_scales + unit * LANES);
         UNROLL for (int m = 0; m < num_rows; m++)
             least[m][b] = FMA(offset, NAME(all)(t->sums[m * t->row_units + unit]), least[m][b]);
     }
@@ -524,17 +522,11 @@ INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int nu
     const uint8_t *codes = t->codes;
     const int8_t *row = t->rows;
     const int unit_bytes = unit * LANES * (is_expanded ? 8 : FORM_BITS(form)) / 8;
-    /* One row of one block reads scales and offsets itself, over those of rows before it. */
-    const int is_alone = num_rows == 1 && num_blocks == 1;
     for (int64_t at = 0; at < t->num_units; at++, row += unit, codes += unit_bytes) {
         ivec sums[8][2];
-        const int64_t held = is_alone ? at % UNITS_AT_ONCE : at, left = t->num_units - at;
-        if (is_alone && held == 0)
-            NAME(read_groups)(t->matrix, t->block, t->first + at * unit, left < UNITS_AT_ONCE ? left : UNITS_AT_ONCE,
-                              t->scales, t->offsets);
         NAME(multiply_unit)(t, codes, row, at, table, sums, num_rows, num_blocks, form, unit, is_expanded);
         UNROLL for (int b = 0; b < num_blocks; b++) {
-            const fvec scale = NAME(load)(t->scales + b * t->block_scales + held * LANES);
+            const fvec scale = NAME(load)(t->scales + b * t->block_scales + at * LANES);
             UNROLL for (int m = 0; m < num_rows; m++) {
                 const fvec step = NAME(all)(t->steps[m * t->row_steps + (unit == 32 ? at : at >> 1)]);
                 products[m][b] = FMA(NAME(sums_as_floats)(sums[m][b]) * scale, step, products[m][b]);
@@ -542,10 +534,10 @@ INLINE void NAME(multiply_tile)(const NAME(Tile) *t, float *output, const int nu
         }
         /* With few rows there are registers for the offsets, too; with more they have a loop of their own. */
         if (num_rows < 4 && t->offsets != NULL)
-            NAME(add_offsets)(t, at, held, least, num_rows, num_blocks);
+            NAME(add_offsets)(t, at, least, num_rows, num_blocks);
     }
     for (int64_t at = 0; num_rows >= 4 && t->offsets != NULL && at < t->num_units; at++)
-        NAME(add_offsets)(t, at, at, least, num_rows, num_blocks);
+        NAME(add_offsets)(t, at, least, num_rows, num_blocks);
     UNROLL for (int m = 0; m < num_rows; m++)
         UNROLL for (int b = 0; b < num_blocks; b++) {
             float *sum = output + m * SUMS_PER_ROW + b * LANES;
@@ -635,19 +627,59 @@ INLINE void NAME(multiply_tiles)(NAME(Tile) *t, float *output, int64_t num_rows,
     }
 }
 
-/* Rows [row, row + num_rows) times inputs [first, first + count) of one block or of two;
- * adds to `output` [num_rows][SUMS_PER_ROW]. */
-static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int64_t block, int64_t num_blocks,
-                                        int64_t first, int64_t count, int64_t row, int64_t num_rows, float *output)
+/* One row by one block, of which `t` begins with input `first`; adds to `output` [LANES]. Scales are read shortly before
+ * their codes, so that memory goes on sending: what it sends decides the time of one row. */
+INLINE void NAME(multiply_row)(const NAME(Tile) *t, const Matrix *w, int64_t block, int64_t first, float *output,
+                               const int form, const int unit)
 {
-    float scales[2 * SEGMENT / 16 * LANES], offsets[2 * SEGMENT / 16 * LANES];
+    const bytes table = form == TABLE4 ? NAME(load_table)(t->table) : (bytes){0};
+    float scales[UNITS_AT_ONCE * LANES], offsets[UNITS_AT_ONCE * LANES];
+    fvec products = {0}, least = {0};
+    for (int64_t begin = 0, count; begin < t->num_units; begin += count) {
+        count = t->num_units - begin < UNITS_AT_ONCE ? t->num_units - begin : UNITS_AT_ONCE;
+        NAME(read_groups)(w, block, first + begin * unit, count, scales, offsets);
+        for (int64_t near = 0; near < count; near++) {
+            const int64_t at = begin + near;
+            ivec sums[8][2];
+            NAME(multiply_unit)(t, t->codes + at * unit * LANES * FORM_BITS(form) / 8, t->rows + at * unit, at, table, sums,
+                                1, 1, form, unit, 0);
+            products = FMA(NAME(sums_as_floats)(sums[0][0]) * NAME(load)(scales + near * LANES),
+                           NAME(all)(t->steps[unit == 32 ? at : at >> 1]), products);
+            if (t->offsets != NULL)
+                least = FMA(NAME(load)(offsets + near * LANES), NAME(all)(t->sums[at]), least);
+        }
+    }
+    NAME(store)(output, NAME(load)(output) + (products - least));
+}
+
+/* Calls a function with a matrix's form and unit as constants. */
+#define WITH_FORM(w, function, ...)                \
+    do {                                           \
+        const int is_long = (w)->unit == 32;       \
+        if ((w)->form == CODES4 && is_long)        \
+            function(__VA_ARGS__, CODES4, 32);     \
+        else if ((w)->form == CODES4)              \
+            function(__VA_ARGS__, CODES4, 16);     \
+        else if ((w)->form == TABLE4 && is_long)   \
+            function(__VA_ARGS__, TABLE4, 32);     \
+        else if ((w)->form == TABLE4)              \
+            function(__VA_ARGS__, TABLE4, 16);     \
+        else if ((w)->form == CODES5)              \
+            function(__VA_ARGS__, CODES5, 32);     \
+        else if ((w)->form == CODES6)              \
+            function(__VA_ARGS__, CODES6, 16);     \
+        else if (is_long)                          \
+            function(__VA_ARGS__, CODES8, 32);     \
+        else                                       \
+            function(__VA_ARGS__, CODES8, 16);     \
+    } while (0)
+
+/* Without its scales and offsets, of which there is room for these. */
+INLINE NAME(Tile) NAME(tile_of)(const Matrix *w, const Quantized *x, int64_t block, int64_t first, int64_t count,
+                                int64_t row, const float *scales, const float *offsets)
+{
     const int64_t num_units = count / w->unit, block_bytes = w->width * LANES * FORM_BITS(w->form) / 8;
-    for (int64_t b = 0; num_rows > 1 && b < num_blocks; b++)
-        NAME(read_groups)(w, block + b, first, num_units, scales + b * num_units * LANES, offsets + b * num_units * LANES);
-    NAME(Tile) t = {
-        .matrix = w,
-        .block = block,
-        .first = first,
+    return (NAME(Tile)){
         .codes = w->codes + block * block_bytes + first * LANES * FORM_BITS(w->form) / 8,
         .table = w->table,
         .block_end = w->codes + (block + 1) * block_bytes,
@@ -665,22 +697,31 @@ static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int
         .row_units = w->width / w->unit,
         .has_starts = NAME(codes_above)(w) != 0,
     };
-    if (w->form == CODES4 && w->unit == 32)
-        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES4, 32);
-    else if (w->form == CODES4)
-        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES4, 16);
-    else if (w->form == TABLE4 && w->unit == 32)
-        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, TABLE4, 32);
-    else if (w->form == TABLE4)
-        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, TABLE4, 16);
-    else if (w->form == CODES5)
-        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES5, 32);
-    else if (w->form == CODES6)
-        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES6, 16);
-    else if (w->unit == 32)
-        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES8, 32);
-    else
-        NAME(multiply_tiles)(&t, output, num_rows, num_blocks, CODES8, 16);
+}
+
+static TARGET void NAME(multiply_alone)(const Matrix *w, const Quantized *x, int64_t block, int64_t first, int64_t count,
+                                        int64_t row, float *output)
+{
+    const float unused[1] = {0};
+    const NAME(Tile) t = NAME(tile_of)(w, x, block, first, count, row, unused, unused);
+    WITH_FORM(w, NAME(multiply_row), &t, w, block, first, output);
+}
+
+/* Rows [row, row + num_rows) times inputs [first, first + count) of one block or of two, or one row times these of one;
+ * adds to `output` [num_rows][SUMS_PER_ROW]. */
+static TARGET void NAME(multiply_codes)(const Matrix *w, const Quantized *x, int64_t block, int64_t num_blocks,
+                                        int64_t first, int64_t count, int64_t row, int64_t num_rows, float *output)
+{
+    if (num_rows == 1) {
+        NAME(multiply_alone)(w, x, block, first, count, row, output);
+        return;
+    }
+    float scales[2 * SEGMENT / 16 * LANES], offsets[2 * SEGMENT / 16 * LANES];
+    const int64_t num_units = count / w->unit;
+    for (int64_t b = 0; b < num_blocks; b++)
+        NAME(read_groups)(w, block + b, first, num_units, scales + b * num_units * LANES, offsets + b * num_units * LANES);
+    NAME(Tile) t = NAME(tile_of)(w, x, block, first, count, row, scales, offsets);
+    WITH_FORM(w, NAME(multiply_tiles), &t, output, num_rows, num_blocks);
 }
 
 /* Quantizes 32 values of a row in steps of 1 / 127 of the largest. If one is infinite or NaN, the step is NaN, and so are
@@ -795,7 +836,7 @@ INLINE void NAME(float_tiles)(const uint8_t *weights, const uint8_t *end, int64_
                               int64_t num_rows, const int form)
 {
     for (int64_t taken; num_rows > 0; num_rows -= taken, x += taken * stride, output += taken * SUMS_PER_ROW) {
-        taken = num_rows >= FLOAT_ROWS ? FLOAT_ROWS : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
+        taken = num_rows >= FLOAT_ROWS ? FLOAT_ROWS : num_rows >= 6 ? 6 : num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
         int64_t b = 0;
         if (taken == 1 && num_blocks == 4) {
             NAME(float_tile)(weights, end, block_bytes, count, x, stride, scales, output, 1, 4, form);
@@ -805,8 +846,10 @@ INLINE void NAME(float_tiles)(const uint8_t *weights, const uint8_t *end, int64_
             const uint8_t *at = weights + b * block_bytes, *stop = end + b * block_bytes;
             const float *scale = scales + b * LANES;
             float *sums = output + b * LANES;
-            if (taken == FLOAT_ROWS)
-                NAME(float_tile)(at, stop, block_bytes, count, x, stride, scale, sums, FLOAT_ROWS, 2, form);
+            if (FLOAT_ROWS >= 8 && taken == 8)
+                NAME(float_tile)(at, stop, block_bytes, count, x, stride, scale, sums, 8, 2, form);
+            else if (FLOAT_ROWS >= 6 && taken == 6)
+                NAME(float_tile)(at, stop, block_bytes, count, x, stride, scale, sums, 6, 2, form);
             else if (taken == 4)
                 NAME(float_tile)(at, stop, block_bytes, count, x, stride, scale, sums, 4, 2, form);
             else if (taken == 2)
@@ -885,6 +928,7 @@ static TARGET void NAME(multiply_floats)(const Matrix *w, const float *x, int64_
 #undef bytes
 #undef halves
 #undef UNROLL
+#undef UNITS_AT_ONCE
 #undef READ_AHEAD
 #undef BYTES
 #undef IS_VNNI
@@ -901,3 +945,4 @@ static TARGET void NAME(multiply_floats)(const Matrix *w, const float *x, int64_
 #undef WIDEN_BYTES
 #undef WIDEN_SIGNED
 #undef WIDEN_TO_HALVES
+#undef WITH_FORM
