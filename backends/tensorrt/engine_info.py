@@ -110,17 +110,15 @@ def from_engine(trt: Any, engine: Any, *, name: str) -> EngineInfo:
                 f"unsupported datatype TYPE_{type_name} for {kind} '{tensor_name}' for model '{name}': it can be "
                 f"{', '.join(DATATYPES)}; export the model with a cast around it"
             )
-        tensors.append(
-            IoTensor(
-                tensor_name,
-                is_input,
-                DATATYPES[type_name],
-                tuple(engine.get_tensor_shape(tensor_name)),
-                # Some are read on the host and have no part in the outputs' shapes.
-                bool(engine.is_shape_inference_io(tensor_name)) or _is_on_host(engine, tensor_name),
-                _is_linear(trt, engine, tensor_name),
+        dims = tuple(engine.get_tensor_shape(tensor_name))
+        # Some are read on the host and have no part in the outputs' shapes.
+        is_shape_tensor = bool(engine.is_shape_inference_io(tensor_name)) or _is_on_host(engine, tensor_name)
+        if is_shape_tensor and -1 in dims:
+            raise UnsupportedError(
+                f"'{tensor_name}' of model '{name}' is a shape tensor without a fixed number of values: {list(dims)}"
             )
-        )
+        is_linear = _is_linear(trt, engine, tensor_name)
+        tensors.append(IoTensor(tensor_name, is_input, DATATYPES[type_name], dims, is_shape_tensor, is_linear))
     profiles = tuple(
         {tensor.name: _range(engine, tensor, index) for tensor in tensors if tensor.is_input}
         for index in range(max(1, engine.num_optimization_profiles))

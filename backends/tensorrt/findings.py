@@ -15,13 +15,17 @@ _DISTRIBUTIONS = {
     "tensorrt": ("tensorrt", "tensorrt_cu13", "tensorrt_cu12"),
     "tensorrt_rtx": ("tensorrt_rtx_cu13", "tensorrt_rtx_cu12", "tensorrt_rtx"),
     "tensorrt_lean": ("tensorrt_lean", "tensorrt_lean_cu13", "tensorrt_lean_cu12"),
+    # Installed alone, as from a directory of wheels.
+    "tensorrt_bindings": ("tensorrt_cu13_bindings", "tensorrt_cu12_bindings"),
+    "tensorrt_rtx_bindings": ("tensorrt_rtx_cu13_bindings", "tensorrt_rtx_cu12_bindings"),
+    "tensorrt_lean_bindings": ("tensorrt_lean_cu13_bindings", "tensorrt_lean_cu12_bindings"),
 }
 
 
 def find_state() -> tuple[Finding, ...]:
     """The driver, the libraries, and PyTorch, whose memory TensorRT uses."""
     problem = find_problem()
-    libraries = {module: _version(module) for module in _DISTRIBUTIONS if importlib.util.find_spec(module) is not None}
+    libraries = {module: _version(module) for module in _DISTRIBUTIONS if _is_there(module)}
     if problem:
         # Many machines have no GPU and want none: nothing is wrong with them.
         installed = f"; installed: {_listed(libraries)}" if libraries else ""
@@ -40,6 +44,13 @@ def find_state() -> tuple[Finding, ...]:
         advice = "; or ".join(PACKAGES.values())
         findings.append(Finding(FindingLevel.WARNING, "tensorrt: library", "neither TensorRT is installed", advice))
     return (*findings, *_torch_findings(is_wanted=bool(libraries)))
+
+
+def _is_there(module: str) -> bool:
+    """Of a library and its bindings one counts."""
+    package = module.removesuffix("_bindings")
+    is_shown = package != module and importlib.util.find_spec(package) is not None
+    return not is_shown and importlib.util.find_spec(module) is not None
 
 
 def _torch_findings(*, is_wanted: bool) -> tuple[Finding, ...]:

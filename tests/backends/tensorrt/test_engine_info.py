@@ -177,3 +177,8 @@ def test_what_is_read_on_the_host_is_a_shape_tensor_even_where_no_output_depends
     assert [one.name for one in found.tensors if one.is_shape_tensor] == ["in_sizes"]
     assert found.profiles[0]["in_sizes"].contains((2, -1))
     assert complete_from_engine(context_with(), found, (0,)).input[1].is_shape_tensor
+    variable = engine(tensor("in", 4), tensor("out", -1, kind="INT64"))
+    with pytest.raises(
+        UnsupportedError, match=r"'out' of model 'm' is a shape tensor without a fixed number of values"
+    ):
+        from_engine(TRT, DescribedEngine(variable, {"in": "FLOAT", "out": "INT64"}, on_host=("out",)), name="m")

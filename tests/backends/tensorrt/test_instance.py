@@ -156,6 +156,17 @@ def test_shape_tensors_get_the_batch_in_front() -> None:
         made.run({"in": rows(3, 2), "in_shape": np.array([4, 9], np.int32)})
 
 
+def test_a_shape_tensor_that_was_answered_is_not_written_again() -> None:
+    info = engine(
+        tensor("in_shape", 2, kind="INT64", is_shape=True),
+        tensor("out_shape", 2, kind="INT64", is_shape=True),
+        profiles=[{"in_shape": ((1, 1), (2, 4), (8, 8))}],
+    )
+    made, _ = instance(info, lambda inputs: {"out_shape": inputs["in_shape"] * 2})
+    held = [made.run({"in_shape": np.array([size, 8])})["out_shape"] for size in (3, 4, 5)]
+    assert [array.tolist() for array in held] == [[6, 16], [8, 16], [10, 16]]
+
+
 def test_outputs_whose_shape_depends_on_the_data() -> None:
     def nonzero(inputs: Arrays) -> Arrays:
         return {"out": np.flatnonzero(inputs["in"]).astype(np.int64)}

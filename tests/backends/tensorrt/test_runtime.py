@@ -7,6 +7,7 @@ import threading
 from types import ModuleType
 
 import pytest
+from modelserver_backends.tensorrt import findings
 from modelserver_backends.tensorrt.plan import Flavour
 from modelserver_backends.tensorrt.runtime import LogLines, find_library
 
@@ -75,6 +76,15 @@ def test_a_library_that_is_broken_is_not_called_missing(install, monkeypatch: py
     with pytest.raises(UnavailableError, match=r"is installed and cannot be imported .*libnvinfer\.so\.11"):
         find_library(Flavour.TENSORRT)
     monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+
+
+def test_the_doctor_sees_bindings_that_are_installed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"tensorrt_rtx_bindings", "tensorrt", "tensorrt_bindings"}
+    monkeypatch.setattr(findings, "find_problem", lambda: "")
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: name if name in there else None)
+        found = {finding.subject: finding.found for finding in findings.find_state()}
+    assert found["tensorrt: library"] == "tensorrt of unknown version, tensorrt_rtx_bindings of unknown version"
 
 
 def test_the_reason_is_the_last_errors_of_the_call() -> None:
