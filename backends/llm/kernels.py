@@ -21,6 +21,8 @@ from modelserver.backend import load_extension
 
 logger = logging.getLogger(__name__)
 
+# The compute capability of the first GPUs that multiply bfloat16, and that Triton supports.
+AMPERE = 8
 _DTYPES = (torch.float32, torch.bfloat16)
 # With AVX2 our product of float32 takes 0.4x of oneDNN's time for one row, 0.6x for 8 and 32, and 1.0x for 256
 # (measured). With AVX-512 it was not measured.
@@ -69,7 +71,8 @@ def device_processors(device: torch.device) -> int | None:
     """How many processors a GPU has for kernels in Triton; None where these do not compute."""
     if device.type != "cuda" or not has_triton():
         return None
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.multi_processor_count) if properties.major >= AMPERE else None
 
 
 def has_fast_packed_kernels(device: torch.device) -> bool:

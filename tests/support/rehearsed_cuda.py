@@ -47,7 +47,7 @@ def install() -> None:
         "Event": Event,
         "synchronize": lambda: None,
         "empty_cache": lambda: None,
-        "get_device_properties": lambda _device: SimpleNamespace(multi_processor_count=4),
+        "get_device_properties": lambda _device: SimpleNamespace(multi_processor_count=4, major=9),
         "mem_get_info": lambda _device=0: (1 << 30, 2 << 30),
         "memory_reserved": lambda: 1 << 20,
     }

@@ -8,7 +8,7 @@ import torch
 
 from modelserver.backend import InvalidArgumentError, UnsupportedError
 
-from ..kernels import has_triton, kernels_for
+from ..kernels import device_processors, kernels_for
 from .chunked import ChunkedAttention
 from .cpu_attention import CpuAttention
 from .kv_blocks import KvBlocks, KvGroup
@@ -36,8 +36,9 @@ def _make_unchunked(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAt
     kernels = kernels_for(device, group.heads_dtype)
     if kernels is not None and group.key_width > kernels.MAX_HEAD_DIM:
         kernels = None
+    num_processors = device_processors(device)
     if name == "auto":
-        name = "triton" if device.type == "cuda" and has_triton() else "cpu" if kernels is not None else "sdpa"
+        name = "triton" if num_processors is not None else "cpu" if kernels is not None else "sdpa"
     if name == "sdpa":
         return SdpaAttention(blocks, spec)
     if name == "cpu":
@@ -52,20 +53,29 @@ def _make_unchunked(name: str, blocks: KvBlocks, spec: AttentionSpec) -> PagedAt
         _check_flashinfer(group, spec)
     if device.type != "cuda":
         raise UnsupportedError(f"attention_backend {name} needs a GPU; this model is on {device}")
-    if importlib.util.find_spec(name) is None:
-        raise UnsupportedError(f"attention_backend {name} was asked for, but the package {name} is not installed")
     if name == "triton":
-        from .triton_attention import TritonAttention, TritonLatentAttention
-
-        properties = torch.cuda.get_device_properties(device)
-        num_processors = properties.multi_processor_count
-        if not group.shared_width:
-            return TritonAttention(blocks, spec, num_processors=num_processors)
-        shared_bytes = properties.shared_memory_per_block_optin
-        return TritonLatentAttention(blocks, spec, num_processors=num_processors, shared_bytes=shared_bytes)
+        return _make_triton(blocks, spec, num_processors)
+    if importlib.util.find_spec("flashinfer") is None:
+        raise UnsupportedError(
+            "attention_backend flashinfer was asked for, but the package flashinfer is not installed"
+        )
     from .flashinfer_attention import FlashInferAttention
 
     return FlashInferAttention(blocks, spec)
+
+
+def _make_triton(blocks: KvBlocks, spec: AttentionSpec, num_processors: int | None) -> PagedAttention:
+    if num_processors is None:
+        raise UnsupportedError(
+            "attention_backend triton needs compute capability 8.0, and a Triton that starts (the log says why one "
+            f"does not): use auto on {blocks.device}"
+        )
+    from .triton_attention import TritonAttention, TritonLatentAttention
+
+    if not blocks.layout.group.shared_width:
+        return TritonAttention(blocks, spec, num_processors=num_processors)
+    shared_bytes = torch.cuda.get_device_properties(blocks.device).shared_memory_per_block_optin
+    return TritonLatentAttention(blocks, spec, num_processors=num_processors, shared_bytes=shared_bytes)
 
 
 def _check_flashinfer(group: KvGroup, spec: AttentionSpec) -> None:

@@ -16,6 +16,7 @@ from ..attention.paged import AttentionSpec
 from ..checkpoint import Checkpoint, GgufCheckpoint, HfCheckpoint, UnreadGguf, open_checkpoint, text_config
 from ..compute_thread import ComputeThread
 from ..embedding.recognition import is_encoder
+from ..kernels import AMPERE
 from ..lora.adapter import Target
 from ..lora.layers import AdaptedLayers
 from ..options import EngineOptions
@@ -314,7 +315,7 @@ def choose_dtype(asked: str, stored: str, device: torch.device, *, has_codes: bo
 
     `has_codes`: that of the scheme. Products of codes take and give float32, so half precision between them saves no
     time (measured on AVX-512: without it a token of Qwen3-0.6B in Q4_K_M takes 0.90x, 8 at a time 0.94x, a prompt
-    1.05x). A CPU that cannot multiply bfloat16 at all computes in float32, with a warning.
+    1.05x). A CPU that cannot multiply bfloat16 at all computes in float32, and a GPU in float16, with a warning.
     """
     name = (stored if asked == "auto" else asked).removeprefix("torch.")
     if name not in _DTYPES:
@@ -323,6 +324,9 @@ def choose_dtype(asked: str, stored: str, device: torch.device, *, has_codes: bo
     if asked != "auto" and dtype == torch.bfloat16 and device.type == "cpu" and not can_pack(dtype):
         logger.warning("dtype bfloat16 is computed in float32: this processor has no instructions for it")
         return torch.float32
+    if dtype == torch.bfloat16 and device.type == "cuda" and torch.cuda.get_device_properties(device).major < AMPERE:
+        logger.warning("dtype bfloat16 is computed in float16: this GPU has no instructions for it")
+        return torch.float16
     if asked != "auto" or device.type != "cpu" or dtype == torch.float32:
         return dtype
     is_faster = dtype == torch.bfloat16 and multiplies_bfloat16() and not has_codes

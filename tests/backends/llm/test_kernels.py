@@ -8,18 +8,25 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from modelserver_backends.llm import kernels
+from modelserver_backends.llm.attention.choose import make_attention
+from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
+from modelserver_backends.llm.attention.paged import AttentionSpec
 from modelserver_backends.llm.kernels import KERNELS, device_processors, has_triton, kernels_for, load
 from modelserver_backends.llm.models import mlp
 from modelserver_backends.llm.models.linear import PlainLinear
+from modelserver_backends.llm.models.load import choose_dtype
 from modelserver_backends.llm.models.mlp import Mlp, activation_of
 from modelserver_backends.llm.models.norm import RmsNorm
 from torch.nn import functional
 
+from modelserver.backend import UnsupportedError
+
+GPU_LAYOUT = KvLayout.uniform(num_layers=1, num_kv_heads=1, head_dim=16, dtype=torch.float16)
 ROOT = Path(__file__).parents[3]
 WIDTHS = [] if KERNELS is None else KERNELS.widths()
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -62,6 +69,21 @@ def test_a_gpu_whose_triton_cannot_start_computes_by_torch(
         has_triton.cache_clear()
     (message,) = caplog.messages
     assert message.endswith("Triton may need gcc and Python's headers: Failed to find C compiler")
+
+
+@pytest.mark.parametrize(("major", "expected"), [(7, None), (8, 40)])
+def test_gpus_before_ampere_compute_by_torch(major: int, expected: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(major=major, multi_processor_count=40)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+    monkeypatch.setattr(kernels, "has_triton", lambda: True)
+    gpu = torch.device("cuda:0")
+    assert device_processors(gpu) == expected
+    assert choose_dtype("auto", "bfloat16", gpu) is (torch.float16 if expected is None else torch.bfloat16)
+    blocks = KvBlocks(GPU_LAYOUT, num_blocks=1, block_size=8, device=torch.device("cpu"))
+    blocks.device = gpu
+    if expected is None:
+        with pytest.raises(UnsupportedError, match=r"attention_backend triton needs compute capability 8\.0"):
+            make_attention("triton", blocks, AttentionSpec(num_heads=2, windows=(None,), scale=1))
 
 
 if KERNELS is not None:

@@ -66,6 +66,7 @@ def test_kernels_in_the_interpreter_equal_their_twins(case: str) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.tool("triton")
 @pytest.mark.parametrize(
     ("capability", "what"),

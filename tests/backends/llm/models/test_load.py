@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,7 +38,8 @@ def test_half_precision_says_nearly_the_same(dtype: str, family: str, checkpoint
     assert logprobs == pytest.approx([float(row[token]) for row, token in zip(exact, tokens, strict=True)], abs=0.5)
 
 
-def test_auto_is_what_the_checkpoint_says_unless_that_is_slow_here() -> None:
+def test_auto_is_what_the_checkpoint_says_unless_that_is_slow_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(major=8))
     assert choose_dtype("auto", "float32", CPU) == torch.float32
     assert choose_dtype("auto", "float16", CPU) == torch.float32
     assert choose_dtype("auto", "torch.bfloat16", torch.device("cuda")) == torch.bfloat16
