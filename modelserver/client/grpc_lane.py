@@ -8,7 +8,7 @@ from time import monotonic_ns
 from typing import Final
 
 from modelserver.client.grpc_messages import PREFIX_BYTES, read_stream_answer, unframe
-from modelserver.client.grpc_pool import ConnectingCall, GrpcPool, describe_end
+from modelserver.client.grpc_pool import WINDOW_BYTES, ConnectingCall, GrpcPool, describe_end
 from modelserver.client.h2_connection import H2Connection, SentCall
 from modelserver.client.h2_heads import AnswerBlock
 from modelserver.client.lane import Answers, Lane
@@ -16,6 +16,8 @@ from modelserver.client.lane import Answers, Lane
 _OK: Final = 0
 # Before a lane whose server cannot be reached is free again.
 _RECONNECT_DELAY_S: Final = 0.05
+# Of an answer: what no window is too small for.
+_WIDEN_BYTES: Final = WINDOW_BYTES // 4
 
 
 class _PoolLane(Lane, ConnectingCall):
@@ -50,6 +52,8 @@ class GrpcLane(_PoolLane):
 
     def __init__(self, pool: GrpcPool, answers: Answers) -> None:
         super().__init__(pool, answers)
+        # That of the last call: this is the cost of a request.
+        self._connection: H2Connection | None = None
         self._num_received = 0
         self._num_expected = -1
         self._start = b""
@@ -61,9 +65,15 @@ class GrpcLane(_PoolLane):
         self._num_expected = -1
         self._request = request
         self.start_ns = monotonic_ns()
-        self._pool.begin(self)
+        connection = self._connection
+        if connection is not None and connection.has_room:
+            self._sent = connection.open(self, request)
+            self.sent_ns = monotonic_ns()
+        else:
+            self._pool.begin(self)
 
     def connected(self, connection: H2Connection) -> None:
+        self._connection = connection
         self._sent = connection.open(self, self._request)
         self.sent_ns = monotonic_ns()
 
@@ -74,7 +84,7 @@ class GrpcLane(_PoolLane):
 
     def more(self, data: bytes) -> None:
         self._num_received += len(data)
-        if self._sent is not None:
+        if self._num_received >= _WIDEN_BYTES and self._sent is not None:
             self._sent.widen()
         if self._num_expected < 0:
             self._expect(data)

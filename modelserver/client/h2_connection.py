@@ -146,7 +146,6 @@ class H2Connection(asyncio.BufferedProtocol):
         "_has_table",
         "_heads",
         "_is_due",
-        "_is_first",
         "_loop",
         "_next_id",
         "_num_unreturned",
@@ -189,9 +188,9 @@ class H2Connection(asyncio.BufferedProtocol):
         self._heads = AnswerReader()
         self._num_unreturned = 0
         self._is_due = False
-        # The blocks of the usual head, once it is used, and whether none of them was sent.
+        # The blocks of the usual head, once the first of them was sent.
         self._blocks: RequestBlocks | None = None
-        self._has_table = self._is_first = True
+        self._has_table = True
 
     async def greet(self, timeout_s: float) -> None:
         """Wait for the settings of the server to which a connection was opened. Raises UnavailableError."""
@@ -223,24 +222,22 @@ class H2Connection(asyncio.BufferedProtocol):
             self.is_leaving = True
         call = self.calls[stream_id] = SentCall(self, stream_id, asking, sender.initial_window)
         if not block:
-            block = self._usual_block() + more
+            blocks = self._blocks
+            block = self._first_block() if blocks is None else blocks.again
+            if more:
+                block += more
         if is_whole:
             call.is_whole = True
             sender.send_whole(call, block, data)
-            self.schedule_flush()
+            if not self._is_due:
+                self.schedule_flush()
         else:
             sender.send_block(stream_id, block)
             call.send(data, is_whole=False)
         return call
 
-    def _usual_block(self) -> bytes:
-        blocks = self._blocks
-        if blocks is None:
-            blocks, self._is_first = RequestBlocks(self._fields, has_table=self._has_table), True
-            self._blocks = blocks
-        if not self._is_first:
-            return blocks.again
-        self._is_first = False
+    def _first_block(self) -> bytes:
+        self._blocks = blocks = RequestBlocks(self._fields, has_table=self._has_table)
         return blocks.first
 
     def schedule_flush(self) -> None:
@@ -353,6 +350,7 @@ class H2Connection(asyncio.BufferedProtocol):
 
     def _read(self, view: memoryview, end: int) -> int:
         """Read whole frames; returns where the rest begins. Raises ConnectionFault."""
+        known = self._heads.known
         position = 0
         while end - position >= HEAD_BYTES:
             high, low, kind, flags, stream_id = unpack_head(view, position)
@@ -375,8 +373,13 @@ class H2Connection(asyncio.BufferedProtocol):
                 self._take_data(view[start:stop], flags, stream_id)
             elif kind == HEADERS and flags & END_HEADERS and not flags & ~(END_HEADERS | END_STREAM):
                 block = view[start:stop].tobytes()
-                head = self._heads.known.get(block) or self._heads.read(block)
-                self._take_head(head, stream_id, ends=bool(flags & END_STREAM))
+                head = known.get(block) or self._heads.read(block)
+                call = self.calls.get(stream_id)
+                if call is not None:
+                    if flags & END_STREAM:
+                        self._end(call, head)
+                    else:
+                        call.asking.begun(head)
             else:
                 self._take_other(kind, flags, stream_id, view[start:stop].tobytes())
         return position
@@ -390,20 +393,13 @@ class H2Connection(asyncio.BufferedProtocol):
         call.num_unread += num_bytes
         if call.num_unread > self.window_bytes:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"DATA on stream {stream_id} is over its window")
-        piece = unpadded(flags, data.tobytes())
+        piece = data.tobytes()
+        if flags & PADDED:
+            piece = unpadded(flags, piece)
         if piece:
             call.asking.more(piece)
         if flags & END_STREAM:
             self._end(call, None)
-
-    def _take_head(self, head: AnswerBlock, stream_id: int, *, ends: bool) -> None:
-        call = self.calls.get(stream_id)
-        if call is None:
-            return
-        if ends:
-            self._end(call, head)
-        else:
-            call.asking.begun(head)
 
     def _end(self, call: SentCall, trailers: AnswerBlock | None) -> None:
         if self.calls.pop(call.id, None) is None:
@@ -434,12 +430,21 @@ class H2Connection(asyncio.BufferedProtocol):
         elif kind == GOAWAY:
             self._take_goaway(payload)
         elif kind in (HEADERS, CONTINUATION):
-            complete = self._heads.read_part(kind, flags, stream_id, payload)
-            if complete is not None:
-                head, ends = complete
-                self._take_head(head, stream_id, ends=ends)
+            self._take_part(kind, flags, stream_id, payload)
         elif kind == PUSH_PROMISE:
             raise protocol_fault("the server pushes, which it was told not to do")
+
+    def _take_part(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """A head in several frames, or with padding."""
+        complete = self._heads.read_part(kind, flags, stream_id, payload)
+        call = self.calls.get(stream_id)
+        if complete is None or call is None:
+            return
+        head, ends = complete
+        if ends:
+            self._end(call, head)
+        else:
+            call.asking.begun(head)
 
     def _take_window_update(self, stream_id: int, payload: bytes) -> None:
         increment = unpack_u32(payload)[0] & MAX_31_BITS
