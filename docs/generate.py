@@ -26,11 +26,10 @@ from modelserver.cache.store import StoreCounts
 from modelserver.config.pbtxt import MAX_CHARACTERS
 from modelserver.config.schema import ModelConfig, ModelRateLimiter, ModelResponseCache, RateLimiterResource
 from modelserver.frontends.grpc import head
+from modelserver.frontends.http.clouds import MultiModel
 from modelserver.frontends.http.metrics import Metrics
-from modelserver.frontends.http.sagemaker import MultiModel
 from modelserver.frontends.openai.batches.records import RowCounts, batch_families
-from modelserver.frontends.openapi.document import read_routes
-from modelserver.frontends.openapi.routes import OpenApi
+from modelserver.frontends.openapi.routes import OpenApi, read_routes
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import markdown
 from modelserver.pb import model_config_pb2

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from modelserver.backend import InvalidArgumentError, ModelConfig
 from modelserver.config.message import config_from_json
-from modelserver.config.open_signature import OPEN_SIGNATURE
 from modelserver.config.pbtxt import config_text
+from modelserver.config.signature import OPEN_SIGNATURE
 from modelserver.embed.backend import Served, recipe_of
 
 PLACES = ("thread", "loop", "process")

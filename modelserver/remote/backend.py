@@ -28,8 +28,7 @@ from modelserver.backend import (
 from modelserver.config.message import config_from_json
 from modelserver.endpoints.membership import Source
 from modelserver.remote.chat_text import completed
-from modelserver.remote.discovery import source_of
-from modelserver.remote.model import RemoteModel, make_transport, measurements
+from modelserver.remote.model import RemoteModel, make_transport, measurements, source_of
 from modelserver.remote.options import RemoteOptions, read_options
 from modelserver.remote.v2 import Described
 

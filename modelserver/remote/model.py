@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from modelserver.backend import (
     CancelledError,
@@ -22,22 +23,42 @@ from modelserver.backend import (
     ServerError,
     UnavailableError,
 )
+from modelserver.client.address import Address
 from modelserver.client.call_error import CallError
 from modelserver.client.grpc_pool import GrpcPool
-from modelserver.client.http_pool import HttpPool
+from modelserver.client.http_pool import HttpPool, http_lines
 from modelserver.core.request import InFlightRequest
 from modelserver.endpoints.endpoint import Endpoint, EndpointState, Outcome
 from modelserver.endpoints.endpoint_set import EndpointSet
-from modelserver.endpoints.membership import Membership, Source, StaticSource
+from modelserver.endpoints.membership import Membership, Source, StaticSource, parse_source
 from modelserver.endpoints.probes import Prober, ProbeTimes
 from modelserver.errors import QueueFullError
 from modelserver.protocol.kserve import HOPS
 from modelserver.remote.anthropic import AnthropicTransport
 from modelserver.remote.calls import RemoteCalls
-from modelserver.remote.discovery import source_of
 from modelserver.remote.openai import OpenAiTransport
 from modelserver.remote.options import Place, Protocol, RemoteOptions
 from modelserver.remote.v2 import GrpcTransport, HttpTransport, Sent, Target, Transport
+
+
+def source_of(options: RemoteOptions) -> Source:
+    """Raises InvalidArgumentError for a source that is not written as one."""
+    if options.endpoints:
+        return StaticSource(options.endpoints)
+
+    def open_lines(url: str) -> AsyncIterator[bytes]:
+        parts = urlsplit(url)
+        is_secure = parts.scheme == "https"
+        address = Address(
+            parts.hostname or "", parts.port or (443 if is_secure else 80), options.tls if is_secure else None
+        )
+        pool = HttpPool(address, connect_timeout_s=options.connect_timeout_s)
+        key = options.secret.read()
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return http_lines(pool, parts.path + (f"?{parts.query}" if parts.query else "") or "/", headers)
+
+    return parse_source(options.discover, open_lines=open_lines, scheme=options.scheme)
+
 
 logger = logging.getLogger(__name__)
 

@@ -87,7 +87,7 @@ def _grpc_version(text: str) -> Any:
 
 
 def _timeout(text: str) -> Any:
-    from modelserver.wire.http2.grpc_metadata import parse_timeout
+    from modelserver.wire.http2.head import parse_timeout
 
     return parse_timeout(text.encode() + b"m")
 

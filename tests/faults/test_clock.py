@@ -18,7 +18,7 @@ READERS_OF_THE_WALL_CLOCK = {
     "auth/api_keys.py",  # the day on which a key expires
     "repository/cloud_cache.py",
     "store/blobs.py",
-    "store/ollama_key.py",  # the time that a registry wants in what is signed
+    "store/transport.py",  # the time that a registry wants in what is signed
     "repository/definition.py",
     "frontends/llm/edge.py",
     "frontends/ollama/answers.py",

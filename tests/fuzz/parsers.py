@@ -23,8 +23,15 @@ from modelserver.protocol.call import RpcError
 from modelserver.wire.assembly import AssemblyBudget
 from modelserver.wire.http2 import hpack_tables
 from modelserver.wire.http2.grpc_compression import decompress, decompress_on_loop
-from modelserver.wire.http2.grpc_metadata import MAX_TIMEOUT_NS, parse_timeout
-from modelserver.wire.http2.head import HeadReader, MalformedError, RequestHead, check_trailers, read_request_head
+from modelserver.wire.http2.head import (
+    MAX_TIMEOUT_NS,
+    HeadReader,
+    MalformedError,
+    RequestHead,
+    check_trailers,
+    parse_timeout,
+    read_request_head,
+)
 from modelserver.wire.http2.hpack import Decoder, HeaderListTooLargeError, HpackError
 from modelserver.wire.http2.hpack_tables import Field
 from modelserver.wire.http2.message import MessageAssembly

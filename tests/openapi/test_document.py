@@ -20,8 +20,8 @@ from support.serving import RunningServer, running_server
 import modelserver.frontends
 from modelserver.auth.access import Access, ApiGroup
 from modelserver.core.long_work import finish
-from modelserver.frontends.openapi.document import Described
 from modelserver.frontends.openapi.notation import json_schema
+from modelserver.frontends.openapi.routes import Described
 from modelserver.protocol.api import Api, Route, RouteSchema
 
 FRONTENDS = Path(modelserver.frontends.__file__).parent

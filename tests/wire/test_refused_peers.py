@@ -16,8 +16,8 @@ from modelserver.protocol.call import Metadata, RpcError
 from modelserver.protocol.exchange import HttpHead
 from modelserver.protocol.grpc_status import Status
 from modelserver.protocol.response import HttpResponse
-from modelserver.wire import refused_peers
-from modelserver.wire.refused_peers import RefusedPeers
+from modelserver.wire import context
+from modelserver.wire.context import RefusedPeers
 
 KEY = "x-api-key"
 POST = b"POST /a HTTP/1.1\r\nHost: test\r\nContent-Length: 1000\r\n%b\r\n"
@@ -59,7 +59,7 @@ def test_a_few_refusals_and_other_clients_do_not_wait() -> None:
 
 
 def test_no_wait_is_longer_than_seconds_and_few_clients_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refused_peers, "_MAX_CLIENTS", 3)
+    monkeypatch.setattr(context, "_MAX_CLIENTS", 3)
     time = Time()
     peers = RefusedPeers(time)
     peers.dropped("client", 1 << 50)

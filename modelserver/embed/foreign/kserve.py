@@ -29,7 +29,7 @@ from modelserver.backend import (
     UnavailableError,
     UnsupportedError,
 )
-from modelserver.config.open_signature import ANSWER, DOCUMENT, V1
+from modelserver.config.signature import ANSWER, DOCUMENT, V1
 from modelserver.embed.backend import Served
 from modelserver.embed.foreign import program
 from modelserver.embed.foreign.program import translation

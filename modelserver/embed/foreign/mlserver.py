@@ -20,7 +20,7 @@ from typing import Any
 from modelserver import backend
 from modelserver.backend import InternalError, InvalidArgumentError, NotFoundError, Placement, UnsupportedError
 from modelserver.backend.discovery import find_source, import_source
-from modelserver.config.open_signature import V1
+from modelserver.config.signature import V1
 from modelserver.embed.backend import Served
 from modelserver.embed.foreign import program
 from modelserver.embed.foreign.mlserver_codecs import (  # noqa: F401  # models import all of them

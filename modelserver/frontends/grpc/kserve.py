@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -10,20 +10,206 @@ from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
 from modelserver.config.message import config_to_message
 from modelserver.errors import InvalidArgumentError, NotFoundError
-from modelserver.frontends.grpc import replies
-from modelserver.frontends.grpc.edge import Tasks, answered, awaited
+from modelserver.frontends.grpc.edge import Tasks, answered, awaited, fail, parse
 from modelserver.frontends.grpc.head import decode_version
 from modelserver.frontends.grpc.inference import Inference
-from modelserver.frontends.grpc.regions import Regions
-from modelserver.frontends.grpc.replies import traffic_document, traffic_reply
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.pb import model_config_pb2
-from modelserver.protocol.call import Method, Service
+from modelserver.protocol.call import Method, Service, UnaryCall
 from modelserver.protocol.kserve import SERVICE
 from modelserver.protocol.limits import GrpcLimits
 
 if TYPE_CHECKING:
+    from modelserver.execution.model import Model
     from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
+    from modelserver.planes.data import ModelMetadata, ServerMetadata, TensorMetadata
+    from modelserver.repository.state import IndexEntry
+    from modelserver.repository.traffic import Traffic
+    from modelserver.telemetry.statistics_snapshot import DurationStat, ResponseStat, StatisticsSnapshot
+
+
+def server_metadata(metadata: ServerMetadata) -> pb.ServerMetadataResponse:
+    return pb.ServerMetadataResponse(name=metadata.name, version=metadata.version, extensions=metadata.extensions)
+
+
+def model_metadata(metadata: ModelMetadata) -> pb.ModelMetadataResponse:
+    return pb.ModelMetadataResponse(
+        name=metadata.name,
+        versions=metadata.versions,
+        platform=metadata.platform,
+        inputs=_tensors(metadata.inputs),
+        outputs=_tensors(metadata.outputs),
+    )
+
+
+def _tensors(tensors: Iterable[TensorMetadata]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
+    return [
+        pb.ModelMetadataResponse.TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        for tensor in tensors
+    ]
+
+
+def statistics(models: Iterable[tuple[Model, StatisticsSnapshot]]) -> pb.ModelStatisticsResponse:
+    return pb.ModelStatisticsResponse(model_stats=[_model_statistics(model, snapshot) for model, snapshot in models])
+
+
+def _model_statistics(model: Model, snapshot: StatisticsSnapshot) -> pb.ModelStatistics:
+    return pb.ModelStatistics(
+        name=model.name,
+        version=str(model.version),
+        last_inference=snapshot.last_inference_ms,
+        inference_count=snapshot.inference_count,
+        execution_count=snapshot.execution_count,
+        inference_stats=pb.InferStatistics(
+            success=_duration(snapshot.success),
+            fail=_duration(snapshot.fail),
+            queue=_duration(snapshot.queue),
+            compute_input=_duration(snapshot.compute_input),
+            compute_infer=_duration(snapshot.compute_infer),
+            compute_output=_duration(snapshot.compute_output),
+            cache_hit=_duration(snapshot.cache_hit),
+            cache_miss=_duration(snapshot.cache_miss),
+        ),
+        batch_stats=[
+            pb.InferBatchStatistics(
+                batch_size=rows,
+                compute_input=_duration(stat.compute_input),
+                compute_infer=_duration(stat.compute_infer),
+                compute_output=_duration(stat.compute_output),
+            )
+            for rows, stat in sorted(snapshot.batch_stats.items())
+        ],
+        memory_usage=[
+            pb.MemoryUsage(type=usage.kind, id=usage.id, byte_size=usage.byte_size) for usage in model.memory_usage()
+        ],
+        response_stats={str(position): _response(stat) for position, stat in snapshot.response_stats.items()},
+    )
+
+
+def _response(stat: ResponseStat) -> pb.InferResponseStatistics:
+    return pb.InferResponseStatistics(
+        compute_infer=_duration(stat.compute_infer),
+        compute_output=_duration(stat.compute_output),
+        success=_duration(stat.success),
+        fail=_duration(stat.fail),
+        empty_response=_duration(stat.empty_response),
+        cancel=_duration(stat.cancel),
+    )
+
+
+def _duration(stat: DurationStat) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=stat.count, ns=stat.ns)
+
+
+def repository_index(entries: Iterable[IndexEntry]) -> pb.RepositoryIndexResponse:
+    """Unknown versions and states are left out, as in Triton."""
+    return pb.RepositoryIndexResponse(
+        models=[
+            pb.RepositoryIndexResponse.ModelIndex(
+                name=entry.name,
+                version="" if entry.version is None else str(entry.version),
+                state="" if entry.state.value == "UNKNOWN" else entry.state.value,
+                reason=entry.reason,
+                repository=entry.repository,
+            )
+            for entry in entries
+        ]
+    )
+
+
+def traffic_document(message: pb.ModelTraffic) -> dict[str, Any]:
+    """The message's content in the form of the JSON."""
+    document: dict[str, Any] = {
+        "weights": dict(message.weights),
+        "sticky_by": message.sticky_by,
+        "shadows": dict(message.shadows),
+    }
+    if message.HasField("tolerance"):
+        document["tolerance"] = message.tolerance
+    return document
+
+
+def traffic_reply(traffic: Traffic | None, shares: Mapping[int, float]) -> pb.RepositoryModelTrafficResponse:
+    """The current traffic."""
+    if traffic is None:
+        return pb.RepositoryModelTrafficResponse()
+    return pb.RepositoryModelTrafficResponse(
+        traffic=pb.ModelTraffic(
+            weights=dict(traffic.weights),
+            sticky_by=traffic.sticky_by,
+            shadows=dict(traffic.shadows),
+            tolerance=traffic.tolerance,
+        ),
+        shares=dict(shares),
+    )
+
+
+class Regions:
+    """Answers the methods of system and CUDA shared memory. Called from the event loop thread."""
+
+    def __init__(self, dataplane: AnyDataPlane) -> None:
+        self._dataplane = dataplane
+
+    def methods(self) -> Mapping[str, Method]:
+        """By name within the service."""
+        return {
+            "SystemSharedMemoryStatus": answered(pb.SystemSharedMemoryStatusRequest, self._status),
+            "SystemSharedMemoryRegister": answered(pb.SystemSharedMemoryRegisterRequest, self._register),
+            "SystemSharedMemoryUnregister": answered(pb.SystemSharedMemoryUnregisterRequest, self._unregister),
+            "CudaSharedMemoryStatus": answered(pb.CudaSharedMemoryStatusRequest, self._cuda_status),
+            "CudaSharedMemoryRegister": Method(unary=self._cuda_register),
+            "CudaSharedMemoryUnregister": answered(pb.CudaSharedMemoryUnregisterRequest, self._cuda_unregister),
+        }
+
+    def _status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
+        regions = {
+            row.name: pb.SystemSharedMemoryStatusResponse.RegionStatus(
+                name=row.name, key=row.key, offset=row.offset, byte_size=row.num_bytes
+            )
+            for row in self._dataplane.shared_memory.statuses(request.name)
+        }
+        return pb.SystemSharedMemoryStatusResponse(regions=regions)
+
+    def _register(self, request: pb.SystemSharedMemoryRegisterRequest) -> pb.SystemSharedMemoryRegisterResponse:
+        self._dataplane.shared_memory.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    def _unregister(self, request: pb.SystemSharedMemoryUnregisterRequest) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Clients unregister all regions before they know whether any exist."""
+        self._dataplane.shared_memory.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    def _cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
+        regions = {
+            row.name: pb.CudaSharedMemoryStatusResponse.RegionStatus(
+                name=row.name, device_id=row.device_id, byte_size=row.num_bytes
+            )
+            for row in self._dataplane.shared_memory.cuda_statuses(request.name)
+        }
+        return pb.CudaSharedMemoryStatusResponse(regions=regions)
+
+    def _cuda_register(self, call: UnaryCall) -> None:
+        """Answered when the memory is mapped, which takes long."""
+
+        def registered(result: Callable[[], None]) -> None:
+            try:
+                result()
+            except Exception as error:
+                fail(call, error)
+            else:
+                call.reply((pb.CudaSharedMemoryRegisterResponse().SerializeToString(),))
+
+        try:
+            request = parse(pb.CudaSharedMemoryRegisterRequest, call.message)
+            self._dataplane.shared_memory.register_cuda(
+                request.name, request.raw_handle, request.device_id, request.byte_size, registered
+            )
+        except Exception as error:
+            fail(call, error)
+
+    def _cuda_unregister(self, request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
+        self._dataplane.shared_memory.unregister(request.name, is_cuda=True)
+        return pb.CudaSharedMemoryUnregisterResponse()
 
 
 class Settings:
@@ -128,11 +314,11 @@ class KServe:
         return pb.ModelReadyResponse(ready=is_ready)
 
     def _server_metadata(self, _: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
-        return replies.server_metadata(self._dataplane.server_metadata())
+        return server_metadata(self._dataplane.server_metadata())
 
     def _model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         version = decode_version(request.version)
-        return replies.model_metadata(self._dataplane.model_metadata(request.name, version))
+        return model_metadata(self._dataplane.model_metadata(request.name, version))
 
     def _model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         config = self._dataplane.model_config(request.name, decode_version(request.version))
@@ -140,12 +326,12 @@ class KServe:
 
     def _model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
         version = decode_version(request.version)
-        return replies.statistics(self._dataplane.statistics(request.name, version))
+        return statistics(self._dataplane.statistics(request.name, version))
 
     # Repository control.
 
     def _repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        return replies.repository_index(
+        return repository_index(
             self._controlplane.index(ready_only=request.ready, repository_name=request.repository_name)
         )
 

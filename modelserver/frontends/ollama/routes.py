@@ -8,9 +8,8 @@ from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
 from modelserver.frontends.http.framing import NDJSON
 from modelserver.frontends.llm.edge import CallEdge, LaterAnswers
-from modelserver.frontends.ollama.embed import Embedding
 from modelserver.frontends.ollama.errors import OllamaErrors
-from modelserver.frontends.ollama.generation import Generation
+from modelserver.frontends.ollama.generation import Embedding, Generation
 from modelserver.frontends.ollama.models import OllamaModels
 from modelserver.frontends.ollama.schemas import SCHEMAS, TYPES
 from modelserver.frontends.ollama.store import StoreRoutes

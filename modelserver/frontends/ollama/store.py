@@ -23,7 +23,7 @@ from modelserver.frontends.http.body import check_size
 from modelserver.frontends.llm.edge import Call, LaterAnswers
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields
-from modelserver.frontends.ollama.limits import MAX_MESSAGES
+from modelserver.frontends.ollama.requests import MAX_MESSAGES
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.limits import HttpLimits
 from modelserver.store.draft import Quantization, Recipe

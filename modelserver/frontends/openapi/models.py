@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import orjson
 
-from modelserver.config.open_signature import is_open
 from modelserver.config.schema import ModelConfig, ModelInput, ModelOutput
+from modelserver.config.signature import is_open
 from modelserver.core.datatype import Datatype
 from modelserver.frontends.openapi.notation import Json
 

@@ -16,13 +16,13 @@ import orjson
 
 from modelserver.api import ApiContext, Call
 from modelserver.auth.access import ApiGroup
-from modelserver.config.open_signature import ANSWER, DOCUMENT, V1, is_open
 from modelserver.config.schema import ModelConfig, ModelInput
+from modelserver.config.signature import ANSWER, DOCUMENT, V1, is_open
 from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import Slices, long_work
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, InvalidArgumentError, LoadOnDemandError
-from modelserver.frontends.http.generate_codec import tensor_slices_of
+from modelserver.frontends.http.generate import tensor_slices_of
 from modelserver.frontends.http.json_tensor import flat_values, tensor_to_json
 from modelserver.protocol.api import Api, Route, RouteSchema
 from modelserver.protocol.limits import HttpLimits

@@ -16,7 +16,7 @@ from modelserver.core.long_work import finish
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
-from modelserver.frontends.http.generate_codec import decode_generate, encode_generate, generate_slices
+from modelserver.frontends.http.generate import decode_generate, encode_generate, generate_slices
 from modelserver.protocol.limits import HttpLimits
 
 

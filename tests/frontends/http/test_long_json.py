@@ -21,7 +21,7 @@ from modelserver.core.response import ResponseStream
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.http import json_tensor
 from modelserver.frontends.http.decoder import InferDecoder
-from modelserver.frontends.http.generate_codec import decode_generate, generate_slices
+from modelserver.frontends.http.generate import decode_generate, generate_slices
 from modelserver.protocol.limits import HttpLimits
 
 LIMITS = HttpLimits()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelserver.wire.http2.grpc_metadata import decode, decode_binary, encode
+from modelserver.wire.http2.head import decode_binary, decode_metadata, encode_metadata
 
 
 def test_the_protocols_own_fields_are_left_out() -> None:
@@ -19,18 +19,18 @@ def test_the_protocols_own_fields_are_left_out() -> None:
         (b"user-agent", b"me"),
         (b"key", b"value"),
     ]
-    assert decode(fields) == {"user-agent": "me", "key": "value"}
+    assert decode_metadata(fields) == {"user-agent": "me", "key": "value"}
 
 
 def test_the_last_of_equal_keys_counts() -> None:
-    assert decode([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]) == {"a": "3", "b": "2"}
+    assert decode_metadata([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]) == {"a": "3", "b": "2"}
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(b"", ""), (b"plain", "plain"), ("é".encode(), "é"), (b"\xe9", "é"), (b"a,b", "a,b")]
 )
 def test_text(value: bytes, text: str) -> None:
-    assert decode([(b"key", value)]) == {"key": text}
+    assert decode_metadata([(b"key", value)]) == {"key": text}
 
 
 @pytest.mark.parametrize(
@@ -53,18 +53,18 @@ def test_binary_values(value: bytes, decoded: list[bytes]) -> None:
 @pytest.mark.parametrize("value", [b"A", b"AAAAA", b"*", b"A A", b"AA,*", b"_-8", b"AA=A"])
 def test_what_is_not_base64(value: bytes) -> None:
     with pytest.raises(ValueError, match="is not base64"):
-        decode([(b"key-bin", value)])
+        decode_metadata([(b"key-bin", value)])
 
 
 @given(st.binary(max_size=100))
 def test_bytes_are_read_back(value: bytes) -> None:
-    ((name, encoded),) = encode([("key-bin", value)])
+    ((name, encoded),) = encode_metadata([("key-bin", value)])
     assert not encoded.endswith(b"=")
-    assert decode([(name, encoded)]) == {"key-bin": value}
+    assert decode_metadata([(name, encoded)]) == {"key-bin": value}
 
 
 def test_text_is_sent_as_it_is() -> None:
-    assert encode([("key", "a value"), ("other.key_1", " blanks go ")]) == [
+    assert encode_metadata([("key", "a value"), ("other.key_1", " blanks go ")]) == [
         (b"key", b"a value"),
         (b"other.key_1", b"blanks go"),
     ]
@@ -88,4 +88,4 @@ def test_text_is_sent_as_it_is() -> None:
 )
 def test_what_cannot_be_sent(key: str, value: str | bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        encode([(key, value)])
+        encode_metadata([(key, value)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelserver.wire.http2.grpc_metadata import MAX_TIMEOUT_NS, parse_timeout
+from modelserver.wire.http2.head import MAX_TIMEOUT_NS, parse_timeout
 
 
 @pytest.mark.parametrize(
