@@ -21,10 +21,6 @@ _LINE_EVERY_S = 10.0
 _DRAW_EVERY_S = 0.25
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(batch)
-
-
 def batch(
     inputs: Annotated[
         list[str],

@@ -8,11 +8,10 @@ from modelserver.cli.output import print_error
 from modelserver.errors import InvalidArgumentError
 
 # The parser is the bench's own: perf_analyzer's flags are single letters and long names with their own forms.
-_RAW = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-
-
-def register(app: typer.Typer) -> None:
-    app.command(context_settings=_RAW, add_help_option=False)(bench)
+SETTINGS = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    "add_help_option": False,
+}
 
 
 def bench(context: typer.Context) -> None:

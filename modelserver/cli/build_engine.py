@@ -23,10 +23,6 @@ MISUSED, UNSUPPORTED, FAILED, NO_LIBRARY = 2, 3, 4, 5
 _PACKAGE = "modelserver_backends.tensorrt"
 
 
-def register(app: typer.Typer) -> None:
-    app.command("build-engine")(build_engine)
-
-
 def build_engine(
     onnx: Annotated[Path, typer.Argument(help="The ONNX file.")],
     output: Annotated[

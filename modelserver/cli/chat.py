@@ -41,10 +41,6 @@ Images = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(chat)
-
-
 def chat(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     message: Annotated[str | None, typer.Argument(help="Ask this and exit after the answer.")] = None,

@@ -18,10 +18,6 @@ from modelserver.repository.layout import IgnoredPath
 from modelserver.repository.options import DefinitionOptions
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(check)
-
-
 def check(
     repository: Annotated[
         list[str], typer.Argument(help="Model repositories (also s3://...), or a single model's directory.")

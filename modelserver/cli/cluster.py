@@ -27,14 +27,6 @@ Address = Annotated[
 Wait = Annotated[float, typer.Option("--wait", min=0.0, help="Seconds to wait until it is done; 0: do not wait.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(deploy)
-    commands = typer.Typer(no_args_is_help=True, help="Look at what is deployed in a Ray cluster, and change it.")
-    for command in (status, scale, drain, logs, top, down):
-        commands.command()(command)
-    app.add_typer(commands, name="cluster")
-
-
 def deploy(
     file: Annotated[Path, typer.Argument(help="Deployment file, in YAML or TOML (docs/scale.md).")],
     address: Address = "auto",
@@ -212,3 +204,8 @@ def _headline(pool: dict[str, Any]) -> str:
     if pool["rejected"]:
         return f"{text}, rolled back"
     return text if pool["held"] is None else f"{text}, held at {pool['held']}"
+
+
+cluster = typer.Typer(no_args_is_help=True, help="Look at what is deployed in a Ray cluster, and change it.")
+for command in (status, scale, drain, logs, top, down):
+    cluster.command()(command)

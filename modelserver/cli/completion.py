@@ -25,10 +25,6 @@ class Shell(enum.StrEnum):
     FISH = "fish"
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(completion)
-
-
 def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
     """Print the script that completes this program: source <(modelserver completion bash)"""
     print_line(get_completion_script(prog_name=_PROGRAM, complete_var=_VARIABLE, shell=shell.value))

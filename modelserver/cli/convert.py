@@ -55,10 +55,6 @@ LabelOutput = Annotated[str, typer.Option("--label-output", help="The output tha
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(convert)
-
-
 def convert(
     source: Annotated[str, typer.Argument(help="Model directory, .onnx, .pt2, .pt or .gguf file, or FILE.py:NAME.")],
     directory: Annotated[Path, typer.Argument(help="The new model's directory: REPOSITORY/NAME.")],

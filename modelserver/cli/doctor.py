@@ -213,8 +213,7 @@ _CHECKS: tuple[Callable[[ServerOptions], Iterator[Finding]], ...] = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    app.command(cls=FlagCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(doctor)
+SETTINGS = {"cls": FlagCommand, "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}}
 
 
 def doctor(context: typer.Context, as_json: AsJson = False) -> None:

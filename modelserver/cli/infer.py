@@ -179,10 +179,6 @@ def _matches(actual: tuple[int, ...], expected: tuple[int, ...]) -> bool:
 MAX_SHOWN = 16
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(infer)
-
-
 def infer(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     values: Annotated[

@@ -38,10 +38,6 @@ _FACTS = (
 _TORCH_SUFFIXES = (".pt", ".pt2", ".pth")
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(inspect)
-
-
 def inspect(
     file: Annotated[
         Path,

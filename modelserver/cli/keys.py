@@ -20,13 +20,6 @@ _LAST_S = 253_402_300_800.0  # the end of the year 9999, the last that a date ca
 _SCOPES = ", ".join(scope.value for scope in SCOPES)
 
 
-def register(app: typer.Typer) -> None:
-    commands = typer.Typer(no_args_is_help=True, help="Create and list API keys (--api-keys-file).")
-    commands.command()(create)
-    commands.command("list")(list_keys)
-    app.add_typer(commands, name="keys")
-
-
 def create(
     name: Annotated[str, typer.Argument(help="Name of the key's owner, also in the audit log.")],
     scope: Annotated[
@@ -123,3 +116,8 @@ def _append(file: Path, name: str, line: str) -> None:
         stream.flush()
         os.fsync(descriptor)
     new.replace(file)
+
+
+keys = typer.Typer(no_args_is_help=True, help="Create and list API keys (--api-keys-file).")
+keys.command()(create)
+keys.command("list")(list_keys)

@@ -15,48 +15,49 @@ from modelserver.errors import ServerError
 
 DEBUG = "--debug"
 
-# Each command with the module that registers it and its line in the help. A module is imported when one of its commands
-# is called, since what one command needs would keep the others waiting.
+# Each command with its module and its function there (or the Typer that has its subcommands), and its line in the help.
+# A module is imported when one of its commands is called, since what one command needs would keep the others waiting.
+# What typer is told beside the function, the module has as SETTINGS.
 COMMANDS = {
-    "run": ("run", "Talk to a language model, or ask any other model once, by its name or path."),
-    "pull": ("store", "Bring a model into the store."),
-    "push": ("store", "Upload a model of the store to the registry in its name."),
-    "create": ("store", "Make a model in the store by a Modelfile, or from files or another model."),
-    "cp": ("store", "Give a model of the store a second name."),
-    "rm": ("store", "Remove models from the store."),
-    "ls": ("store", "List the models of the store."),
-    "stop": ("store", "Unload a model of a running server; its next request loads it again."),
-    "serve": ("serve", "Serve model repositories over HTTP and gRPC."),
-    "route": ("route", "Put one address in front of several identical servers."),
-    "deploy": ("cluster", "Start pools of servers on a Ray cluster, or change those that run, as a file says."),
-    "cluster": ("cluster", "Look at what is deployed in a Ray cluster, and change it."),
-    "check": ("check", "Validate every model of a repository without serving it."),
-    "list": ("models", "List the models of a running server, or of a repository."),
-    "show": ("models", "Show a model: its inputs and outputs, its completed config, and its statistics."),
-    "load": ("models", "Load a model, or load it again; or one version of it."),
-    "unload": ("models", "Unload a model, or one version of it."),
-    "version": ("models", "Print the version of this program, and of a server if one is named."),
-    "traffic": ("traffic", "Show how versions share a model's requests."),
-    "ps": ("ps", "Show the models that serve: instances, queue, requests per second, latency, memory."),
-    "top": ("top", "Watch a server's models."),
-    "logs": ("logs", "Print the newest lines of a server's log."),
-    "health": ("health", "Check whether a server is ready."),
-    "doctor": ("doctor", "Check ports, limits, shared memory, devices and packages."),
-    "infer": ("infer", "Send one request."),
-    "chat": ("chat", "Talk to a language model."),
-    "batch": ("batch", "Answer files of rows offline: JSON lines, CSV, Parquet, Arrow; resumed after a kill."),
-    "bench": ("bench", "Measure a running server: throughput and latency."),
-    "tune": ("tune", "Find the instance count, batching and threads that serve a model best."),
+    "run": ("run.run", "Talk to a language model, or ask any other model once, by its name or path."),
+    "pull": ("store.pull", "Bring a model into the store."),
+    "push": ("store.push", "Upload a model of the store to the registry in its name."),
+    "create": ("store.create", "Make a model in the store by a Modelfile, or from files or another model."),
+    "cp": ("store.cp", "Give a model of the store a second name."),
+    "rm": ("store.rm", "Remove models from the store."),
+    "ls": ("store.ls", "List the models of the store."),
+    "stop": ("store.stop", "Unload a model of a running server; its next request loads it again."),
+    "serve": ("serve.serve", "Serve model repositories over HTTP and gRPC."),
+    "route": ("route.route", "Put one address in front of several identical servers."),
+    "deploy": ("cluster.deploy", "Start pools of servers on a Ray cluster, or change those that run, as a file says."),
+    "cluster": ("cluster.cluster", "Look at what is deployed in a Ray cluster, and change it."),
+    "check": ("check.check", "Validate every model of a repository without serving it."),
+    "list": ("models.list_models", "List the models of a running server, or of a repository."),
+    "show": ("models.show", "Show a model: its inputs and outputs, its completed config, and its statistics."),
+    "load": ("models.load", "Load a model, or load it again; or one version of it."),
+    "unload": ("models.unload", "Unload a model, or one version of it."),
+    "version": ("models.version", "Print the version of this program, and of a server if one is named."),
+    "traffic": ("models.traffic", "Show how versions share a model's requests."),
+    "ps": ("usage.ps", "Show the models that serve: instances, queue, requests per second, latency, memory."),
+    "top": ("top.top", "Watch a server's models."),
+    "logs": ("models.logs", "Print the newest lines of a server's log."),
+    "health": ("models.health", "Check whether a server is ready."),
+    "doctor": ("doctor.doctor", "Check ports, limits, shared memory, devices and packages."),
+    "infer": ("infer.infer", "Send one request."),
+    "chat": ("chat.chat", "Talk to a language model."),
+    "batch": ("batch.batch", "Answer files of rows offline: JSON lines, CSV, Parquet, Arrow; resumed after a kill."),
+    "bench": ("bench.bench", "Measure a running server: throughput and latency."),
+    "tune": ("tune.tune", "Find the instance count, batching and threads that serve a model best."),
     "convert": (
-        "convert",
+        "convert.convert",
         "Convert PyTorch to ONNX, torch.export or compiled code, ONNX to FP16, and language models to and from GGUF.",
     ),
-    "quantize": ("quantize", "Quantize a model to 8 or 4 bits, and report the loss of accuracy."),
-    "build-engine": ("build_engine", "Build a TensorRT engine from an ONNX file."),
-    "inspect": ("inspect", "Describe a model file: its kind, its inputs and outputs, and how it was built."),
-    "completion": ("completion", "Print the script that completes this program."),
-    "keys": ("keys", "Create and list API keys (--api-keys-file)."),
-    "manifest": ("manifest", "Print deployment manifests: for Kubernetes, docker compose, KServe."),
+    "quantize": ("quantize.quantize", "Quantize a model to 8 or 4 bits, and report the loss of accuracy."),
+    "build-engine": ("build_engine.build_engine", "Build a TensorRT engine from an ONNX file."),
+    "inspect": ("inspect.inspect", "Describe a model file: its kind, its inputs and outputs, and how it was built."),
+    "completion": ("completion.completion", "Print the script that completes this program."),
+    "keys": ("keys.keys", "Create and list API keys (--api-keys-file)."),
+    "manifest": ("manifest.manifest", "Print deployment manifests: for Kubernetes, docker compose, KServe."),
 }
 
 
@@ -72,9 +73,14 @@ class _Commands(Mapping[str, Any]):
     """The commands by name, each made when it is looked up."""
 
     def __getitem__(self, name: str) -> Any:
-        module, _ = COMMANDS[name]
+        place, function = COMMANDS[name][0].split(".")
+        module = importlib.import_module(f"modelserver.cli.{place}")
+        command = getattr(module, function)
         registered = typer.Typer(callback=_common, **_SETTINGS)
-        importlib.import_module(f"modelserver.cli.{module}").register(registered)
+        if isinstance(command, typer.Typer):
+            registered.add_typer(command, name=name)
+        else:
+            registered.command(name, **getattr(module, "SETTINGS", {}))(command)
         return typer.main.get_group(registered).commands[name]
 
     def __iter__(self) -> Iterator[str]:

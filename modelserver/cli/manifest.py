@@ -199,14 +199,6 @@ Image = Annotated[str, typer.Option(help="The server's image; default: the image
 Gpus = Annotated[int, typer.Option(min=0, help="NVIDIA GPUs for each replica.")]
 
 
-def register(app: typer.Typer) -> None:
-    manifests = typer.Typer(help="Print deployment manifests: for Kubernetes, docker compose, KServe.")
-    manifests.command("k8s")(print_kubernetes)
-    manifests.command("compose")(print_compose)
-    manifests.command("kserve")(print_kserve)
-    app.add_typer(manifests, name="manifest", no_args_is_help=True)
-
-
 def print_kubernetes(
     name: Name = "modelserver",
     namespace: Namespace = "",
@@ -241,3 +233,9 @@ def print_kserve(
 ) -> None:
     """ClusterServingRuntimes, and an InferenceService for --models."""
     print_line(dump(kserve(Deployment(name, namespace, image, replicas, models, gpus))).rstrip())
+
+
+manifest = typer.Typer(no_args_is_help=True, help="Print deployment manifests: for Kubernetes, docker compose, KServe.")
+manifest.command("k8s")(print_kubernetes)
+manifest.command("compose")(print_compose)
+manifest.command("kserve")(print_kserve)

@@ -58,10 +58,6 @@ class Ranges(enum.StrEnum):
 Names = list[str] | None
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(quantize)
-
-
 def quantize(
     source: Annotated[
         str,

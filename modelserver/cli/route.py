@@ -9,20 +9,14 @@ import textwrap
 import typer
 
 from modelserver.app.logs import start_logs
-from modelserver.cli.completion import FlagCommand
 from modelserver.cli.foreground import loop_factory
 from modelserver.cli.output import print_error, print_line
+from modelserver.cli.serve import SETTINGS as SETTINGS
 from modelserver.cli.serve import print_options
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.router_options import RouterOptions, resolve_router_options, router_table
 
 USAGE = "Usage: modelserver route --to=ADDRESS[,ADDRESS...] [--FLAG=VALUE ...]"
-# The parser is that of `serve`.
-_RAW = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-
-
-def register(app: typer.Typer) -> None:
-    app.command(cls=FlagCommand, context_settings=_RAW, add_help_option=False)(route)
 
 
 def route(context: typer.Context) -> None:

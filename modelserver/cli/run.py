@@ -25,10 +25,6 @@ from modelserver.store.store import Store
 _LOOK_TIMEOUT_S = 5.0
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(run)
-
-
 def run(
     model: Annotated[str, typer.Argument(help="Name of a model, which is pulled if it is absent; or its path.")],
     prompt: Annotated[

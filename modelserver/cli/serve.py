@@ -32,7 +32,6 @@ USAGE = "Usage: modelserver serve [PATH ...] [--FLAG=VALUE ...]"
 # The first word that `tritonserver` adds, and the defaults in which Triton differs from us.
 _AS_TRITON = "--defaults=triton"
 _TRITONS_DEFAULTS: Values = {"host": "0.0.0.0", "exit_on_error": True, "allow_client_shm": True}  # noqa: S104  # as Triton
-# The parser is ours: Triton's forms of booleans and repeated flags are not those of other command lines.
 # Options whose values have a secret after the first =.
 _SECRET = frozenset({"http_restricted_api", "grpc_restricted_protocol"})
 # A server that a Python program makes, as FILE.py:NAME.
@@ -41,11 +40,12 @@ _PROGRAM = re.compile(r"[^-].*\.py:[A-Za-z_]\w*")
 _NODES = "modelserver_backends.llm.nodes"
 # Models that were written for MLServer lie beside it.
 _MLSERVER = "model-settings.json"
-_RAW = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-
-
-def register(app: typer.Typer) -> None:
-    app.command(cls=FlagCommand, context_settings=_RAW, add_help_option=False)(serve)
+# The parser is ours: Triton's forms of booleans and repeated flags are not those of other command lines.
+SETTINGS = {
+    "cls": FlagCommand,
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    "add_help_option": False,
+}
 
 
 def serve(context: typer.Context) -> None:

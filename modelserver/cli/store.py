@@ -31,11 +31,6 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Also talk to other m
 Name = Annotated[str, typer.Argument(help="Name of the model: [host/][namespace/]model[:tag].")]
 
 
-def register(app: typer.Typer) -> None:
-    for command in (pull, push, create, cp, rm, ls, stop):
-        app.command()(command)
-
-
 def pull(
     source: Annotated[
         str, typer.Argument(help="qwen3:0.6b, hf.co/org/model[:quant], host/namespace/model, or a path, https:, s3:.")

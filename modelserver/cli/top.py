@@ -26,10 +26,6 @@ from modelserver.errors import ServerError
 _NUMERIC_FROM = COLUMNS.index("instances")
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(top)
-
-
 def top(
     url: Url = DEFAULT_URL,
     interval_s: Annotated[float, typer.Option("--interval", "-d", min=0.1, help="Seconds between updates.")] = 1.0,

@@ -42,10 +42,6 @@ Url = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(tune)
-
-
 def tune(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     url: Url = "",
