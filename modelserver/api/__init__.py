@@ -8,8 +8,7 @@ restrictions before a handler is called, and answers unknown paths and methods i
 
 from __future__ import annotations
 
-from modelserver.api.call import Call, Serve
-from modelserver.api.context import ApiContext, ApiFactory
+from modelserver.api.call import ApiContext, ApiFactory, Call, Serve
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.api_keys import Scope
 from modelserver.auth.guard import KeyUse

@@ -1,15 +1,19 @@
-"""One call of an installed API: its body, its answer, and the models that it asks."""
+"""What an installed API gets: a context for its factory, and its calls with body, answer and the models that it asks."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
 
+from modelserver.auth.api_keys import Scope
 from modelserver.core.datatype import Datatype
 from modelserver.core.long_work import long_work
 from modelserver.core.request import InFlightRequest
@@ -20,13 +24,15 @@ from modelserver.frontends.http.body import check_size, respond_compressed
 from modelserver.frontends.http.json_body import object_slices
 from modelserver.frontends.http.proxy_headers import adopt
 from modelserver.planes.authorized import ask
-from modelserver.protocol.compression import choose_encoding, decompress
+from modelserver.protocol.api import Api, RouteCall
+from modelserver.protocol.compression import SUPPORTED, choose_encoding, decompress
 from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
-from modelserver.protocol.response import JSON_TYPE, HttpResponse
+from modelserver.protocol.response import JSON_TYPE, ErrorWriter, HttpResponse
 
 if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
+    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
+
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -208,3 +214,62 @@ def _tensor(name: str, data: np.ndarray[Any, Any]) -> Tensor:
 def _event(data: bytes, name: str) -> bytes:
     lines = b"".join(b"data: %b\n" % line for line in data.splitlines() or [b""])
     return (f"event: {name}\n".encode() if name else b"") + lines + b"\n"
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """The server as an API sees it. Everything is called on the event loop thread.
+
+    `name` is that of the entry point, and must be that of the `Api`. The planes check the models of a caller's key by
+    themselves. `limits` bound what a request may ask.
+    """
+
+    name: str
+    dataplane: AnyDataPlane
+    controlplane: AnyControlPlane
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)  # kept, because the event loop does not
+
+    def scope(self, word: str) -> Scope:
+        """A scope of this API's own: keys have it as `name:word`. `word` is of a-z, 0-9 and -."""
+        return Scope(f"{self.name}:{word}")
+
+    def handler(self, serve: Serve, errors: ErrorWriter) -> RouteCall:
+        """The handler of a route: `serve` is awaited with a `Call`, in a Task that ends when the client leaves.
+
+        What `serve` raises is answered in the form of `errors`. A call that it leaves unanswered is a fault of ours.
+        """
+        return partial(self._begin, serve, errors)
+
+    def _begin(self, serve: Serve, errors: ErrorWriter, exchange: HttpExchange, **arguments: str) -> None:
+        call = Call(exchange, arguments, self.dataplane, self.limits)
+        task = asyncio.get_running_loop().create_task(_run(serve, errors, call), name=f"{self.name}-call")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+        def leave() -> None:
+            task.cancel()
+
+        exchange.on_disconnect = leave
+
+
+ApiFactory = Callable[[ApiContext], Api]
+
+
+async def _run(serve: Serve, errors: ErrorWriter, call: Call) -> None:
+    try:
+        try:
+            await serve(call)
+            await call.finish()
+        except ConnectionError:
+            raise
+        except Exception as error:
+            response = errors.failed(error)
+            if isinstance(error, UnsupportedError) and "content-encoding" in call.head.headers:
+                response.headers = [*response.headers, ("Accept-Encoding", SUPPORTED)]
+            await call.fail(response)
+    except ConnectionError:
+        logger.debug("the client of %s left", call.head.path)

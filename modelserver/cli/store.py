@@ -107,7 +107,7 @@ def create(
 
 def _create_directory(target: Path, source: str, inputs: list[str], *, allow_pickle: bool, force: bool) -> None:
     from modelserver.cli.convert import module_options
-    from modelserver.toolkit.new_model import create_model  # takes a while
+    from modelserver.toolkit.model_directory import create_model  # takes a while
 
     if not source:
         raise InvalidArgumentError("--model-repository needs --from: the file or directory of a model")

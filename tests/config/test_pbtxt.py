@@ -6,9 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.config_strategies import config_messages
 
-from modelserver.config.locator import MAX_PROBLEMS
 from modelserver.config.message import config_from_message
-from modelserver.config.pbtxt import MAX_CHARACTERS, parse_pbtxt
+from modelserver.config.pbtxt import MAX_CHARACTERS, MAX_PROBLEMS, parse_pbtxt
 from modelserver.config.schema import InstanceGroupKind
 from modelserver.core.datatype import Datatype
 from modelserver.errors import ConfigError

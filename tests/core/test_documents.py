@@ -105,7 +105,7 @@ def _bench_data(path: Path) -> Any:
 
 def _prompts(path: Path) -> Any:
     from modelserver.bench.llm.options import PromptOptions
-    from modelserver.bench.llm.prompts import make_prompts
+    from modelserver.bench.llm.session import make_prompts
 
     return make_prompts(PromptOptions(file=path))
 

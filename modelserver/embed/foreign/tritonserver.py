@@ -26,26 +26,24 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.embed import server as embedded
 from modelserver.embed.foreign import program, tritonserver_metrics
-from modelserver.embed.foreign.tritonserver_errors import (
+from modelserver.embed.foreign.tritonserver_metrics import Metric, MetricFamily, MetricKind
+from modelserver.embed.foreign.tritonserver_tensor import (
     AlreadyExistsError,
+    DataType,
+    DeviceOrMemoryType,
+    DLDeviceType,
     InternalError,
     InvalidArgumentError,
+    MemoryBuffer,
+    MemoryType,
     NotFoundError,
+    Tensor,
     TritonError,
     UnavailableError,
     UnknownError,
     UnsupportedError,
-    translated,
-)
-from modelserver.embed.foreign.tritonserver_metrics import Metric, MetricFamily, MetricKind
-from modelserver.embed.foreign.tritonserver_tensor import (
-    DataType,
-    DeviceOrMemoryType,
-    DLDeviceType,
-    MemoryBuffer,
-    MemoryType,
-    Tensor,
     parse_device,
+    translated,
 )
 from modelserver.frontends.http.documents import (
     index_document,

@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client.core import Metric as PageFamily
 
-from modelserver.embed.foreign.tritonserver_errors import InvalidArgumentError, UnsupportedError, translated
+from modelserver.embed.foreign.tritonserver_tensor import InvalidArgumentError, UnsupportedError, translated
 from modelserver.errors import ServerError
 from modelserver.telemetry.model_metrics import ModelMetricsBoard
 

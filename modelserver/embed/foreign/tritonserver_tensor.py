@@ -1,4 +1,4 @@
-"""Tensors of Triton's in-process API: a datatype, a shape and memory, exchanged with other libraries by DLPack.
+"""Tensors and errors of Triton's in-process API. A tensor is a datatype, a shape and memory, exchanged with other libraries by DLPack.
 
 DLPack: https://dmlc.github.io/dlpack. Elements of BYTES lie one after the other, each after its length in four bytes.
 """
@@ -16,8 +16,59 @@ import numpy as np
 
 from modelserver.backend import Array, Datatype
 from modelserver.backend import Tensor as CoreTensor
-from modelserver.embed.foreign.tritonserver_errors import InvalidArgumentError, UnsupportedError
 from modelserver.embed.values import texts
+from modelserver.errors import ErrorCode, ServerError
+
+
+class TritonError(Exception):
+    """Base of the errors that the server answers with."""
+
+
+class UnknownError(TritonError):
+    pass
+
+
+class InternalError(TritonError):
+    pass
+
+
+class NotFoundError(TritonError):
+    pass
+
+
+class InvalidArgumentError(TritonError):
+    pass
+
+
+class UnavailableError(TritonError):
+    pass
+
+
+class UnsupportedError(TritonError):
+    pass
+
+
+class AlreadyExistsError(TritonError):
+    pass
+
+
+_BY_CODE: dict[ErrorCode, type[TritonError]] = {
+    ErrorCode.INTERNAL: InternalError,
+    ErrorCode.NOT_FOUND: NotFoundError,
+    ErrorCode.INVALID_ARGUMENT: InvalidArgumentError,
+    ErrorCode.PAYLOAD_TOO_LARGE: InvalidArgumentError,
+    ErrorCode.UNAVAILABLE: UnavailableError,
+    ErrorCode.OVERLOADED: UnavailableError,
+    ErrorCode.TIMED_OUT: UnavailableError,
+    ErrorCode.UNSUPPORTED: UnsupportedError,
+    ErrorCode.ALREADY_EXISTS: AlreadyExistsError,
+}
+
+
+def translated(error: ServerError) -> TritonError:
+    """The error by its name here; a cancelled request is an UnknownError, for which Triton has no name either."""
+    return _BY_CODE.get(error.code, UnknownError)(error.message)
+
 
 _LENGTH = struct.Struct("<I")
 

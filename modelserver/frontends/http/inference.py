@@ -17,10 +17,9 @@ from modelserver.core.tensor import Buffer, is_long
 from modelserver.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from modelserver.frontends.http.body import answer_errors, check_size, respond_compressed, with_plain_body
 from modelserver.frontends.http.codec import OutputForm, encode_infer, encode_infer_event
-from modelserver.frontends.http.decoder import InferDecoder, Outline
+from modelserver.frontends.http.decoder import InferDecoder, Outline, decode_raw
 from modelserver.frontends.http.event_stream import EventStream, events_form
 from modelserver.frontends.http.proxy_headers import client_timeout_ns, reporting
-from modelserver.frontends.http.raw_body import decode_raw
 from modelserver.frontends.http.templates import Known, RecentCall
 from modelserver.protocol.api import Route
 from modelserver.protocol.compression import choose_encoding

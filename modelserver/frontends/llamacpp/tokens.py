@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from modelserver.frontends.llamacpp.errors import NotSupportedError
 from modelserver.frontends.llamacpp.request import MAX_TOKENS, TOKEN_ID, MixedPrompt, SeenPrompt
+from modelserver.frontends.llm.answering import fill_marks, no_marks
 from modelserver.frontends.llm.call import Prompt
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.fields import Fields
-from modelserver.frontends.llm.filling import fill_marks, no_marks
 from modelserver.frontends.llm.models import LanguageModel, find_model
 from modelserver.frontends.llm.prompts import (
     conversation_input,

@@ -27,7 +27,7 @@ from modelserver.frontends.http.proxy_headers import adopt
 from modelserver.frontends.llm.errors import MediaTypeError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import load_on_demand
-from modelserver.frontends.llm.picture_urls import PictureUrls
+from modelserver.frontends.llm.pictures import PictureUrls
 from modelserver.protocol.compression import decompress
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.limits import HttpLimits

@@ -21,8 +21,7 @@ from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError, NotFoundError, ServerError
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import LanguageModel
-from modelserver.frontends.llm.picture_urls import PictureUrls
-from modelserver.frontends.llm.pictures import IMAGE, sources_of, take_pictures
+from modelserver.frontends.llm.pictures import IMAGE, PictureUrls, sources_of, take_pictures
 from modelserver.frontends.llm.requests import only_responses
 
 if TYPE_CHECKING:

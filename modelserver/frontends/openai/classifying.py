@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modelserver.frontends.llm.edge import Call
-from modelserver.frontends.llm.embedding import pool
+from modelserver.frontends.llm.embedding import Reading, classify, pool
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields, Range
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models
-from modelserver.frontends.llm.scoring import Reading, classify
 from modelserver.frontends.openai.completion_request import read_prompts
 from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.ranking import read_reading, usage_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from modelserver.frontends.llm.edge import Call
+from modelserver.frontends.llm.embedding import Reading, find_ranker, score_pairs
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields, Range
-from modelserver.frontends.llm.scoring import Reading, find_ranker, score_pairs
 from modelserver.frontends.openai.limits import OpenAiLimits
 
 if TYPE_CHECKING:

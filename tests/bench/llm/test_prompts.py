@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from modelserver.bench.llm.options import Length, LlmOptions, PromptOptions
-from modelserver.bench.llm.prompts import Prompt, encode_prompts, make_prompts
+from modelserver.bench.llm.session import Prompt, encode_prompts, make_prompts
 from modelserver.bench.work import EndpointType
 from modelserver.client.address import Address
 from modelserver.errors import InvalidArgumentError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.http.raw_body import decode_raw
+from modelserver.frontends.http.decoder import decode_raw
 from modelserver.planes.data import ModelMetadata, TensorMetadata
 
 

@@ -11,8 +11,8 @@ import pytest
 from support.tiny_pictures import draw_picture
 
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.llm import picture_urls
-from modelserver.frontends.llm.picture_urls import PictureUrls, is_public
+from modelserver.frontends.llm import pictures
+from modelserver.frontends.llm.pictures import PictureUrls, is_public
 
 PNG = draw_picture()
 FAILED = "^the picture could not be fetched$"
@@ -54,7 +54,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return [(2, 1, 6, "", ("127.0.0.1", port))]
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(picture_urls, "is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr(pictures, "is_public", lambda address: address == "127.0.0.1")
     return names
 
 
@@ -217,7 +217,7 @@ async def test_answers_that_are_no_picture_have_one_message(answer: bytes, resol
 
 
 async def test_slow_servers_and_many_urls(resolved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picture_urls, "TIME_LIMIT_S", 0.05)
+    monkeypatch.setattr(pictures, "TIME_LIMIT_S", 0.05)
 
     async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()  # the request, until the client leaves
