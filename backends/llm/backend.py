@@ -134,7 +134,7 @@ class LlmBackend(Backend):
 
     @classmethod
     def compare_versions(cls, source: Path, target: Path, text: str, /) -> Mapping[str, float]:
-        from .quantization_quality import compare_on_text
+        from .quantized_copy import compare_on_text
 
         return asdict(compare_on_text(source, target, text))
 

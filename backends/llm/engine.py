@@ -189,7 +189,7 @@ class Engine:
 
         `digest` is the checkpoint's. Raises ServerErrors.
         """
-        from .kept_prefixes import open_prefixes
+        from .kept_blocks import open_prefixes
 
         def held(token_ids: list[int], hashes: list[bytes]) -> list[int]:
             self.compute(GenerationRequest(token_ids, SamplingParams(max_tokens=1, temperature=0)))

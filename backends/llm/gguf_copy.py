@@ -19,7 +19,7 @@ from .checkpoint.gguf_architectures import written_architecture
 from .checkpoint.gguf_metadata import frequency_factors, is_tied, long_factors, metadata_of, num_layers
 from .checkpoint.gguf_types import BY_NAME, TensorType
 from .checkpoint.gguf_writing import WrittenTensor, write_gguf
-from .checkpoint.safetensors_writing import SafetensorsWriter
+from .checkpoint.safetensors_files import SafetensorsWriter
 from .embedding.layout import read_layout
 from .embedding.recognition import is_encoder
 from .quantization.gguf_encoding import encode_rows

@@ -18,9 +18,8 @@ import torch
 
 from .draw import DrawColumns, draw_columns, draw_on_device, draw_on_host, uniform, uniforms
 from .grammar.matcher import allowed_mask, fill_masks
-from .logit_rules import apply_rules, forbid_on_device, forbid_on_host
 from .plan import SampledToken, TokenLogprobs
-from .sampler_state import SamplerState
+from .sampler_state import SamplerState, apply_rules, forbid_on_device, forbid_on_host
 
 if TYPE_CHECKING:
     from .sampling_params import SamplingParams

@@ -23,7 +23,7 @@ from modelserver_backends.llm.attention.paged import AttentionBatch, AttentionSp
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.llm import LLM
 from modelserver_backends.llm.plan import TokenLogprobs
-from modelserver_backends.llm.quantization_quality import windows_of
+from modelserver_backends.llm.quantized_copy import windows_of
 from modelserver_backends.llm.sampling_params import SamplingParams
 
 _CODES = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}

@@ -1,4 +1,4 @@
-"""What an installed API gets: a context for its factory, and its calls with body, answer and the models that it asks."""
+"""What an installed API gets: a context for its factory, and calls with a body, an answer, and models to ask."""
 
 from __future__ import annotations
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from modelserver_backends.llm.blocks import NULL_BLOCK, BlockPool
 from modelserver_backends.llm.engine import Engine
 from modelserver_backends.llm.kv_cache import KvManager
-from modelserver_backends.llm.scheduler import Scheduler
+from modelserver_backends.llm.scheduler import Scheduler, WaitingQueue
 from modelserver_backends.llm.sequence import Sequence, SequenceStatus
-from modelserver_backends.llm.waiting_queue import WaitingQueue
 from support.integrity import check_integrity
 
 

@@ -14,7 +14,7 @@ from modelserver_backends.llm import activation_aware, kernels, quantized_copy
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
 from modelserver_backends.llm.quantization.rounded import round_by_products, round_integers
-from modelserver_backends.llm.quantization_quality import compare_on_text
+from modelserver_backends.llm.quantized_copy import compare_on_text
 from safetensors.torch import load_file, save_file
 from support.float_twins import assert_is_its_twin
 from support.quantized_checkpoints import VALUES, Packed, float8, groups_of, meant, rounded, write_quantized

@@ -29,9 +29,9 @@ from ..sequence import Sequence
 from ..step_context import StepContext
 from ..step_inputs import StepInputs
 from . import attention_hook
+from .attention_hook import HeadFit, fit_heads
 from .attention_trial import NUM_TRIED, AttentionCall, TrialAttention, check_equal
 from .grouped_mixer import GroupedMixer
-from .head_fit import HeadFit, fit_heads
 from .mxfp4_experts import are_kept_packed, check_datatypes, pack_experts, taking_their_place
 from .packed_modules import pack_linears
 from .pretrained import load_pretrained

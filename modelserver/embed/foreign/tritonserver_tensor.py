@@ -1,4 +1,5 @@
-"""Tensors and errors of Triton's in-process API. A tensor is a datatype, a shape and memory, exchanged with other libraries by DLPack.
+"""Tensors and errors of Triton's in-process API. A tensor is a datatype, a shape and memory, exchanged
+with other libraries by DLPack.
 
 DLPack: https://dmlc.github.io/dlpack. Elements of BYTES lie one after the other, each after its length in four bytes.
 """

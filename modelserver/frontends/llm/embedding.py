@@ -1,4 +1,4 @@
-"""Embeddings, scores and their like: a request to the model for each input -> an array for each, and the number of tokens."""
+"""Embeddings, scores and their like: a request for each input -> an array for each, and the number of tokens."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from modelserver_backends.llm.penalties import TokenCounts
+from modelserver_backends.llm.sampler_state import TokenCounts
 
 TOKENS = st.lists(st.integers(0, 300), max_size=200)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from modelserver_backends.llm.grammar.matcher import MaskBatch, set_bits
-from modelserver_backends.llm.logit_rules import forbid_on_device, forbid_on_host
 from modelserver_backends.llm.sampler import Sampler
+from modelserver_backends.llm.sampler_state import forbid_on_device, forbid_on_host
 from support.sampling import make_sequence, reference_probabilities
 
 SIZE = 12

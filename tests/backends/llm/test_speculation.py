@@ -17,10 +17,9 @@ from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.sequence import Sequence as Generated
 from modelserver_backends.llm.speculation.config import SpeculativeConfig, read_speculative_config
 from modelserver_backends.llm.speculation.draft_model import DraftModel
-from modelserver_backends.llm.speculation.lookup import NgramProposer, SuffixProposer
+from modelserver_backends.llm.speculation.lookup import NgramProposer, SuffixProposer, TokenIndex
 from modelserver_backends.llm.speculation.prediction import Prediction
 from modelserver_backends.llm.speculation.speculator import Gain, Pace, Speculator
-from modelserver_backends.llm.speculation.token_index import TokenIndex
 from modelserver_backends.llm.speculation.trained import TrainedProposer
 from support.fake_engine import engine, request, run
 from support.fake_runner import FakeRunner, expected_tokens

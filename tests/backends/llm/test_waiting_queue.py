@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from modelserver_backends.llm.sampling_params import SamplingParams
+from modelserver_backends.llm.scheduler import WaitingQueue
 from modelserver_backends.llm.sequence import Sequence, SequenceStatus
-from modelserver_backends.llm.waiting_queue import WaitingQueue
 from support.llm_integrity import check_integrity
 
 PARAMS = SamplingParams()

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from modelserver_backends.llm.grammar import compile as compiling
-from modelserver_backends.llm.grammar.compile import GrammarCompiler
-from modelserver_backends.llm.grammar.unstoppable import TooManyCallsError, UnstoppableCalls
+from modelserver_backends.llm.grammar.compile import GrammarCompiler, TooManyCallsError, UnstoppableCalls
 from support.grammars import json_tokenizer
 from support.waiting import PATIENCE_S, until_true
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from modelserver_backends.llm.models.attention_mask import SeenTokens, read_mask
+from modelserver_backends.llm.models.attention_hook import SeenTokens, read_mask
 from transformers import masking_utils as masks
 
 from modelserver.backend import UnsupportedError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from modelserver_backends.llm.models.attention_hook import fit_heads
 from modelserver_backends.llm.models.attention_trial import AttentionCall, TrialAttention
-from modelserver_backends.llm.models.head_fit import fit_heads
 
 FULL = AttentionCall(num_heads=6, num_kv_heads=2, head_dim=8, scale=0.3, softcap=None, window=None)
 

@@ -9,7 +9,7 @@ import zlib
 from typing import Any
 
 import pytest
-from modelserver_backends.llm.pictures.opening import MAX_BYTES, open_picture, picture_bytes
+from modelserver_backends.llm.pictures.reader import MAX_BYTES, open_picture, picture_bytes
 from PIL import Image
 from support.tiny_pictures import draw_picture
 
