@@ -8,7 +8,7 @@ import orjson
 
 from modelserver.errors import UnavailableError
 from modelserver.frontends.anthropic.errors import AnthropicErrors
-from modelserver.frontends.llm.edge import ApiErrors
+from modelserver.frontends.llm.errors import ApiErrors
 from modelserver.frontends.ollama.errors import OllamaErrors
 from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.frontends.tgi.errors import TgiErrors

@@ -22,7 +22,7 @@ from modelserver.errors import (
     UnavailableError,
 )
 from modelserver.frontends.llm.errors import ParameterError, UnknownToolFormatError
-from modelserver.frontends.openai.errors import KINDS, describe, error_response, named
+from modelserver.frontends.openai.errors import KINDS, OpenAiErrors
 
 CHAT = "/v1/chat/completions"
 
@@ -42,13 +42,13 @@ def test_the_table_is_total() -> None:
     ],
 )
 def test_kinds(error: Exception, status: int, code: str | None) -> None:
-    found, document = describe(error)
+    found, document = OpenAiErrors().describe(error)
     assert (found, document["error"]["code"], document["error"]["param"]) == (status, code, None)
     assert "secret" not in document["error"]["message"]
 
 
 def test_who_is_refused_for_overload_is_told_to_wait() -> None:
-    assert ("Retry-After", "1") in list(error_response(QueueFullError("full")).headers)
+    assert ("Retry-After", "1") in list(OpenAiErrors().failed(QueueFullError("full")).headers)
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"])
@@ -204,15 +204,15 @@ def test_one_refused_prompt_is_the_answer_for_all(client: openai.OpenAI, llm_ser
     ],
 )
 def test_words_of_a_model_are_laid_to_what_they_are_about(message: str, document: dict[str, Any], param: str) -> None:
-    error = named(InvalidArgumentError(message), document)
+    error = OpenAiErrors().placed(InvalidArgumentError(message), document)
     assert isinstance(error, ParameterError)
     assert (error.message, error.param) == (message, param)
 
 
 def test_a_model_that_cannot_choose_tools_is_refused_in_the_words_of_the_api() -> None:
-    error = named(UnknownToolFormatError("no tool_parser"), {"tools": []})
+    error = OpenAiErrors().placed(UnknownToolFormatError("no tool_parser"), {"tools": []})
     assert isinstance(error, ParameterError)
     assert error.message == "no tool_parser; use tool_choice required, a named function, or none"
-    status, document = describe(error)
+    status, document = OpenAiErrors().describe(error)
     assert status == 400
     assert (document["error"]["param"], document["error"]["code"]) == ("tool_choice", "unsupported_parameter")

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from modelserver.errors import ErrorCode, QueueFullError, ServerError
-from modelserver.frontends.llm.edge import ApiErrors
 from modelserver.frontends.llm.errors import (
     Fault,
     MediaTypeError,
     ParameterError,
-    Subject,
     UnknownToolFormatError,
+    UsualErrors,
     read_refusal,
 )
-from modelserver.protocol.response import JSON_TYPE, STATUS, HttpResponse, error_text, json_response, retry_headers
-
-logger = logging.getLogger(__name__)
+from modelserver.protocol.response import STATUS, error_text
 
 # Anthropic's own status for a server that has too much to do. Its clients try again after it, and after 429 and 5xx.
 _OVERLOADED = 529
@@ -35,50 +28,33 @@ _TYPES: dict[int, str] = {
     504: "timeout_error",
     _OVERLOADED: "overloaded_error",
 }
-_TOO_LONG = re.compile(r"\bhas (?:at least )?(\d+) tokens\b.*\bat most (\d+)\b")
 
 
-class AnthropicErrors(ApiErrors):
+class AnthropicErrors(UsualErrors):
     """Anthropic's form."""
 
-    def failed(self, error: Exception) -> HttpResponse:
-        headers = [JSON_TYPE]
-        if isinstance(error, ServerError):
-            headers += retry_headers(error)
-        return HttpResponse(_status(error), headers, (orjson.dumps(self.document(error)),))
+    api = "Anthropic's API"
 
-    def refused(self, status: int, message: str, code: str | None = None) -> HttpResponse:  # noqa: ARG002 - has no codes
-        return json_response(_document(status, message), status)
+    def form(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:  # noqa: ARG002 - has no codes
+        kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error_text(message)}}
 
-    def document(self, error: Exception) -> dict[str, Any]:
-        if isinstance(error, ServerError):
-            return _document(_status(error), error.message)
-        logger.error("an Anthropic request failed unexpectedly", exc_info=error)
-        return _document(500, f"internal error ({type(error).__name__}); the server's log has the details")
+    def worded(self, error: ServerError) -> tuple[int, dict[str, Any]]:
+        if isinstance(error, QueueFullError):
+            status = _OVERLOADED
+        elif isinstance(error, MediaTypeError) or error.code in (ErrorCode.UNSUPPORTED, ErrorCode.CANCELLED):
+            status = 400
+        else:
+            status = STATUS[error.code]
+        return status, self.form(status, error.message)
 
     def placed(self, error: Exception, document: Mapping[str, Any]) -> Exception:  # noqa: ARG002 - one place is enough
         if isinstance(error, UnknownToolFormatError):
             return ParameterError(f"tools: {error.message}", "tools", Fault.UNSUPPORTED_PARAMETER)
         refusal = read_refusal(error)
-        if refusal is None or refusal.subject is not Subject.PROMPT or not refusal.is_too_long:
+        if refusal is None or not refusal.is_too_long:
             return error
-        assert isinstance(error, ServerError), "others are not read"
-        numbers = _TOO_LONG.search(error.message)
         # Clients that see this sentence shorten the conversation.
-        text = f"prompt is too long: {numbers[1]} tokens > {numbers[2]} maximum" if numbers else "prompt is too long"
-        return ParameterError(f"{text} ({error.message})", "messages", Fault.TOO_LONG)
-
-
-def _status(error: Exception) -> int:
-    if not isinstance(error, ServerError):
-        return 500
-    if isinstance(error, QueueFullError):
-        return _OVERLOADED
-    if isinstance(error, MediaTypeError) or error.code in (ErrorCode.UNSUPPORTED, ErrorCode.CANCELLED):
-        return 400
-    return STATUS[error.code]
-
-
-def _document(status: int, message: str) -> dict[str, Any]:
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error_text(message)}}
+        sizes = refusal.sizes
+        text = "prompt is too long" if sizes is None else f"prompt is too long: {sizes[0]} tokens > {sizes[1]} maximum"
+        return ParameterError(f"{text} ({refusal.message})", "messages", Fault.TOO_LONG)

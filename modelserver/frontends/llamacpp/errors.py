@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from modelserver.errors import ErrorCode, ServerError, UnsupportedError
-from modelserver.frontends.llm.edge import ApiErrors
-from modelserver.frontends.llm.errors import MediaTypeError, ParameterError, Subject, read_refusal
-from modelserver.protocol.response import JSON_TYPE, STATUS, HttpResponse, error_text, json_response, retry_headers
-
-logger = logging.getLogger(__name__)
+from modelserver.frontends.llm.errors import MediaTypeError, ParameterError, UsualErrors, read_refusal
+from modelserver.protocol.response import STATUS, error_text
 
 _TYPES: dict[int, str] = {
     401: "authentication_error",
@@ -25,7 +18,6 @@ _TYPES: dict[int, str] = {
     503: "unavailable_error",
     504: "unavailable_error",
 }
-_TOO_LONG = re.compile(r"\bhas (?:at least )?(\d+) tokens\b.*\bat most (\d+)\b")
 
 
 class TooLongError(ParameterError):
@@ -41,51 +33,31 @@ class NotSupportedError(UnsupportedError):
     """A route of llama.cpp's server that is not served here."""
 
 
-class LlamaCppErrors(ApiErrors):
+class LlamaCppErrors(UsualErrors):
     """The form of llama.cpp's server."""
 
-    def failed(self, error: Exception) -> HttpResponse:
-        headers = [JSON_TYPE]
-        if isinstance(error, ServerError):
-            headers += retry_headers(error)
-        return HttpResponse(_status(error), headers, (orjson.dumps(self.document(error)),))
+    api = "llama.cpp's API"
 
-    def refused(self, status: int, message: str, code: str | None = None) -> HttpResponse:  # noqa: ARG002 - has no codes
-        return json_response(_document(status, message), status)
+    def form(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:  # noqa: ARG002 - has no codes
+        kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        return {"error": {"code": status, "message": error_text(message), "type": kind}}
 
-    def document(self, error: Exception) -> dict[str, Any]:
+    def worded(self, error: ServerError) -> tuple[int, dict[str, Any]]:
+        status = STATUS[error.code]
+        is_unsupported = error.code is ErrorCode.UNSUPPORTED and not isinstance(error, NotSupportedError)
+        if is_unsupported or isinstance(error, MediaTypeError):
+            status = 400
+        found = self.form(status, error.message)
         if isinstance(error, TooLongError):
-            found = _document(400, error.message)
             found["error"] |= {
                 "type": "exceed_context_size_error",
                 "n_prompt_tokens": error.num_tokens,
                 "n_ctx": error.num_most,
             }
-            return found
-        if isinstance(error, ServerError):
-            return _document(_status(error), error.message)
-        logger.error("a llama.cpp request failed unexpectedly", exc_info=error)
-        return _document(500, f"internal error ({type(error).__name__}); the server's log has the details")
+        return status, found
 
     def placed(self, error: Exception, document: Mapping[str, Any]) -> Exception:  # noqa: ARG002 - one place is enough
         refusal = read_refusal(error)
-        if refusal is None or refusal.subject is not Subject.PROMPT or not refusal.is_too_long:
+        if refusal is None or refusal.sizes is None:
             return error
-        assert isinstance(error, ServerError), "others are not read"
-        numbers = _TOO_LONG.search(error.message)
-        return error if numbers is None else TooLongError(error.message, int(numbers[1]), int(numbers[2]))
-
-
-def _status(error: Exception) -> int:
-    if not isinstance(error, ServerError):
-        return 500
-    if isinstance(error, MediaTypeError) or (
-        error.code is ErrorCode.UNSUPPORTED and not isinstance(error, NotSupportedError)
-    ):
-        return 400
-    return STATUS[error.code]
-
-
-def _document(status: int, message: str) -> dict[str, Any]:
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"code": status, "message": error_text(message), "type": kind}}
+        return TooLongError(refusal.message, *refusal.sizes)

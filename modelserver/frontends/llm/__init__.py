@@ -10,8 +10,9 @@ from modelserver.frontends.http.framing import NDJSON, SSE, Framing, PreparedFra
 from modelserver.frontends.llm.answering import EventWriter, News, Prepared, answer, prepare
 from modelserver.frontends.llm.call import GenerateCall
 from modelserver.frontends.llm.choices import Choice, Said, Usage
-from modelserver.frontends.llm.edge import ApiErrors, Call, CallEdge
+from modelserver.frontends.llm.edge import Call, CallEdge
 from modelserver.frontends.llm.errors import (
+    ApiErrors,
     Fault,
     MediaTypeError,
     ParameterError,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import logging
 import secrets
 import string
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -24,14 +23,14 @@ from modelserver.frontends.http.body import check_size
 from modelserver.frontends.http.framing import Frames, Framing, respond_document, respond_text
 from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP, object_slices, parse_object
 from modelserver.frontends.http.proxy_headers import adopt
-from modelserver.frontends.llm.errors import MediaTypeError
+from modelserver.frontends.llm.errors import ApiErrors, MediaTypeError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import load_on_demand
 from modelserver.frontends.llm.pictures import PictureUrls
 from modelserver.protocol.compression import decompress
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
-from modelserver.protocol.response import ErrorWriter, HttpResponse, json_response
+from modelserver.protocol.response import HttpResponse, json_response
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
@@ -42,18 +41,6 @@ logger = logging.getLogger(__name__)
 MAX_BYTES_WRITTEN_ON_LOOP = 1 << 20
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.")
 _MAX_ID_LEN = 128
-
-
-class ApiErrors(ErrorWriter):
-    """The form of an API's errors, also within an answer that has begun."""
-
-    @abc.abstractmethod
-    def document(self, error: Exception) -> dict[str, Any]:
-        """The error as a document. What is not a ServerError is a fault of ours, and logged."""
-
-    @abc.abstractmethod
-    def placed(self, error: Exception, document: Mapping[str, Any]) -> Exception:
-        """A model's refusal as an error that names what of the request's `document` is wrong; any other as it is."""
 
 
 class Call:

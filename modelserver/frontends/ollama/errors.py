@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from modelserver.errors import ErrorCode, ServerError
-from modelserver.frontends.llm.edge import ApiErrors
-from modelserver.frontends.llm.errors import Fault, MediaTypeError, ParameterError, UnknownToolFormatError
-from modelserver.protocol.response import JSON_TYPE, STATUS, HttpResponse, error_text, json_response, retry_headers
-
-logger = logging.getLogger(__name__)
+from modelserver.frontends.llm.errors import Fault, MediaTypeError, ParameterError, UnknownToolFormatError, UsualErrors
+from modelserver.protocol.response import STATUS, error_text
 
 
-class OllamaErrors(ApiErrors):
-    """Ollama's form."""
+class OllamaErrors(UsualErrors):
+    """Ollama's form: 400 where others say "unsupported", and 503 where its queue is full."""
 
-    def failed(self, error: Exception) -> HttpResponse:
-        headers = [JSON_TYPE]
-        status = 500
-        if isinstance(error, ServerError):
-            status = _status(error)
-            headers += retry_headers(error, is_overload=status == STATUS[ErrorCode.UNAVAILABLE])
-        return HttpResponse(status, headers, (orjson.dumps(self.document(error)),))
+    api = "Ollama's API"
+    overload_status = STATUS[ErrorCode.UNAVAILABLE]
 
-    def refused(self, status: int, message: str, code: str | None = None) -> HttpResponse:  # noqa: ARG002 - has no codes
-        return json_response({"error": error_text(message)}, status)
+    def form(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:  # noqa: ARG002 - the text alone
+        return {"error": error_text(message)}
 
-    def document(self, error: Exception) -> dict[str, Any]:
-        if isinstance(error, ServerError):
-            return {"error": error_text(error.message)}
-        logger.error("an Ollama request failed unexpectedly", exc_info=error)
-        return {"error": f"internal error ({type(error).__name__}); the server's log has the details"}
+    def worded(self, error: ServerError) -> tuple[int, dict[str, Any]]:
+        status = STATUS[error.code]
+        if isinstance(error, MediaTypeError):
+            status = 415
+        elif error.code is ErrorCode.UNSUPPORTED:
+            status = 400
+        elif error.code is ErrorCode.OVERLOADED:
+            status = self.overload_status
+        return status, self.form(status, error.message)
 
     def placed(self, error: Exception, document: Mapping[str, Any]) -> Exception:
         if isinstance(error, UnknownToolFormatError):
@@ -42,12 +35,3 @@ class OllamaErrors(ApiErrors):
             text = f"{document.get('model', 'the model')} does not support tools: {error.message}"
             return ParameterError(text, "tools", Fault.UNSUPPORTED_PARAMETER)
         return error
-
-
-def _status(error: ServerError) -> int:
-    """Ollama answers 400 where others say "unsupported", and 503 where its queue is full."""
-    if isinstance(error, MediaTypeError):
-        return 415
-    if error.code is ErrorCode.UNSUPPORTED:
-        return 400
-    return STATUS[ErrorCode.UNAVAILABLE] if error.code is ErrorCode.OVERLOADED else STATUS[error.code]

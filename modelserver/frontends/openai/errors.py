@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from modelserver.errors import ErrorCode, QueueFullError, ServerError
-from modelserver.frontends.llm.edge import ApiErrors
 from modelserver.frontends.llm.errors import (
     Fault,
     MediaTypeError,
@@ -18,11 +14,10 @@ from modelserver.frontends.llm.errors import (
     Subject,
     UnknownModelError,
     UnknownToolFormatError,
+    UsualErrors,
     read_refusal,
 )
-from modelserver.protocol.response import JSON_TYPE, HttpResponse, error_text, retry_headers
-
-logger = logging.getLogger(__name__)
+from modelserver.protocol.response import HttpResponse, error_text
 
 _INVALID, _OVERLOADED, _FAILED = "invalid_request_error", "rate_limit_error", "server_error"
 
@@ -78,84 +73,46 @@ KINDS: dict[ErrorCode, ErrorKind] = {
 }
 
 
-def named(error: Exception, document: Mapping[str, Any]) -> Exception:
-    """A model's refusal of a request as an error that names what of `document` is wrong, where its words say so."""
-    if isinstance(error, UnknownToolFormatError):
-        text = f"{error.message}; use tool_choice required, a named function, or none"
-        return ParameterError(text, "tool_choice", Fault.UNSUPPORTED_PARAMETER)
-    refusal = read_refusal(error)
-    if refusal is None:
-        return error
-    assert isinstance(error, ServerError), "others are not read"
-    if refusal.subject is Subject.PARAMETER:
-        return ParameterError(error.message, _FIELDS.get(refusal.name, refusal.name))
-    if refusal.subject is Subject.STRUCTURE:
-        return ParameterError(error.message, next((name for name in _STRUCTURES if document.get(name)), None))
-    prompt = next((name for name in _PROMPTS if name in document), None)
-    return ParameterError(error.message, prompt, Fault.TOO_LONG if refusal.is_too_long else None)
-
-
-def describe(error: Exception) -> tuple[int, dict[str, Any]]:
-    """The status and the error document for a failed request.
-
-    What is not a ServerError is our fault and logged here: called once, at the edge of a request.
-    """
-    if not isinstance(error, ServerError):
-        logger.error("an OpenAI request failed unexpectedly", exc_info=error)
-        message = f"internal error ({type(error).__name__}); the server's log has the details"
-        return 500, _document(message, KINDS[ErrorCode.INTERNAL])
-    return _status_of(error)
-
-
-def error_response(error: Exception) -> HttpResponse:
-    """The complete answer to a failed request."""
-    status, document = describe(error)
-    headers = [JSON_TYPE]
-    if isinstance(error, ServerError):
-        headers += retry_headers(error, is_overload=status == KINDS[ErrorCode.OVERLOADED].status)
-    return HttpResponse(status, headers, (orjson.dumps(document),))
-
-
-def refusal(status: int, message: str, code: str | None) -> HttpResponse:
-    """An answer for what never reached a handler: no such path, no such method, no access."""
-    kind = ErrorKind(status, _INVALID if status < 500 else _FAILED, code)
-    return HttpResponse(status, [JSON_TYPE], (orjson.dumps(_document(message, kind)),))
-
-
-class OpenAiErrors(ApiErrors):
+class OpenAiErrors(UsualErrors):
     """OpenAI's form."""
 
-    def document(self, error: Exception) -> dict[str, Any]:
-        return describe(error)[1]
+    api = "OpenAI's API"
+
+    def form(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
+        return _document(message, ErrorKind(status, _INVALID if status < 500 else _FAILED, code))
+
+    def worded(self, error: ServerError) -> tuple[int, dict[str, Any]]:
+        kind, param = KINDS[error.code], None
+        if isinstance(error, ParameterError):
+            kind = ErrorKind(kind.status, kind.type, None if error.fault is None else _CODES[error.fault])
+            param = error.param
+        elif isinstance(error, UnknownModelError):
+            kind, param = ErrorKind(404, _INVALID, "model_not_found"), "model"
+        elif isinstance(error, MediaTypeError):
+            kind = ErrorKind(415, _INVALID, "unsupported_media_type")
+        elif isinstance(error, QueueFullError):
+            kind = KINDS[ErrorCode.OVERLOADED]
+        return kind.status, _document(error.message, kind, param)
 
     def placed(self, error: Exception, document: Mapping[str, Any]) -> Exception:
-        return named(error, document)
-
-    def failed(self, error: Exception) -> HttpResponse:
-        return error_response(error)
-
-    def refused(self, status: int, message: str, code: str | None = None) -> HttpResponse:
-        return refusal(status, message, code)
+        if isinstance(error, UnknownToolFormatError):
+            text = f"{error.message}; use tool_choice required, a named function, or none"
+            return ParameterError(text, "tool_choice", Fault.UNSUPPORTED_PARAMETER)
+        refusal = read_refusal(error)
+        if refusal is None:
+            return error
+        if refusal.subject is Subject.PARAMETER:
+            return ParameterError(refusal.message, _FIELDS.get(refusal.name, refusal.name))
+        if refusal.subject is Subject.STRUCTURE:
+            return ParameterError(refusal.message, next((name for name in _STRUCTURES if document.get(name)), None))
+        prompt = next((name for name in _PROMPTS if name in document), None)
+        return ParameterError(refusal.message, prompt, Fault.TOO_LONG if refusal.is_too_long else None)
 
     def restricted(self, header: str) -> HttpResponse:
         """401 where the header is the one in which clients send their API key, as they expect it."""
         if header == "authorization":
-            return refusal(401, "the API key is missing or wrong", "invalid_api_key")
+            return self.refused(401, "the API key is missing or wrong", "invalid_api_key")
         return super().restricted(header)
-
-
-def _status_of(error: ServerError) -> tuple[int, dict[str, Any]]:
-    kind = KINDS[error.code]
-    if isinstance(error, ParameterError):
-        kind = ErrorKind(kind.status, kind.type, None if error.fault is None else _CODES[error.fault])
-        return kind.status, _document(error.message, kind, error.param)
-    if isinstance(error, UnknownModelError):
-        return 404, _document(error.message, ErrorKind(404, _INVALID, "model_not_found"), "model")
-    if isinstance(error, MediaTypeError):
-        return 415, _document(error.message, ErrorKind(415, _INVALID, "unsupported_media_type"))
-    if isinstance(error, QueueFullError):
-        kind = KINDS[ErrorCode.OVERLOADED]
-    return kind.status, _document(error.message, kind)
 
 
 def _document(message: str, kind: ErrorKind, param: str | None = None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from modelserver.errors import ServerError, UnauthenticatedError
 from modelserver.frontends.openai.batches.input_file import InputFile, InputFileError, Line
 from modelserver.frontends.openai.batches.records import BatchRecord, BatchStatus, RowCounts, new_id
 from modelserver.frontends.openai.batches.storage import ERRORS, OUTPUT, BatchStorage, RowLog
-from modelserver.frontends.openai.errors import error_response
+from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class BatchRun:
             try:
                 status, body = await self._ask(file.body(line))
             except UnauthenticatedError as error:
-                refused = error_response(error)
+                refused = OpenAiErrors().failed(error)
                 status, body = refused.status, b"".join(map(bytes, refused.body))
             await self._write(line, status, body)
         except asyncio.CancelledError:

@@ -16,7 +16,7 @@ from modelserver.frontends.llm.choices import Choice, Usage
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.events import Event, Finish, Reasoning, Text, Tokens, ToolDelta, ToolEnd
 from modelserver.frontends.openai.answer_parts import chat_logprobs
-from modelserver.frontends.openai.errors import describe
+from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.frontends.openai.responses.request import ResponseRequest
 from modelserver.frontends.openai.responses.tools import Origin, ResponseTools
 
@@ -135,7 +135,7 @@ class ResponseWriter(EventWriter):
 
     def fail(self, error: Exception) -> Document:
         """The response that could not be made, and the frame that ends its stream."""
-        _, described = describe(error)
+        described = OpenAiErrors().document(error)
         code = described["error"]["code"] or described["error"]["type"]
         response = self._response("failed") | {"error": {"code": code, "message": described["error"]["message"]}}
         self._send_response("response.failed", response)
