@@ -15,7 +15,6 @@ from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.openai.chat_request import read_chat
 from modelserver.frontends.openai.completion_request import read_completion
-from modelserver.frontends.openai.limits import OpenAiLimits
 
 SCHEMA = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
@@ -51,10 +50,10 @@ BODIES = strategies.dictionaries(strategies.sampled_from(NAMES), VALUES, max_siz
 @pytest.mark.parametrize("read", [read_chat, read_completion])
 @hypothesis.given(body=BODIES)
 @hypothesis.settings(max_examples=100)
-def test_any_body(read: Callable[[Fields, OpenAiLimits], Any], body: dict[str, Any]) -> None:
+def test_any_body(read: Callable[[Fields], Any], body: dict[str, Any]) -> None:
     complete = {"messages": [{"role": "user", "content": "a"}], "prompt": "a"} | body
     try:
-        request = read(Fields(complete), OpenAiLimits())
+        request = read(Fields(complete))
     except ParameterError as error:
         found = error
     else:

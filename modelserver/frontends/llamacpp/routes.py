@@ -35,7 +35,6 @@ from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.models import LanguageModel, adapters_of, find_model
 from modelserver.frontends.llm.pictures import IMAGE
 from modelserver.frontends.llm.prompts import template_of
-from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.ranking import Ranking
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange
@@ -61,7 +60,7 @@ class LlamaCpp:
         self._edge = CallEdge(dataplane, limits, errors=self._errors, framing=SSE, takes_any_type=True)
         self._later = LaterAnswers(self._errors)
         self._tokens = Tokens(dataplane)
-        self._ranking = Ranking(dataplane, OpenAiLimits())
+        self._ranking = Ranking(dataplane)
         # By model and adapter: how much requests of this API get of it that do not say `lora`.
         self._scales: dict[str, dict[str, float]] = {}
 

@@ -19,7 +19,6 @@ from modelserver.frontends.llm.prompts import (
     token_texts_of,
 )
 from modelserver.frontends.openai.chat_request import read_conversation
-from modelserver.frontends.openai.limits import OpenAiLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
@@ -61,9 +60,7 @@ class Tokens:
     async def apply_template(self, call: Call) -> None:
         """Answer with the text that the model's template makes of a conversation. Raises ServerError."""
         model = await find_model(self._dataplane, call.fields.text("model"))
-        prompt = await conversation_input(
-            self._dataplane, model, read_conversation(call.fields, OpenAiLimits()), call.picture_urls
-        )
+        prompt = await conversation_input(self._dataplane, model, read_conversation(call.fields), call.picture_urls)
         text = prompt.get("text_input")
         if text is None:
             _, pieces = await token_pieces_of(self._dataplane, model, prompt, adds_special_tokens=None)

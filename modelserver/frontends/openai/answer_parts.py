@@ -1,15 +1,21 @@
-"""What the answers to chats and completions have in common: the fields around choices, usage, and log-probabilities."""
+"""What the answers to chats and completions have in common: the fields around choices, frames of tokens, usage, and
+log-probabilities."""
 
 from __future__ import annotations
 
+import abc
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modelserver.frontends.llm.choices import Usage
+import orjson
+
+from modelserver.frontends.http.framing import Framing, PreparedFrame
+from modelserver.frontends.llm.answering import EventWriter, News, Prepared
+from modelserver.frontends.llm.choices import Choice, Usage
 from modelserver.frontends.llm.errors import ParameterError
-from modelserver.frontends.llm.events import TokenLogprob, json_logprob
+from modelserver.frontends.llm.events import Text, TokenLogprob, json_logprob
 from modelserver.frontends.llm.fields import Fields
 
 
@@ -57,6 +63,53 @@ class Envelope:
     def around_part(self, choice: dict[str, Any]) -> dict[str, Any]:
         """A chunk of a stream without usage."""
         return {**self._fields, "choices": [choice]}
+
+
+class ChoicesWriter(EventWriter):
+    """All choices of a call, as their events come. Most frames differ from others of their choice in the text only."""
+
+    def __init__(self, options: AnswerOptions, prepared: Prepared, envelope: Envelope, framing: Framing) -> None:
+        self._options = options
+        self._usage = prepared.usage
+        self._envelope = envelope
+        self._framing = framing
+        # Of a choice, when it has begun: frames of chunks in which only the text changes.
+        self._text_frames: list[PreparedFrame | None] = [None] * sum(map(len, prepared.choices))
+
+    def text_frame(self, choice: Choice) -> PreparedFrame | None:
+        return self._text_frames[choice.number]
+
+    def frames(self, news: News) -> bytes:
+        if len(news) == 1:
+            choice, events = news[0]
+            frame = self._text_frames[choice.number]
+            if frame is not None and len(events) == 1 and type(events[0]) is Text:
+                # The usual case, and the one that comes for every token.
+                return frame.with_text(events[0].text)
+        return self._other_frames(news)
+
+    @abc.abstractmethod
+    def _other_frames(self, news: News) -> bytes:
+        """As `frames`, of anything."""
+
+    def last_frames(self) -> bytes:
+        if not self._options.has_usage:
+            return b""
+        return self._framing.frame(orjson.dumps(self._envelope.around([], usage_document(self._usage))))
+
+    def _around(self, part: dict[str, Any]) -> dict[str, Any]:
+        """A chunk of the stream."""
+        if not self._options.has_usage:
+            return self._envelope.around_part(part)
+        usage = usage_document(self._usage) if self._options.has_continuous_usage else None
+        return self._envelope.around([part], usage)
+
+    def _prepare_frame(self, choice: Choice, marked: Callable[[], dict[str, Any]], *, has_tokens: bool) -> None:
+        """From now on only the text changes, which `marked` has as PreparedFrame.MARK, unless chunks tell of tokens."""
+        if self._text_frames[choice.number] is None and not (
+            choice.is_finished or has_tokens or self._options.has_continuous_usage
+        ):
+            self._text_frames[choice.number] = PreparedFrame(self._framing, self._around(marked()))
 
 
 def fingerprint(model: str) -> str:

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from modelserver.frontends.http.framing import Framing, PreparedFrame
-from modelserver.frontends.llm.answering import EventWriter, News, Prepared, answer, prepare
+from modelserver.frontends.llm.answering import News, Prepared, answer, prepare
 from modelserver.frontends.llm.choices import Choice, Said
 from modelserver.frontends.llm.edge import Call
-from modelserver.frontends.llm.events import Event, Finish, Text, ToolDelta
+from modelserver.frontends.llm.events import Event, Finish, ToolDelta
 from modelserver.frontends.llm.models import LanguageModel, find_model
 from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
 from modelserver.frontends.llm.tools import ToolUse
 from modelserver.frontends.openai.answer_parts import (
+    ChoicesWriter,
     Envelope,
     chat_logprobs,
     prompt_logprobs_document,
     usage_document,
 )
 from modelserver.frontends.openai.chat_request import ChatRequest, read_chat
-from modelserver.frontends.openai.limits import OpenAiLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
@@ -34,14 +34,13 @@ if TYPE_CHECKING:
 class Chat:
     """Serves the calls of the route."""
 
-    def __init__(self, dataplane: AnyDataPlane, limits: OpenAiLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane) -> None:
         self._dataplane = dataplane
-        self._limits = limits
 
     async def serve(self, call: Call) -> None:
         """Answer `call`. Raises ServerError for what goes wrong before the answer begins."""
         model = await find_model(self._dataplane, call.fields.text("model"))
-        chat = read_chat(call.fields, self._limits)
+        chat = read_chat(call.fields)
         prepared = await prepare(self._dataplane, model, chat.call, call)
         kind = "chat.completion.chunk" if chat.call.is_streamed else "chat.completion"
         envelope = Envelope(call.make_id("chatcmpl-"), kind, call.created_s, model.answers_as)
@@ -55,8 +54,8 @@ class Chat:
         return (await token_ids_of(self._dataplane, model, [prompt], adds_special_tokens=adds))[0]
 
 
-class ChatWriter(EventWriter):
-    """All choices of a call, as their events come."""
+class ChatWriter(ChoicesWriter):
+    """Of a chat."""
 
     def __init__(
         self,
@@ -67,36 +66,17 @@ class ChatWriter(EventWriter):
         prompt_token_ids: list[int] | None,
     ) -> None:
         """`prompt_token_ids` are told at the beginning, if at all."""
-        self._options = chat.options
-        self._usage = prepared.usage
-        self._envelope = envelope
-        self._framing = framing
+        super().__init__(chat.options, prepared, envelope, framing)
         self._prompt_token_ids = prompt_token_ids
         self._has_prompt_logprobs = chat.call.num_prompt_logprobs is not None
         (self._sources,) = prepared.choices
         self._choices = [_ChatChoice(chat, choice) for choice in self._sources]
-        # Of a choice, when it has begun: frames of chunks in which only the text changes.
-        self._text_frames: list[PreparedFrame | None] = [None] * len(self._choices)
 
-    def text_frame(self, choice: Choice) -> PreparedFrame | None:
-        return self._text_frames[choice.number]
-
-    def frames(self, news: News) -> bytes:
-        if len(news) == 1:
-            choice, events = news[0]
-            frame = self._text_frames[choice.number]
-            if frame is not None and len(events) == 1 and type(events[0]) is Text:
-                # The usual case, and the one that comes for every token.
-                return frame.with_text(events[0].text)
+    def _other_frames(self, news: News) -> bytes:
         chunks = [chunk for choice, events in news for chunk in self._chunks(choice, events)]
         if chunks and self._prompt_token_ids is not None:
             chunks[0]["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
         return b"".join(self._framing.frame(orjson.dumps(chunk)) for chunk in chunks)
-
-    def last_frames(self) -> bytes:
-        if not self._options.has_usage:
-            return b""
-        return self._framing.frame(orjson.dumps(self._envelope.around([], usage_document(self._usage))))
 
     def note(self, news: News) -> None:
         for choice, events in news:
@@ -115,17 +95,10 @@ class ChatWriter(EventWriter):
     def _chunks(self, choice: Choice, events: Sequence[Event]) -> list[dict[str, Any]]:
         written = self._choices[choice.number]
         chunks = [self._around(part) for part in written.chunks(events)]
-        has_plain_text = not (choice.is_finished or written.has_tokens or self._options.has_continuous_usage)
-        if has_plain_text and self._text_frames[choice.number] is None:
-            marked = self._around(written.chunk({"content": PreparedFrame.MARK}))
-            self._text_frames[choice.number] = PreparedFrame(self._framing, marked)
+        self._prepare_frame(
+            choice, lambda: written.chunk({"content": PreparedFrame.MARK}), has_tokens=written.has_tokens
+        )
         return chunks
-
-    def _around(self, part: dict[str, Any]) -> dict[str, Any]:
-        if not self._options.has_usage:
-            return self._envelope.around_part(part)
-        usage = usage_document(self._usage) if self._options.has_continuous_usage else None
-        return self._envelope.around([part], usage)
 
 
 class _ChatChoice:

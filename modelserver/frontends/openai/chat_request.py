@@ -11,7 +11,7 @@ from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.llm.tools import Tools, ToolUse
 from modelserver.frontends.openai.answer_parts import AnswerOptions, read_stream_options
-from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.limits import MAX_LOGPROBS, MAX_TOOLS
 from modelserver.frontends.openai.messages import read_messages, read_text
 from modelserver.frontends.openai.sampling import VERBOSITIES, read_choices, read_sampling, unsupported
 from modelserver.frontends.openai.structure import check_schema, read_structure
@@ -19,18 +19,18 @@ from modelserver.frontends.openai.structure import check_schema, read_structure
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
-def read_tools(fields: Fields, limits: OpenAiLimits) -> Tools:
+def read_tools(fields: Fields) -> Tools:
     """`tools`, `tool_choice`, `parallel_tool_calls`, or what they were before. Raises ParameterError."""
     is_legacy = fields.has("functions") or fields.has("function_call")
     if is_legacy and (fields.has("tools") or fields.has("tool_choice")):
         raise ParameterError("'functions' and 'function_call' are what 'tools' and 'tool_choice' were", "functions")
     if is_legacy:
-        functions = fields.objects("functions", limits.max_tools) or ()
+        functions = fields.objects("functions", MAX_TOOLS) or ()
         tools: tuple[dict[str, Any], ...] = tuple(
             {"type": "function", "function": _read_function(function)} for function in functions
         )
     else:
-        tools = tuple(_read_tool(tool) for tool in fields.objects("tools", limits.max_tools) or ())
+        tools = tuple(_read_tool(tool) for tool in fields.objects("tools", MAX_TOOLS) or ())
     names = [tool["function"]["name"] for tool in tools]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
@@ -148,20 +148,20 @@ class ChatRequest:
     tools: Tools
 
 
-def read_chat(fields: Fields, limits: OpenAiLimits) -> ChatRequest:
+def read_chat(fields: Fields) -> ChatRequest:
     """Raises ParameterError for the first thing that is wrong."""
-    tools = read_tools(fields, limits)
-    conversation = read_conversation(fields, limits, tools)
+    tools = read_tools(fields)
+    conversation = read_conversation(fields, tools)
     modalities = fields.texts("modalities", 8)
     if modalities and modalities != ["text"]:
         raise unsupported(fields, "modalities", "answers are text")
     is_streamed, has_usage, is_continuous = read_stream_options(fields)
-    sampling = read_sampling(fields, limits)
-    num_choices = read_choices(fields, limits)
+    sampling = read_sampling(fields)
+    num_choices = read_choices(fields)
     if num_choices > 1:
         sampling["n"] = num_choices
     sampling["max_tokens"] = _read_max_tokens(fields)
-    _read_logprobs(fields, sampling, limits, is_streamed=is_streamed)
+    _read_logprobs(fields, sampling, is_streamed=is_streamed)
     structure = _read_structure(fields, tools)
     if structure is not None:
         sampling["structured_outputs"] = structure
@@ -190,16 +190,16 @@ def read_chat(fields: Fields, limits: OpenAiLimits) -> ChatRequest:
     )
 
 
-def read_conversation(fields: Fields, limits: OpenAiLimits, tools: Tools | None = None) -> dict[str, Any]:
+def read_conversation(fields: Fields, tools: Tools | None = None) -> dict[str, Any]:
     """What a model makes its prompt of: messages, tools, documents and the template's arguments.
 
     Raises ParameterError, also for a template: those come with models, and never with requests.
     """
     if fields.has("chat_template"):
         raise unsupported(fields, "chat_template", "templates come with the model, not with requests")
-    conversation: dict[str, Any] = {"messages": read_messages(fields, limits)}
+    conversation: dict[str, Any] = {"messages": read_messages(fields)}
     if tools is None:
-        tools = read_tools(fields, limits)
+        tools = read_tools(fields)
     if tools.tools:
         conversation["tools"] = list(tools.tools)
     documents = fields.objects("documents", _MAX_DOCUMENTS)
@@ -257,14 +257,14 @@ def _read_max_tokens(fields: Fields) -> int | None:
     return older if newer is None else newer
 
 
-def _read_logprobs(fields: Fields, sampling: dict[str, Any], limits: OpenAiLimits, *, is_streamed: bool) -> None:
+def _read_logprobs(fields: Fields, sampling: dict[str, Any], *, is_streamed: bool) -> None:
     is_wanted = fields.flag("logprobs")
-    num_top = fields.integer("top_logprobs", Range(0, limits.max_logprobs))
+    num_top = fields.integer("top_logprobs", Range(0, MAX_LOGPROBS))
     if num_top and not is_wanted:
         raise ParameterError("'top_logprobs' needs logprobs: true", "top_logprobs")
     if is_wanted:
         sampling["logprobs"] = num_top or 0
-    prompt_logprobs = fields.integer("prompt_logprobs", Range(0, limits.max_logprobs))
+    prompt_logprobs = fields.integer("prompt_logprobs", Range(0, MAX_LOGPROBS))
     if prompt_logprobs is not None:
         if is_streamed:
             raise ParameterError("'prompt_logprobs' cannot be streamed", "prompt_logprobs")

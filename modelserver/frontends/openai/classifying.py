@@ -15,7 +15,7 @@ from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields, Range
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models
 from modelserver.frontends.openai.completion_request import read_prompts
-from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.limits import MAX_PROMPTS
 from modelserver.frontends.openai.ranking import read_reading, usage_of
 
 if TYPE_CHECKING:
@@ -109,9 +109,8 @@ _ALL = Range(1, 2**31 - 1)
 class Classifying:
     """Serves the calls of the routes."""
 
-    def __init__(self, dataplane: AnyDataPlane, limits: OpenAiLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane) -> None:
         self._dataplane = dataplane
-        self._limits = limits
 
     async def classify(self, call: Call) -> None:
         """Answer with the probabilities of each text's labels, in vLLM's shape. Raises ServerError."""
@@ -157,7 +156,7 @@ class Classifying:
         fields.need("inputs", "a text, a pair of texts, or an array of those")
         value = fields.document["inputs"]
         is_batch = isinstance(value, list) and not all(isinstance(each, str) for each in value)
-        asked = fields.items("inputs", self._limits.max_prompts) if is_batch else [value]
+        asked = fields.items("inputs", MAX_PROMPTS) if is_batch else [value]
         inputs = [_sequence(fields, each) for each in asked or []]
         parameters = fields.fields("parameters")
         reading, most = read_reading(fields), None
@@ -194,7 +193,7 @@ class Classifying:
         return model
 
     def _inputs(self, fields: Fields, name: str) -> list[dict[str, Any]]:
-        prompts = read_prompts(fields, name, self._limits)
+        prompts = read_prompts(fields, name)
         return [{"text_input" if isinstance(prompt, str) else "input_ids": prompt} for prompt in prompts]
 
     def _moderated_texts(self, fields: Fields) -> list[str]:
@@ -203,12 +202,12 @@ class Classifying:
         value = fields.document["input"]
         if isinstance(value, str):
             return [value]
-        items = fields.items("input", self._limits.max_prompts) or []
+        items = fields.items("input", MAX_PROMPTS) or []
         if not items:
             raise fields.wrong("input", "an array that is not empty", value)
         if all(isinstance(item, dict) for item in items):
             return ["\n".join(_part(fields, index, item) for index, item in enumerate(items))]
-        return fields.texts("input", self._limits.max_prompts) or []
+        return fields.texts("input", MAX_PROMPTS) or []
 
     def _list(
         self, call: Call, model: LanguageModel, prefix: str, data: list[dict[str, Any]], num_tokens: int

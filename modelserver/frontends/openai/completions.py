@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from modelserver.frontends.http.framing import Framing, PreparedFrame
-from modelserver.frontends.llm.answering import EventWriter, News, Prepared, answer, prepare
+from modelserver.frontends.llm.answering import News, Prepared, answer, prepare
 from modelserver.frontends.llm.call import GenerateCall
 from modelserver.frontends.llm.choices import Choice, Said
 from modelserver.frontends.llm.edge import Call
@@ -16,6 +16,7 @@ from modelserver.frontends.llm.events import Event, Finish, Text, Tokens
 from modelserver.frontends.llm.models import LanguageModel, find_model
 from modelserver.frontends.llm.prompts import token_ids_of, token_texts_of
 from modelserver.frontends.openai.answer_parts import (
+    ChoicesWriter,
     CompletionLogprobs,
     Envelope,
     prompt_entries,
@@ -23,7 +24,6 @@ from modelserver.frontends.openai.answer_parts import (
     usage_document,
 )
 from modelserver.frontends.openai.completion_request import CompletionRequest, read_completion
-from modelserver.frontends.openai.limits import OpenAiLimits
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 class Completions:
     """Serves the calls of the route."""
 
-    def __init__(self, dataplane: AnyDataPlane, limits: OpenAiLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane) -> None:
         self._dataplane = dataplane
-        self._limits = limits
 
     async def serve(self, call: Call) -> None:
         """Answer `call`. Raises ServerError for what goes wrong before the answer begins."""
         model = await find_model(self._dataplane, call.fields.text("model"))
-        completion = read_completion(call.fields, self._limits)
+        completion = read_completion(call.fields)
         prepared = await prepare(self._dataplane, model, completion.call, call)
         echoes = await self._echoes(model, completion) if completion.is_echoed else None
         ids = await self._token_ids(model, prepared.call) if completion.call.has_token_ids else None
@@ -63,8 +62,8 @@ class Completions:
         return [prompt if isinstance(prompt, str) else next(found) for prompt in prompts]
 
 
-class CompletionWriter(EventWriter):
-    """All choices of a call, as their events come."""
+class CompletionWriter(ChoicesWriter):
+    """Of prompts."""
 
     def __init__(
         self,
@@ -77,10 +76,7 @@ class CompletionWriter(EventWriter):
         token_ids: list[list[int]] | None,
     ) -> None:
         """`echoes` and `token_ids` belong to the prompts, in their order."""
-        self._options = completion.options
-        self._usage = prepared.usage
-        self._envelope = envelope
-        self._framing = framing
+        super().__init__(completion.options, prepared, envelope, framing)
         self._by_prompt = [
             [
                 _CompletionChoice(
@@ -94,26 +90,10 @@ class CompletionWriter(EventWriter):
             for prompt, choices in enumerate(prepared.choices)
         ]
         self._choices = [written for choices in self._by_prompt for written in choices]
-        # Of a choice, when it has begun: frames of chunks in which only the text changes.
-        self._text_frames: list[PreparedFrame | None] = [None] * len(self._choices)
 
-    def text_frame(self, choice: Choice) -> PreparedFrame | None:
-        return self._text_frames[choice.number]
-
-    def frames(self, news: News) -> bytes:
-        if len(news) == 1:
-            choice, events = news[0]
-            frame = self._text_frames[choice.number]
-            if frame is not None and len(events) == 1 and type(events[0]) is Text:
-                # The usual case, and the one that comes for every token.
-                return frame.with_text(events[0].text)
+    def _other_frames(self, news: News) -> bytes:
         self.note(news)
         return b"".join(self._frame(choice) for choice, _ in news)
-
-    def last_frames(self) -> bytes:
-        if not self._options.has_usage:
-            return b""
-        return self._framing.frame(orjson.dumps(self._envelope.around([], usage_document(self._usage))))
 
     def note(self, news: News) -> None:
         for choice, events in news:
@@ -134,18 +114,10 @@ class CompletionWriter(EventWriter):
     def _frame(self, choice: Choice) -> bytes:
         written = self._choices[choice.number]
         frame = self._framing.frame(orjson.dumps(self._around(written.flush())))
-        if self._text_frames[choice.number] is None and not (
-            choice.is_finished or written.has_tokens or self._options.has_continuous_usage
-        ):
-            marked = {**written.flush(), "text": PreparedFrame.MARK}
-            self._text_frames[choice.number] = PreparedFrame(self._framing, self._around(marked))
+        self._prepare_frame(
+            choice, lambda: {**written.flush(), "text": PreparedFrame.MARK}, has_tokens=written.has_tokens
+        )
         return frame
-
-    def _around(self, part: dict[str, Any]) -> dict[str, Any]:
-        if not self._options.has_usage:
-            return self._envelope.around_part(part)
-        usage = usage_document(self._usage) if self._options.has_continuous_usage else None
-        return self._envelope.around([part], usage)
 
 
 class _CompletionChoice:

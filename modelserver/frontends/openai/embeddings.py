@@ -14,7 +14,6 @@ from modelserver.frontends.llm.fields import Fields, Range
 from modelserver.frontends.llm.models import LanguageModel, find_model
 from modelserver.frontends.openai.chat_request import read_conversation
 from modelserver.frontends.openai.completion_request import read_prompts
-from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.sampling import refuse_unsupported
 
 if TYPE_CHECKING:
@@ -28,9 +27,8 @@ MAX_INT32 = 2**31 - 1
 class Embeddings:
     """Serves the calls of the route."""
 
-    def __init__(self, dataplane: AnyDataPlane, limits: OpenAiLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane) -> None:
         self._dataplane = dataplane
-        self._limits = limits
 
     async def serve(self, call: Call) -> None:
         """Answer `call`. Raises ServerError."""
@@ -39,7 +37,7 @@ class Embeddings:
         refuse_unsupported(fields, offered=model.inputs.keys() & {"truncate_prompt_tokens"})
         is_base64 = fields.word("encoding_format", _FORMATS) == "base64"
         common = _common_inputs(fields, model)
-        made = await embed(self._dataplane, model, call, [common | each for each in _inputs(fields, self._limits)])
+        made = await embed(self._dataplane, model, call, [common | each for each in _inputs(fields)])
         call.answer(
             {
                 "object": "list",
@@ -71,13 +69,13 @@ def _common_inputs(fields: Fields, model: LanguageModel) -> dict[str, Any]:
     return common
 
 
-def _inputs(fields: Fields, limits: OpenAiLimits) -> list[dict[str, Any]]:
+def _inputs(fields: Fields) -> list[dict[str, Any]]:
     """One for each embedding."""
     if fields.has("messages") and fields.has("input"):
         raise ParameterError("'input' and 'messages' cannot both be given: use one of them", "input")
     if fields.has("messages"):
-        return [{"messages": read_conversation(fields, limits)}]
-    prompts = read_prompts(fields, "input", limits)
+        return [{"messages": read_conversation(fields)}]
+    prompts = read_prompts(fields, "input")
     return [{"text_input" if isinstance(prompt, str) else "input_ids": prompt} for prompt in prompts]
 
 

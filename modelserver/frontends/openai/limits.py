@@ -1,20 +1,15 @@
-"""How much one call of OpenAI's API may ask for."""
+"""How much one call of OpenAI's API may ask for, next to the bounds of every HTTP body (`HttpLimits`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final
 
-
-@dataclass(frozen=True, slots=True)
-class OpenAiLimits:
-    """Bounds of one request, next to those of every HTTP body (`HttpLimits`)."""
-
-    max_prompts: int = 2048
-    max_choices: int = 128
-    # Prompts times choices: each of them is text to be generated.
-    max_sequences: int = 4096
-    max_messages: int = 4096
-    max_tools: int = 512
-    max_stops: int = 64
-    max_logprobs: int = 20
-    max_token_ids: int = 1 << 20
+MAX_PROMPTS: Final = 2048
+MAX_CHOICES: Final = 128
+# Prompts times choices: each of them is text to be generated.
+MAX_SEQUENCES: Final = 4096
+MAX_MESSAGES: Final = 4096
+MAX_TOOLS: Final = 512
+MAX_STOPS: Final = 64
+MAX_LOGPROBS: Final = 20
+MAX_TOKEN_IDS: Final = 1 << 20

@@ -9,7 +9,7 @@ import orjson
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.pictures import joined, read_picture
-from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.limits import MAX_MESSAGES
 
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 # Templates may know others, such as ipython: the model says whether its own does.
@@ -25,10 +25,10 @@ _MAX_CALLS = 512
 Message = dict[str, Any]
 
 
-def read_messages(fields: Fields, limits: OpenAiLimits) -> list[Message]:
+def read_messages(fields: Fields) -> list[Message]:
     """`messages` of a request. Raises ParameterError."""
     fields.need("messages", "an array of messages")
-    messages = fields.objects("messages", limits.max_messages)
+    messages = fields.objects("messages", MAX_MESSAGES)
     assert messages is not None, "it is there"
     if not messages:
         raise fields.wrong("messages", "an array that is not empty", [])

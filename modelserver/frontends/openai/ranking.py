@@ -8,7 +8,7 @@ from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.embedding import Reading, find_ranker, score_pairs
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields, Range
-from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.limits import MAX_PROMPTS
 
 if TYPE_CHECKING:
     from modelserver.planes.authorized import AnyDataPlane
@@ -22,9 +22,8 @@ _FIRST, _SECOND = ("text_1", "queries", "data_1"), ("text_2", "documents", "data
 class Ranking:
     """Serves the calls of the routes."""
 
-    def __init__(self, dataplane: AnyDataPlane, limits: OpenAiLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane) -> None:
         self._dataplane = dataplane
-        self._limits = limits
 
     async def rerank(self, call: Call, *, cuts: bool = False, is_raw: bool = False) -> None:
         """Answer with documents in the order in which they fit a query; `texts` asks for TEI's shape.
@@ -103,7 +102,7 @@ class Ranking:
         inputs.need("source_sentence", "a string")
         inputs.need("sentences", "an array of strings")
         source = inputs.text("source_sentence") or ""
-        sentences = inputs.texts("sentences", self._limits.max_prompts) or []
+        sentences = inputs.texts("sentences", MAX_PROMPTS) or []
         pairs = [(source, sentence) for sentence in sentences]
         scored = await score_pairs(self._dataplane, model, call, pairs, read_reading(fields)) if pairs else None
         call.answer(scored.scores if scored else [])
@@ -111,7 +110,7 @@ class Ranking:
     def _documents(self, fields: Fields, name: str) -> list[str]:
         """Texts, or objects that have one. Raises ParameterError."""
         fields.need(name, "an array of texts")
-        items = fields.items(name, self._limits.max_prompts) or []
+        items = fields.items(name, MAX_PROMPTS) or []
         if not items:
             raise fields.wrong(name, "an array that is not empty", items)
         found = []

@@ -31,7 +31,6 @@ from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
 from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.frontends.openai.images import Images
-from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.ranking import Ranking
 from modelserver.frontends.openai.responses.routes import Responses
 from modelserver.frontends.openai.schemas import SCHEMAS, TYPES
@@ -115,32 +114,29 @@ class OpenAi:
         controlplane: AnyControlPlane,
         limits: HttpLimits,
         batches: BatchService | None = None,
-        *,
-        openai_limits: OpenAiLimits | None = None,
     ) -> None:
         """Without `batches` files and batches are refused."""
         self._dataplane = dataplane
         self._controlplane = controlplane
         self._http_limits = limits
         self._batches = batches
-        self._limits = openai_limits or OpenAiLimits()
         self._edge = CallEdge(dataplane, limits, errors=OpenAiErrors(), framing=SSE_DONE)
         self._created_s = int(time.time())
         self._later = LaterAnswers(OpenAiErrors())
 
     def api(self) -> Api:
         """OpenAI's routes, and those of vLLM and TEI beside them."""
-        tokens = Tokens(self._dataplane, self._limits)
-        ranking = Ranking(self._dataplane, self._limits)
-        classifying = Classifying(self._dataplane, self._limits)
+        tokens = Tokens(self._dataplane)
+        ranking = Ranking(self._dataplane)
+        classifying = Classifying(self._dataplane)
         audio = Audio(self._dataplane)
         adapters = AdapterRoutes(self._dataplane, self._controlplane)
         handler = self._edge.handler
         forms = FormEdge(self._dataplane, self._http_limits, errors=OpenAiErrors(), framing=SSE_DONE)
         calls: dict[str, Serve] = {
-            "/v1/completions": Completions(self._dataplane, self._limits).serve,
-            "/v1/chat/completions": Chat(self._dataplane, self._limits).serve,
-            "/v1/embeddings": Embeddings(self._dataplane, self._limits).serve,
+            "/v1/completions": Completions(self._dataplane).serve,
+            "/v1/chat/completions": Chat(self._dataplane).serve,
+            "/v1/embeddings": Embeddings(self._dataplane).serve,
             "/v1/moderations": classifying.moderate,
             "/rerank": ranking.rerank,
             "/v1/rerank": ranking.rerank,
@@ -165,7 +161,7 @@ class OpenAi:
             Route("POST", "/v1/images/generations", handler(Images(self._dataplane).draw), ApiGroup.INFERENCE),
             Route("POST", "/v1/audio/transcriptions", forms.handler(audio.transcribe), ApiGroup.INFERENCE),
             Route("POST", "/v1/audio/translations", forms.handler(audio.translate), ApiGroup.INFERENCE),
-            *Responses(self._dataplane, self._http_limits, self._limits).routes(),
+            *Responses(self._dataplane, self._http_limits).routes(),
             *BatchRoutes(self._batches, self._dataplane, self._http_limits).routes(),
             Route("POST", "/v1/load_lora_adapter", handler(adapters.load), ApiGroup.MODEL_REPOSITORY),
             Route("POST", "/v1/unload_lora_adapter", handler(adapters.unload), ApiGroup.MODEL_REPOSITORY),

@@ -10,7 +10,7 @@ from typing import Any
 
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
-from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.limits import MAX_CHOICES, MAX_STOPS, MAX_TOKEN_IDS
 
 VERBOSITIES = ("low", "medium", "high")
 TOKEN_ID = Range(0, 2**31 - 1)
@@ -113,7 +113,7 @@ def unsupported(fields: Fields, name: str, why: str) -> ParameterError:
     )
 
 
-def read_sampling(fields: Fields, limits: OpenAiLimits) -> dict[str, Any]:
+def read_sampling(fields: Fields) -> dict[str, Any]:
     """The parameters that completions and chat share, but for n, lengths, log-probabilities and structure.
 
     Raises ParameterError.
@@ -131,22 +131,22 @@ def read_sampling(fields: Fields, limits: OpenAiLimits) -> dict[str, Any]:
             del found[name]
     if (found["top_n_sigma"] or 0) <= 0:
         del found["top_n_sigma"]
-    found["dry_sequence_breakers"] = fields.texts("dry_sequence_breakers", limits.max_stops)
-    found["stop"] = _read_stop(fields, limits)
-    found["stop_token_ids"] = fields.integers("stop_token_ids", limits.max_token_ids, TOKEN_ID)
-    found["allowed_token_ids"] = fields.integers("allowed_token_ids", limits.max_token_ids, TOKEN_ID)
-    found["bad_words"] = fields.texts("bad_words", limits.max_stops * 16)
-    found["logit_bias"] = _read_bias(fields, limits)
+    found["dry_sequence_breakers"] = fields.texts("dry_sequence_breakers", MAX_STOPS)
+    found["stop"] = _read_stop(fields)
+    found["stop_token_ids"] = fields.integers("stop_token_ids", MAX_TOKEN_IDS, TOKEN_ID)
+    found["allowed_token_ids"] = fields.integers("allowed_token_ids", MAX_TOKEN_IDS, TOKEN_ID)
+    found["bad_words"] = fields.texts("bad_words", MAX_STOPS * 16)
+    found["logit_bias"] = _read_bias(fields)
     found["cache_salt"] = fields.text("cache_salt")
     return {name: value for name, value in found.items() if value is not None}
 
 
-def read_choices(fields: Fields, limits: OpenAiLimits) -> int:
+def read_choices(fields: Fields) -> int:
     """`n`: how many continuations of each prompt."""
-    return fields.integer("n", Range(1, limits.max_choices)) or 1
+    return fields.integer("n", Range(1, MAX_CHOICES)) or 1
 
 
-def _read_stop(fields: Fields, limits: OpenAiLimits) -> list[str] | None:
+def _read_stop(fields: Fields) -> list[str] | None:
     value = fields.document.get("stop")
     if isinstance(value, str):
         if not value:
@@ -154,19 +154,19 @@ def _read_stop(fields: Fields, limits: OpenAiLimits) -> list[str] | None:
         return [value]
     if value is not None and not isinstance(value, list):
         raise fields.wrong("stop", "a string or an array of strings", value)
-    stops = fields.texts("stop", limits.max_stops) or []
+    stops = fields.texts("stop", MAX_STOPS) or []
     for index, stop in enumerate(stops):
         if not stop:
             raise fields.wrong(f"stop[{index}]", "a string that is not empty", stop)
     return stops or None
 
 
-def _read_bias(fields: Fields, limits: OpenAiLimits) -> dict[str, float] | None:
+def _read_bias(fields: Fields) -> dict[str, float] | None:
     bias = fields.mapping("logit_bias")
     if not bias:
         return None
-    if len(bias) > limits.max_token_ids:
-        raise fields.wrong("logit_bias", f"an object of at most {limits.max_token_ids} members", len(bias))
+    if len(bias) > MAX_TOKEN_IDS:
+        raise fields.wrong("logit_bias", f"an object of at most {MAX_TOKEN_IDS} members", len(bias))
     for token_id in bias:
         if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 11):
             raise fields.wrong("logit_bias", "an object whose keys are token ids", token_id)

@@ -25,7 +25,7 @@ from modelserver.frontends.llm.prompts import (
 )
 from modelserver.frontends.llm.requests import only_responses
 from modelserver.frontends.openai.chat_request import read_conversation
-from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.limits import MAX_TOKEN_IDS
 from modelserver.frontends.openai.sampling import TOKEN_ID
 
 if TYPE_CHECKING:
@@ -38,9 +38,8 @@ _ITEMS_AT_ONCE = 4096
 class Tokens:
     """Serves the calls of both routes."""
 
-    def __init__(self, dataplane: AnyDataPlane, limits: OpenAiLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane) -> None:
         self._dataplane = dataplane
-        self._limits = limits
 
     async def tokenize(self, call: Call) -> None:
         """The tokens of a prompt, or of a conversation in the model's template. Raises ServerError."""
@@ -51,9 +50,7 @@ class Tokens:
         if fields.has("messages") and fields.has("prompt"):
             raise ParameterError("'prompt' and 'messages' cannot both be given: use one of them", "prompt")
         if fields.has("messages"):
-            needed |= await conversation_input(
-                self._dataplane, model, read_conversation(fields, self._limits), call.picture_urls
-            )
+            needed |= await conversation_input(self._dataplane, model, read_conversation(fields), call.picture_urls)
         else:
             fields.need("prompt", "a string, unless there are messages")
             needed["text_input"] = fields.text("prompt")
@@ -78,7 +75,7 @@ class Tokens:
         fields = call.fields
         model = await find_model(self._dataplane, fields.text("model"))
         fields.need("tokens", "an array of token ids")
-        ids = fields.integers("tokens", self._limits.max_token_ids, TOKEN_ID) or []
+        ids = fields.integers("tokens", MAX_TOKEN_IDS, TOKEN_ID) or []
         call.answer({"prompt": (await token_texts_of(self._dataplane, model, [ids]))[0] if ids else ""})
 
 

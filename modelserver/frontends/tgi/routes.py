@@ -19,7 +19,6 @@ from modelserver.frontends.llm.edge import Call, CallEdge, LaterAnswers, Serve, 
 from modelserver.frontends.llm.models import LanguageModel, find_model
 from modelserver.frontends.llm.prompts import conversation_input, token_pieces_of
 from modelserver.frontends.openai.chat_request import read_conversation
-from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.tgi.answers import Document, TgiDurations, TgiWriter, prefill_documents
 from modelserver.frontends.tgi.errors import TgiErrors
 from modelserver.frontends.tgi.request import MAX_BEST_OF, MAX_STOPS, TgiRequest, read_request
@@ -46,9 +45,7 @@ async def tokenize(dataplane: AnyDataPlane, call: Call, name: str) -> None:
 async def chat_tokenize(dataplane: AnyDataPlane, call: Call, name: str) -> None:
     """Answer with the text that the model's template makes of a conversation, and its tokens. Raises ServerError."""
     model = await find_model(dataplane, name, "tokenizes" if name else "generates")
-    prompt = await conversation_input(
-        dataplane, model, read_conversation(call.fields, OpenAiLimits()), call.picture_urls
-    )
+    prompt = await conversation_input(dataplane, model, read_conversation(call.fields), call.picture_urls)
     # A template has written the special tokens.
     adds = False if "text_input" in prompt else None
     ids, pieces = await token_pieces_of(dataplane, model, prompt, adds_special_tokens=adds)

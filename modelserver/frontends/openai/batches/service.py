@@ -34,7 +34,6 @@ from modelserver.frontends.openai.classifying import Classifying
 from modelserver.frontends.openai.completions import Completions
 from modelserver.frontends.openai.embeddings import Embeddings
 from modelserver.frontends.openai.errors import OpenAiErrors
-from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.ranking import Ranking
 from modelserver.frontends.openai.responses.routes import Responses
 from modelserver.protocol.limits import HttpLimits
@@ -59,15 +58,14 @@ _TICK_S = 1.0
 def endpoint_handlers(dataplane: AnyDataPlane, limits: HttpLimits) -> dict[str, Handler]:
     """The handlers of the endpoints that a batch may name, as those of their routes."""
     edge = CallEdge(dataplane, limits, errors=OpenAiErrors(), framing=SSE_DONE)
-    names = OpenAiLimits()
     serves = {
-        "/v1/chat/completions": Chat(dataplane, names).serve,
-        "/v1/completions": Completions(dataplane, names).serve,
-        "/v1/embeddings": Embeddings(dataplane, names).serve,
-        "/v1/responses": Responses(dataplane, limits, names).create,
-        "/v1/moderations": Classifying(dataplane, names).moderate,
-        "/v1/rerank": Ranking(dataplane, names).rerank,
-        "/v1/score": Ranking(dataplane, names).score,
+        "/v1/chat/completions": Chat(dataplane).serve,
+        "/v1/completions": Completions(dataplane).serve,
+        "/v1/embeddings": Embeddings(dataplane).serve,
+        "/v1/responses": Responses(dataplane, limits).create,
+        "/v1/moderations": Classifying(dataplane).moderate,
+        "/v1/rerank": Ranking(dataplane).rerank,
+        "/v1/score": Ranking(dataplane).score,
     }
     return {path: edge.handler(serve) for path, serve in serves.items()}
 

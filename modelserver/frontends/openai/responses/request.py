@@ -9,7 +9,7 @@ from modelserver.core.long_work import Slices
 from modelserver.frontends.llm.call import GenerateCall
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
-from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.limits import MAX_LOGPROBS
 from modelserver.frontends.openai.responses.items import ITEMS_OF_SLICE, MAX_ITEMS, Messages
 from modelserver.frontends.openai.responses.tools import ResponseTools, read_tools
 from modelserver.frontends.openai.sampling import VERBOSITIES, read_sampling, unsupported
@@ -48,7 +48,7 @@ def read_items(fields: Fields) -> list[Document]:
     return [dict(item.document) for item in fields.objects("input", MAX_ITEMS) or ()]
 
 
-def request_slices(fields: Fields, limits: OpenAiLimits, earlier: list[Document]) -> Slices[ResponseRequest]:
+def request_slices(fields: Fields, earlier: list[Document]) -> Slices[ResponseRequest]:
     """`earlier` are the items of the responses before this one. Raises ParameterError for what is wrong."""
     is_stored, is_background = fields.flag("store", True), fields.flag("background")
     if is_background and not is_stored:
@@ -61,10 +61,10 @@ def request_slices(fields: Fields, limits: OpenAiLimits, earlier: list[Document]
     for name in _OBJECTS_WITHOUT_EFFECT:
         fields.mapping(name)
     items = read_items(fields)
-    tools = read_tools(fields, limits)
-    sampling = read_sampling(fields, limits)
+    tools = read_tools(fields)
+    sampling = read_sampling(fields)
     sampling["max_tokens"] = fields.integer("max_output_tokens", Range(1, MAX_INT64))
-    _read_logprobs(fields, sampling, limits)
+    _read_logprobs(fields, sampling)
     structure = tools.tools.structure() or _read_format(fields)
     if structure is not None:
         sampling["structured_outputs"] = structure
@@ -141,8 +141,8 @@ def conversation_slices(fields: Fields, items: list[Document], tools: ResponseTo
     return conversation
 
 
-def _read_logprobs(fields: Fields, sampling: Document, limits: OpenAiLimits) -> None:
-    num_top = fields.integer("top_logprobs", Range(0, limits.max_logprobs))
+def _read_logprobs(fields: Fields, sampling: Document) -> None:
+    num_top = fields.integer("top_logprobs", Range(0, MAX_LOGPROBS))
     if num_top or _LOGPROBS in (fields.texts("include", 32) or ()):
         sampling["logprobs"] = num_top or 0
 

@@ -21,7 +21,6 @@ from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import find_model
 from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
 from modelserver.frontends.openai.errors import OpenAiErrors
-from modelserver.frontends.openai.limits import OpenAiLimits
 from modelserver.frontends.openai.responses.answers import ResponseWriter
 from modelserver.frontends.openai.responses.background import BackgroundRun, BackgroundRuns
 from modelserver.frontends.openai.responses.conversations import Conversations, KeptItems, kept_items
@@ -54,15 +53,14 @@ _MAX_DIGITS = 12
 class Responses:
     """The handlers. Called from the event loop thread."""
 
-    def __init__(self, dataplane: AnyDataPlane, http_limits: HttpLimits, limits: OpenAiLimits) -> None:
+    def __init__(self, dataplane: AnyDataPlane, limits: HttpLimits) -> None:
         self._dataplane = dataplane
-        self._limits = limits
         self._store = OwnedStore[StoredResponse](
             "Response", "the server keeps the last 1000 responses for an hour, except those with store: false"
         )
         self._framing = replace(SSE, error_name="error")
         errors = OpenAiErrors()
-        self._edge = CallEdge(dataplane, http_limits, errors=errors, framing=self._framing)
+        self._edge = CallEdge(dataplane, limits, errors=errors, framing=self._framing)
         self._later = LaterAnswers(errors)
         self._conversations = Conversations(self._edge)
         self._runs = BackgroundRuns()
@@ -87,7 +85,7 @@ class Responses:
         fields = call.fields
         earlier, num_bytes = self._earlier(fields)
         model = await find_model(self._dataplane, fields.text("model"))
-        request = await _beside(request_slices(fields, self._limits, earlier), num_bytes + call.num_bytes)
+        request = await _beside(request_slices(fields, earlier), num_bytes + call.num_bytes)
         # What the conversation keeps is there when the answer is, so that the next turn may follow at once.
         asked = [] if request.conversation_id is None else request.items
         turn = await _beside(kept_items(asked), call.num_bytes)
@@ -159,7 +157,7 @@ class Responses:
         model = await find_model(self._dataplane, fields.text("model"), "tokenizes")
         earlier, num_bytes = self._earlier(fields)
         items = [*earlier, *read_items(fields)]
-        slices = conversation_slices(fields, items, read_tools(fields, self._limits))
+        slices = conversation_slices(fields, items, read_tools(fields))
         conversation = await _beside(slices, num_bytes + call.num_bytes)
         prompt = await conversation_input(self._dataplane, model, conversation, call.picture_urls)
         # A template has written the special tokens.

@@ -9,7 +9,7 @@ from typing import Any
 from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.tools import Tools, ToolUse
-from modelserver.frontends.openai.limits import OpenAiLimits
+from modelserver.frontends.openai.limits import MAX_TOOLS
 from modelserver.frontends.openai.structure import check_schema
 
 _WORDS = ("none", "auto", "required")
@@ -40,14 +40,14 @@ class ResponseTools:
     origins: Mapping[str, Origin]
 
 
-def read_tools(fields: Fields, limits: OpenAiLimits) -> ResponseTools:
+def read_tools(fields: Fields) -> ResponseTools:
     """Tools that only OpenAI's servers run, such as web_search, are left out. Raises ParameterError."""
     found: list[dict[str, Any]] = []
     origins: dict[str, Origin] = {}
-    for tool in fields.objects("tools", limits.max_tools) or ():
+    for tool in fields.objects("tools", MAX_TOOLS) or ():
         is_namespace = tool.text("type") == "namespace"
         namespace = tool.text("name") if is_namespace else None
-        for member in tool.objects("tools", limits.max_tools) or [] if is_namespace else [tool]:
+        for member in tool.objects("tools", MAX_TOOLS) or [] if is_namespace else [tool]:
             kind = member.text("type")
             if kind not in ("function", "custom"):
                 continue
