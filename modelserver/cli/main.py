@@ -40,7 +40,7 @@ COMMANDS = {
     "traffic": ("models.traffic", "Show how versions share a model's requests."),
     "ps": ("usage.ps", "Show the models that serve: instances, queue, requests per second, latency, memory."),
     "top": ("top.top", "Watch a server's models."),
-    "logs": ("models.logs", "Print the newest lines of a server's log."),
+    "logs": ("logs.logs", "Print the newest lines of a server's log."),
     "health": ("models.health", "Check whether a server is ready."),
     "doctor": ("doctor.doctor", "Check ports, limits, shared memory, devices and packages."),
     "infer": ("infer.infer", "Send one request."),

@@ -1,4 +1,4 @@
-"""`modelserver list | show | load | unload | traffic | health | logs | version`: a running server, or a repository."""
+"""`modelserver list | show | load | unload | traffic | health | version`: a running server, or a repository."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from modelserver.cli.output import AsJson, Url, print_json, print_line, print_ta
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.core.numerals import parse_float
 from modelserver.errors import ConfigError, InvalidArgumentError, NotFoundError, ServerError, UnavailableError
-from modelserver.telemetry.log_tail import NUM_KEPT
 
 Repositories = Annotated[
     list[str] | None,
@@ -214,27 +213,6 @@ def health(
     else:
         client.check_ready()
     print_line("live" if live else "ready")
-
-
-# A server may log nothing for a long time.
-_FOLLOW_TIMEOUT_S = 24 * 3600.0
-
-
-def logs(
-    url: Url = DEFAULT_URL,
-    num_lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=NUM_KEPT, help="Number of newest lines.")] = 100,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines, until Ctrl-C.")] = False,
-) -> None:
-    """Print the newest lines of a server's log."""
-    if not follow:
-        for line in ServerClient(url).log_lines(num_lines):
-            print_line(line)
-        return
-    try:
-        for line in ServerClient(url, timeout_s=_FOLLOW_TIMEOUT_S).log_lines(num_lines, follows=True):
-            print_line(line, flush=True)
-    except KeyboardInterrupt:
-        return
 
 
 Parts = Annotated[list[str] | None, typer.Option("--weight", help="VERSION=WEIGHT. Repeat for each version.")]
