@@ -20,12 +20,12 @@ import uvloop
 from benchmarks.bare_loop import Slice, bare_call, image, run_loops
 from modelserver.app.server import Server
 from modelserver.core.datatype import Datatype
+from modelserver.core.interpreter import keep_for_good
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse
 from modelserver.core.tensor import Tensor
 from modelserver.options.server_options import ServerOptions
 from modelserver.planes.data import DataPlane
-from modelserver.platform.interpreter import keep_for_good
 
 _SLICE_S = 1.0
 

@@ -21,6 +21,7 @@ from benchmarks import requests
 from benchmarks.load import Load
 from modelserver.app.frontends import http_frontend
 from modelserver.core.datatype import Datatype
+from modelserver.core.interpreter import keep_for_good
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor
@@ -28,7 +29,6 @@ from modelserver.frontends.http.codec import encode_infer
 from modelserver.frontends.http.decoder import InferDecoder
 from modelserver.frontends.http.templates import Known
 from modelserver.planes.data import DataPlane, ServerMetadata
-from modelserver.platform.interpreter import keep_for_good
 from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse

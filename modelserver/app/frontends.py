@@ -26,6 +26,7 @@ from modelserver.app.ports import (
 from modelserver.auth.access import Access, is_loopback
 from modelserver.auth.api_keys import KeyRing
 from modelserver.auth.guard import Guard
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.anthropic.routes import Anthropic
 from modelserver.frontends.console.routes import CONSOLE, console_api
@@ -46,7 +47,7 @@ from modelserver.frontends.openai.routes import OpenAi
 from modelserver.frontends.openapi.routes import OpenApi
 from modelserver.frontends.predict.routes import Predict
 from modelserver.frontends.tgi.routes import Tgi
-from modelserver.options.flags import FLAG, ApiChoice, nearest_hint
+from modelserver.options.flags import FLAG, ApiChoice
 from modelserver.options.server_options import ServerOptions
 from modelserver.planes.authorized import authorized_planes
 from modelserver.planes.control import ControlPlane

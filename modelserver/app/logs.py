@@ -15,20 +15,12 @@ from typing import Any, TextIO
 
 from modelserver.errors import InvalidArgumentError
 from modelserver.options.server_options import ServerOptions
-from modelserver.telemetry.log_settings import LogSettings
+from modelserver.telemetry.log_settings import OWN_LOGGERS, LogSettings, set_own_level
 from modelserver.telemetry.log_tail import LogTail, TailHandler
 
 QUEUE_LENGTH = 10_000
 # How long `close` waits for a slow reader of the log.
 CLOSE_TIMEOUT_S = 2.0
-# The server's own loggers; libraries log from WARNING on.
-OWN_LOGGERS = ("modelserver", "modelserver_backends")
-
-
-def set_own_level(level: int) -> None:
-    """Set the level of the server's own loggers."""
-    for name in OWN_LOGGERS:
-        logging.getLogger(name).setLevel(level)
 
 
 class LogWriter:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib import metadata
+from math import inf
+from pathlib import Path
 
 from prometheus_client.core import Metric
 
@@ -28,10 +30,10 @@ from modelserver.app.shutdown import StopSignals, StopStages, unless
 from modelserver.auth.access import is_loopback
 from modelserver.auth.api_keys import open_keys
 from modelserver.auth.caller_limits import NO_LIMITS
-from modelserver.cache.open_store import open_store
+from modelserver.core.interpreter import keep_for_good, shorten_switch_interval, tune_malloc
 from modelserver.core.long_work import Slices, finish
 from modelserver.execution.host_policy import HostCores
-from modelserver.execution.shared_resources import GpuLimits, SharedResources
+from modelserver.execution.shared_resources import GpuLimits, SharedResources, open_answer_store
 from modelserver.frontends.console.routes import CONSOLE
 from modelserver.frontends.http.kserve import EXTENSIONS
 from modelserver.options.server_options import ServerOptions
@@ -40,14 +42,19 @@ from modelserver.planes.control import ControlPlane
 from modelserver.planes.data import DataPlane, ServerMetadata
 from modelserver.planes.quotas import Callers
 from modelserver.planes.shared_memory import SharedMemory
-from modelserver.platform.gpus import visible_gpus
-from modelserver.platform.interpreter import keep_for_good, shorten_switch_interval, tune_malloc
-from modelserver.repository.options import repository_options
+from modelserver.repository.options import (
+    ControlMode,
+    DefinitionOptions,
+    DemandOptions,
+    RepositoryOptions,
+    gpu_ids,
+    place_of,
+)
 from modelserver.repository.repository import ModelRepository
 from modelserver.repository.roots import check_paths
 from modelserver.repository.unsupported import unknown_backends
 from modelserver.scheduling.rate_limit import RateLimiter
-from modelserver.telemetry.gpu import GpuGauges
+from modelserver.telemetry.gpu import GpuGauges, visible_gpus
 from modelserver.telemetry.host import HostGauges
 from modelserver.telemetry.log_settings import LogControl
 from modelserver.telemetry.metrics import FamilySource, ServerMetrics
@@ -76,7 +83,7 @@ class Server:
         self.version = metadata.version("modelserver-py")
         self._counts = WireCounts()
         self.keys = open_keys(options.api_keys_file, self._counts.reloads)
-        self.answers = open_store(options.cache_settings)
+        self.answers = open_answer_store(options.cache_settings)
         self.limiter = RateLimiter(options.resource_limits) if options.rate_limit == "execution_count" else None
         self.repository = ModelRepository(repository_options(options), resources=self._shared_resources())
         self.callers = self._callers()
@@ -405,3 +412,54 @@ def _may_load_adapters(options: ServerOptions) -> bool:
     """By our flag, or vLLM's variable."""
     asked = os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower()
     return options.allow_runtime_lora_updating or asked in ("1", "true")
+
+
+def repository_options(options: ServerOptions) -> RepositoryOptions:
+    """The repository's part of the options."""
+    roots = map(place_of, options.model_repository)
+    # A repository that is given twice counts once, as in Triton.
+    places = {root if isinstance(root, Path) else root.text: root for root in roots}
+    return RepositoryOptions(
+        roots=tuple(places.values()),
+        control_mode=ControlMode(options.model_control_mode),
+        load_models=options.load_model,
+        model_name=options.model_name,
+        is_exit_on_error=options.exit_on_error,
+        poll_interval_s=float(options.repository_poll_secs),
+        load_thread_count=options.model_load_thread_count,
+        load_retry_count=options.model_load_retry_count,
+        unload_grace_s=options.unload_grace_secs,
+        default_max_queue_size=options.max_queue_size,
+        cloud_cache_directory=Path(options.cloud_cache_directory) if options.cloud_cache_directory else None,
+        cloud_cache_bytes=options.cloud_cache_byte_size,
+        has_namespaces=options.model_namespacing,
+        store=Path(options.store).expanduser() if options.store else None,
+        demand=DemandOptions(
+            is_on=options.load_on_demand,
+            keep_alive_s=inf if options.model_keep_alive_secs < 0 else float(options.model_keep_alive_secs),
+            budget_bytes=options.on_demand_memory_budget,
+        ),
+        override_directory=Path(options.override_directory) if options.override_directory else None,
+        definition=DefinitionOptions(
+            config_name=options.model_config_name,
+            backend_directories=tuple(Path(path) for path in options.backend_directory),
+            backend_config=_backend_config(options),
+            is_auto_complete_disabled=not options.auto_complete_config,
+            allow_model_backends=options.allow_model_backends,
+            agent_directory=Path(options.repoagent_directory) if options.repoagent_directory else None,
+            limits=options.limits_of_configs,
+            gpu_ids=gpu_ids(options.min_supported_compute_capability),
+        ),
+    )
+
+
+def _backend_config(options: ServerOptions) -> dict[str, dict[str, str]]:
+    """The settings of backends, with the common ones that have flags of their own."""
+    settings = options.backend_options
+    common = {
+        "execute-timeout-seconds": str(options.execute_timeout_secs),
+        "output-lines-per-second": str(options.model_output_lines_per_sec),
+        **({"nnodes": str(options.nnodes), "leader": "{}:{}".format(*options.leader)} if options.nnodes > 1 else {}),
+        **settings.get("", {}),
+    }
+    return {**settings, "": common}

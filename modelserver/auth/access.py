@@ -15,8 +15,8 @@ from ipaddress import ip_address
 
 from modelserver.core.body_pipe import BodyPipe
 from modelserver.core.numerals import is_digits
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import nearest_hint
 
 # Parameters that the server itself reads: no header may set one.
 RESERVED_PARAMETERS = frozenset(

@@ -26,8 +26,8 @@ import yaml
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.caller_limits import NO_LIMITS, CallerLimits, parse_limits
 from modelserver.core.documents import RepeatedFieldError, parse_yaml
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError, PermissionDeniedError, UnauthenticatedError
-from modelserver.options.flags import nearest_hint
 from modelserver.telemetry.access_log import note_key
 from modelserver.telemetry.file_reloads import FileReloads
 

@@ -8,8 +8,8 @@ from math import isfinite
 from typing import Any
 
 from modelserver.core.numerals import parse_float
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import nearest_hint
 
 _MAX = 1e12
 

@@ -48,6 +48,7 @@ from modelserver.config.schema import (
 from modelserver.core.accelerator import load_extension
 from modelserver.core.datatype import Datatype
 from modelserver.core.documents import parse_json, shortened
+from modelserver.core.interpreter import give_back
 from modelserver.core.json_pieces import parse_pieces as parse_long_json
 from modelserver.core.numerals import parse_float
 from modelserver.core.request import InferRequest, LoadedAdapter
@@ -70,9 +71,8 @@ from modelserver.platform.cuda import DeviceArray
 from modelserver.platform.device_loss import device_loss, note_device_error
 from modelserver.platform.device_memory import DeviceMemory, Reservation, device_memory
 from modelserver.platform.diagnosis import Finding, FindingLevel
-from modelserver.platform.gpus import free_gpu_bytes, visible_gpus
 from modelserver.platform.huge_pages import use_huge_pages
-from modelserver.platform.interpreter import give_back
+from modelserver.telemetry.gpu import free_gpu_bytes, visible_gpus
 from modelserver.telemetry.measurement import Measurement
 
 __all__ = [

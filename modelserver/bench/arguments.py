@@ -36,8 +36,8 @@ from modelserver.client.address import (
     parse_address,
 )
 from modelserver.core.numerals import is_digits
+from modelserver.core.spelling import TRUE_WORDS
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import TRUE_WORDS
 
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 DEFAULT_SEQUENCE_LENGTH = 20

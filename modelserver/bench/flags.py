@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from modelserver.bench.llm.arguments import add_llm_flags
 from modelserver.core.numerals import parse_float, parse_int
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import nearest_hint
 from modelserver.wire.http2.frame import DEFAULT_FRAME_BYTES, MAX_FRAME_BYTES
 
 # Accepted so that perf_analyzer's command lines work; they have no effect here.

@@ -8,8 +8,8 @@ from typing import Any
 
 from modelserver.client.control import ControlClient, Document
 from modelserver.config.signature import TensorSpec
-from modelserver.config.suggestion import suggest
 from modelserver.core.datatype import Datatype
+from modelserver.core.spelling import suggest
 from modelserver.errors import InvalidArgumentError, ServerError
 
 

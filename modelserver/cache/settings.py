@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from modelserver.core.numerals import parse_float, parse_int
+from modelserver.core.spelling import BOOL_EXPECTATION, bad_format, nearest_hint, parse_bool
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import BOOL_EXPECTATION, bad_format, nearest_hint, parse_bool
 
 _FLAG = "--cache-config"
 _LOCAL_KEYS = ("size", "ttl")

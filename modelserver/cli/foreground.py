@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from modelserver.app.logs import LogWriter, start_logs
 from modelserver.cli.output import print_line, print_table
 from modelserver.core import accelerator
+from modelserver.core.interpreter import collect_rarely
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.sources import unknown_variables
-from modelserver.platform.interpreter import collect_rarely
 
 if TYPE_CHECKING:
     from modelserver.api import ApiFactory

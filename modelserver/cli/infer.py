@@ -17,9 +17,9 @@ from modelserver.cli.output import AsJson, Url, print_json, print_line, print_ta
 from modelserver.client.infer_answer import http_outputs
 from modelserver.client.server_client import DEFAULT_URL, ServerClient
 from modelserver.core.datatype import Datatype
+from modelserver.core.spelling import nearest_hint
 from modelserver.core.tensor import Tensor, tensor_to_bytes
 from modelserver.errors import InvalidArgumentError, ServerError
-from modelserver.options.flags import nearest_hint
 
 Array = np.ndarray[Any, Any]
 

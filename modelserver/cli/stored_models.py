@@ -10,8 +10,8 @@ from modelserver.backend.model_files import backend_for_model_files
 from modelserver.config.ensemble_models import FindConfig, check_models, is_decoupled
 from modelserver.config.problem import Problem
 from modelserver.config.schema import EnsembleStep, ModelConfig, ModelTransactionPolicy
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import ConfigError, NotFoundError, ServerError
-from modelserver.options.flags import nearest_hint
 from modelserver.repository.definition import ModelDefinition, read_definition
 from modelserver.repository.layout import IgnoredPath, ModelLayout, RemoteModel, scan_model
 from modelserver.repository.options import DefinitionOptions, RepositoryOptions, gpu_ids

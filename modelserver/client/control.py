@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from modelserver.config.suggestion import suggest
+from modelserver.core.spelling import suggest
 from modelserver.errors import ErrorCode, InvalidArgumentError, NotFoundError, ServerError, UnavailableError
 
 TIMEOUT_S = 30.0

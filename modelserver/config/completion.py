@@ -14,8 +14,8 @@ from modelserver.config.hidden_tensors import hidden_inputs, hidden_outputs, mod
 from modelserver.config.lenient_inputs import with_lenient_inputs
 from modelserver.config.problem import Problem, error_of
 from modelserver.config.schema import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput, ModelTensorReshape
-from modelserver.config.suggestion import did_you_mean, suggest
 from modelserver.core.datatype import Datatype
+from modelserver.core.spelling import did_you_mean, suggest
 
 ConfigTensor = TypeVar("ConfigTensor", ModelInput, ModelOutput)
 

@@ -9,8 +9,8 @@ from modelserver.config.ensemble_graph import EnsembleGraph, Guards, condition_p
 from modelserver.config.ensemble_parameters import check_limits_of_models
 from modelserver.config.problem import Locations, Problem, Report, key_path
 from modelserver.config.schema import EnsembleStep, ModelConfig, ModelInput, ModelOutput
-from modelserver.config.suggestion import did_you_mean, suggest
 from modelserver.core.datatype import Datatype
+from modelserver.core.spelling import did_you_mean, suggest
 
 _STEP = "ensemble_scheduling.step"
 

@@ -15,7 +15,7 @@ from modelserver.config.ensemble_graph import (
 from modelserver.config.ensemble_parameters import check_keys, check_limits
 from modelserver.config.problem import Report, key_path
 from modelserver.config.schema import EnsembleStep, ModelConfig, ModelEnsembling
-from modelserver.config.suggestion import did_you_mean, suggest
+from modelserver.core.spelling import did_you_mean, suggest
 
 _STEP = "ensemble_scheduling.step"
 _NOT_OF_ENSEMBLES = {

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from modelserver.config.hidden_tensors import model_inputs
 from modelserver.config.problem import Report, key_path
 from modelserver.config.schema import InstanceGroupKind, ModelConfig, ModelInstanceGroup, ModelWarmup, WarmupInput
-from modelserver.config.suggestion import did_you_mean, suggest
 from modelserver.config.tensor_rules import check_dims
+from modelserver.core.spelling import did_you_mean, suggest
 
 # The parameter `instance_in_process`: whether each instance runs in its own process.
 INSTANCE_IN_PROCESS = "instance_in_process"

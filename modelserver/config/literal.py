@@ -12,7 +12,7 @@ from google.protobuf import text_encoding
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from modelserver.config.fields import expected_enum
-from modelserver.config.suggestion import did_you_mean, suggest_enum
+from modelserver.core.spelling import did_you_mean, suggest_enum
 
 # Splits protobuf text format into tokens with positions. Never fails: invalid characters have kind `junk`.
 _TOKEN = re.compile(

@@ -21,8 +21,8 @@ from google.protobuf.message import Message
 from modelserver.config import literal, schema
 from modelserver.config.fields import DATATYPE_NUMBERS, DATATYPES, Field, expected_enum, fields_of
 from modelserver.config.problem import Problem, error_of, key_path
-from modelserver.config.suggestion import did_you_mean, suggest_enum, suggest_field
 from modelserver.core.documents import check_fields
+from modelserver.core.spelling import did_you_mean, suggest_enum, suggest_field
 from modelserver.pb import model_config_pb2 as pb
 
 # Reads a JSON document into a protobuf message, collecting every problem instead of stopping at the first.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from modelserver.config.suggestion import did_you_mean, suggest
+from modelserver.core.spelling import did_you_mean, suggest
 from modelserver.errors import InvalidArgumentError
 
 MAX_STOPS = 64

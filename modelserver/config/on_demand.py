@@ -10,7 +10,7 @@ from math import inf
 
 from modelserver.config.problem import Report, key_path
 from modelserver.config.schema import ModelConfig
-from modelserver.config.suggestion import did_you_mean, suggest
+from modelserver.core.spelling import did_you_mean, suggest
 
 LOAD_ON_DEMAND = "load_on_demand"
 KEEP_ALIVE = "keep_alive"

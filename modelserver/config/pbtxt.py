@@ -12,7 +12,7 @@ from modelserver.config.literal import Lines, Token, tokenize
 from modelserver.config.message import config_from_message, config_to_message
 from modelserver.config.problem import Locations, Problem, Repair, error_of, key_path
 from modelserver.config.schema import ModelConfig
-from modelserver.config.suggestion import did_you_mean, suggest_field
+from modelserver.core.spelling import did_you_mean, suggest_field
 from modelserver.pb import model_config_pb2 as pb
 
 # Walks a config.pbtxt along the proto, recording the position of each field and every mistake.

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 
 from modelserver.config.problem import Report
 from modelserver.config.schema import BatchInput, BatchOutput, InputFormat, ModelConfig, ModelInput, ModelOutput
-from modelserver.config.suggestion import did_you_mean, suggest
 from modelserver.core.datatype import Datatype
+from modelserver.core.spelling import did_you_mean, suggest
 
 _TENSORRT = ("tensorrt", "tensorrt_plan", "tensorrt_rtx")
 _TENSORRT_FLAGS = {

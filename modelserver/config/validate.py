@@ -19,8 +19,8 @@ from modelserver.config.on_demand import check_on_demand
 from modelserver.config.problem import Locations, Problem, Report, key_path
 from modelserver.config.scheduling_rules import check_scheduling
 from modelserver.config.schema import ModelConfig, ModelMetrics, ModelVersionPolicy
-from modelserver.config.suggestion import did_you_mean, suggest
 from modelserver.config.tensor_rules import check_tensors
+from modelserver.core.spelling import did_you_mean, suggest
 
 _MODEL_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]+")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9_]+")

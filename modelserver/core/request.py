@@ -234,3 +234,7 @@ def is_in_flight(requests: Sequence[InferRequest]) -> TypeGuard[Sequence[InFligh
 
 # A worker's results cross the thread boundary as this: one entry per response, one call per batch.
 Delivery = tuple[InFlightRequest, InferResponse]
+
+
+class CalledRequest(InFlightRequest, eq=False):
+    """A request that a model made."""

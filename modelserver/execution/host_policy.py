@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from modelserver.backend import DeviceKind, Placement
+from modelserver.config.resources import HostPolicy, parse_cores
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.resources import HostPolicy, parse_cores
 
 _NODES = Path("/sys/devices/system/node")
 

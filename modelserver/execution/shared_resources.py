@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modelserver.backend import DeviceKind
+from modelserver.cache.local import LocalStore
+from modelserver.cache.settings import CacheSettings, LocalSettings
 from modelserver.cache.store import AnswerStore
-from modelserver.errors import UnavailableError
+from modelserver.errors import UnavailableError, UnsupportedError
 from modelserver.execution.host_policy import HostCores
 from modelserver.execution.placement import InstancePlan
-from modelserver.platform.gpus import gpu_memory
 from modelserver.scheduling.rate_limit import Claim, RateLimiter
-from modelserver.telemetry.gpu import GpuMemory
+from modelserver.telemetry.gpu import GpuMemory, gpu_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,24 @@ class SharedResources:
     is_fair: bool = False
     is_adaptive: bool = False
     summary_quantiles: tuple[float, ...] = ()
+
+
+def open_answer_store(settings: CacheSettings | None) -> AnswerStore | None:
+    """The server's response store; None without settings.
+
+    Raises UnsupportedError for a cache whose library is not installed.
+    """
+    if settings is None:
+        return None
+    if isinstance(settings, LocalSettings):
+        return LocalStore(settings.max_bytes, ttl_s=settings.ttl_s)
+    try:
+        from modelserver.cache.redis_store import RedisStore  # its library is an extra
+    except ImportError as error:
+        raise UnsupportedError(
+            f"--cache-config=redis needs the extra 'redis': pip install 'modelserver-py[redis]' ({error})"
+        ) from error
+    return RedisStore(settings)
 
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from modelserver.core.clock import Clock
 from modelserver.execution.host_policy import Cores, HostCores
 from modelserver.execution.inline import InlineGuard
 from modelserver.execution.instances import LoadedInstance
-from modelserver.execution.process.worker import ProcessWorker
+from modelserver.execution.process_worker import ProcessWorker
 from modelserver.execution.response_dispatcher import ResponseDispatcher
 from modelserver.execution.runner import Runner
 from modelserver.execution.shared_resources import ResourceClaims

@@ -7,18 +7,13 @@ flags) as values only. `server_options` lists the flags, `sources` says where th
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modelserver.config.suggestion import suggest
 from modelserver.core.numerals import is_digits, parse_float, parse_int
+from modelserver.core.spelling import BOOL_EXPECTATION, FALSE_WORDS, TRUE_WORDS, parse_bool
 from modelserver.errors import InvalidArgumentError
-
-TRUE_WORDS = frozenset({"true", "1", "yes", "on", "y", "t"})
-FALSE_WORDS = frozenset({"false", "0", "no", "off", "n", "f"})
-
-BOOL_EXPECTATION = "true or false (also 1/0, yes/no, on/off)"
 
 OptionValue = bool | int | float | str | tuple[str, ...] | None
 
@@ -126,23 +121,6 @@ class Option:
         # The words before our own are Triton's.
         first = f'Bad option: "{self.flag_name}". ' if source.startswith("--") else ""
         return InvalidArgumentError(first + (f"{self.flag.refusal} " if self.flag.refusal else "") + message)
-
-
-def bad_format(flag_name: str, form: str, text: str) -> InvalidArgumentError:
-    """The error for a value of several parts that is not of this form; the first words are Triton's."""
-    return InvalidArgumentError(f"{flag_name} option format is '{form}', got '{text}'")
-
-
-def parse_bool(text: str) -> bool | None:
-    """Parse `text` as a boolean in one of Triton's forms; None if it is not one."""
-    word = text.strip().lower()
-    return word in TRUE_WORDS if word in TRUE_WORDS | FALSE_WORDS else None
-
-
-def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: `; did you mean '--http-port'?`, or empty without a close match."""
-    nearest = suggest(name, known)
-    return f"; did you mean '{nearest}'?" if nearest else ""
 
 
 FLAG = "--api"

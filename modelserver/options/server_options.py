@@ -15,26 +15,18 @@ from urllib.parse import urlsplit
 from modelserver.auth.access import Access, Cors, parse_access, parse_callers_by, parse_cors, parse_objectives
 from modelserver.auth.caller_limits import CallerLimits, parse_limits_flag
 from modelserver.cache.settings import CacheSettings, parse_cache_config
-from modelserver.config.config_limits import parse_config_limits
-from modelserver.core.numerals import is_digits
-from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import (
-    BOOL_EXPECTATION,
-    ApiChoice,
-    FlagState,
-    bad_format,
-    flag,
-    nearest_hint,
-    parse_api_choices,
-    parse_bool,
-)
-from modelserver.options.resources import (
+from modelserver.config.config_limits import ConfigLimits, parse_config_limits
+from modelserver.config.resources import (
     HostPolicy,
     ResourceLimit,
     parse_gpu_limits,
     parse_host_policies,
     parse_resource_limits,
 )
+from modelserver.core.numerals import is_digits
+from modelserver.core.spelling import BOOL_EXPECTATION, bad_format, nearest_hint, parse_bool
+from modelserver.errors import InvalidArgumentError
+from modelserver.options.flags import ApiChoice, FlagState, flag, parse_api_choices
 from modelserver.telemetry.summary import DEFAULT_QUANTILES, parse_quantiles
 from modelserver.telemetry.trace_settings import OPENTELEMETRY, TraceOptions, parse_trace_config
 
@@ -365,6 +357,11 @@ class ServerOptions:
         ):
             if value != default and key not in given:
                 yield f"{key}={value}"
+
+    @property
+    def limits_of_configs(self) -> ConfigLimits:
+        """The largest numbers that a model's config may have."""
+        return parse_config_limits(self.config_limits)
 
     @property
     def resource_limits(self) -> tuple[ResourceLimit, ...]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from modelserver.config.suggestion import suggest
 from modelserver.core import accelerator
 from modelserver.core.documents import parse_yaml
+from modelserver.core.spelling import FALSE_WORDS, TRUE_WORDS, nearest_hint, suggest
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import FALSE_WORDS, TRUE_WORDS, Option, OptionValue, nearest_hint
+from modelserver.options.flags import Option, OptionValue
 from modelserver.options.server_options import ServerOptions
 from modelserver.options.table import option_table
 from modelserver.telemetry.trace_settings import settings_of_environment

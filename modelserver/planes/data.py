@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from modelserver.config.schema import ModelConfig
 from modelserver.config.signature import TensorSpec
 from modelserver.core.long_work import Result, long_work
-from modelserver.core.request import InFlightRequest, LoadedAdapter, RegionInput, RequestForm, Transfer
+from modelserver.core.request import CalledRequest, InFlightRequest, LoadedAdapter, RegionInput, RequestForm, Transfer
 from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Tensor, placeholder
 from modelserver.errors import (
@@ -27,7 +27,6 @@ from modelserver.errors import (
     UnloadedError,
 )
 from modelserver.execution.model import Model
-from modelserver.execution.process.calls_from_child import CalledRequest
 from modelserver.planes.adapters import AdapterLoads
 from modelserver.planes.on_demand import WaitingRequests
 from modelserver.planes.quotas import Callers, OverloadStream, tell_overload

@@ -5,14 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 
-from modelserver.config.config_limits import ConfigLimits, parse_config_limits
+from modelserver.config.config_limits import ConfigLimits
 from modelserver.errors import UnavailableError
-from modelserver.options.server_options import ServerOptions
-from modelserver.platform.gpus import usable_gpus
 from modelserver.store.cloud_uri import CloudUri, is_cloud_uri, parse_cloud_uri
+from modelserver.telemetry.gpu import usable_gpus
 
 
 def gpu_ids(least_capability: float = 0.0) -> tuple[int, ...]:
@@ -109,54 +107,3 @@ class RepositoryOptions:
 def place_of(repository: str) -> Path | CloudUri:
     """Where a `--model-repository` is. Raises InvalidArgumentError for an address of no known form."""
     return parse_cloud_uri(repository) if is_cloud_uri(repository) else Path(repository)
-
-
-def repository_options(options: ServerOptions) -> RepositoryOptions:
-    """The repository's part of the options."""
-    roots = map(place_of, options.model_repository)
-    # A repository that is given twice counts once, as in Triton.
-    places = {root if isinstance(root, Path) else root.text: root for root in roots}
-    return RepositoryOptions(
-        roots=tuple(places.values()),
-        control_mode=ControlMode(options.model_control_mode),
-        load_models=options.load_model,
-        model_name=options.model_name,
-        is_exit_on_error=options.exit_on_error,
-        poll_interval_s=float(options.repository_poll_secs),
-        load_thread_count=options.model_load_thread_count,
-        load_retry_count=options.model_load_retry_count,
-        unload_grace_s=options.unload_grace_secs,
-        default_max_queue_size=options.max_queue_size,
-        cloud_cache_directory=Path(options.cloud_cache_directory) if options.cloud_cache_directory else None,
-        cloud_cache_bytes=options.cloud_cache_byte_size,
-        has_namespaces=options.model_namespacing,
-        store=Path(options.store).expanduser() if options.store else None,
-        demand=DemandOptions(
-            is_on=options.load_on_demand,
-            keep_alive_s=inf if options.model_keep_alive_secs < 0 else float(options.model_keep_alive_secs),
-            budget_bytes=options.on_demand_memory_budget,
-        ),
-        override_directory=Path(options.override_directory) if options.override_directory else None,
-        definition=DefinitionOptions(
-            config_name=options.model_config_name,
-            backend_directories=tuple(Path(path) for path in options.backend_directory),
-            backend_config=_backend_config(options),
-            is_auto_complete_disabled=not options.auto_complete_config,
-            allow_model_backends=options.allow_model_backends,
-            agent_directory=Path(options.repoagent_directory) if options.repoagent_directory else None,
-            limits=parse_config_limits(options.config_limits),
-            gpu_ids=gpu_ids(options.min_supported_compute_capability),
-        ),
-    )
-
-
-def _backend_config(options: ServerOptions) -> dict[str, dict[str, str]]:
-    """The settings of backends, with the common ones that have flags of their own."""
-    settings = options.backend_options
-    common = {
-        "execute-timeout-seconds": str(options.execute_timeout_secs),
-        "output-lines-per-second": str(options.model_output_lines_per_sec),
-        **({"nnodes": str(options.nnodes), "leader": "{}:{}".format(*options.leader)} if options.nnodes > 1 else {}),
-        **settings.get("", {}),
-    }
-    return {**settings, "": common}

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
-from modelserver.platform.interpreter import give_back
+from modelserver.core.interpreter import give_back
 from modelserver.repository.plan import LoadedVersion
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from modelserver.config.suggestion import suggest
+from modelserver.core.spelling import suggest
 from modelserver.errors import NotFoundError, ServerError, UnavailableError, UnloadedError
 from modelserver.repository.lifecycle import ModelLifecycle
 from modelserver.repository.namespaces import Namespaces

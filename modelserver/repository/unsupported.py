@@ -20,7 +20,7 @@ from modelserver.config.schema import (
     ModelOutput,
     OptimizationPriority,
 )
-from modelserver.config.suggestion import did_you_mean, suggest
+from modelserver.core.spelling import did_you_mean, suggest
 from modelserver.repository.options import DefinitionOptions
 from modelserver.telemetry.histogram import FIRST_RESPONSE_MS
 

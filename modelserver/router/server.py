@@ -15,6 +15,7 @@ from modelserver.app.shutdown import StopSignals, unless
 from modelserver.auth.access import Access
 from modelserver.auth.guard import Guard
 from modelserver.client.address import Tls
+from modelserver.core.interpreter import keep_for_good, tune_malloc
 from modelserver.core.long_work import Slices
 from modelserver.endpoints.choice import Policy
 from modelserver.endpoints.endpoint_set import EndpointSet
@@ -25,7 +26,6 @@ from modelserver.frontends.http.cors import with_cors
 from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.frontends.http.metrics import Metrics
 from modelserver.options.router_options import RouterOptions
-from modelserver.platform.interpreter import keep_for_good, tune_malloc
 from modelserver.router.frontend import RouterCalls, RouterFrontend
 from modelserver.router.measures import router_families
 from modelserver.router.probing import open_lines, probe

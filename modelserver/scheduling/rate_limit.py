@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client.core import Metric
 
+from modelserver.config.resources import ResourceLimit
 from modelserver.config.schema import ModelRateLimiter
 from modelserver.core.request import Delivery
 from modelserver.errors import ConfigError
-from modelserver.options.resources import ResourceLimit
 from modelserver.scheduling.batch import Batch
 from modelserver.scheduling.parked_workers import WaitingWorker
 from modelserver.scheduling.scheduler import BatchSource

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from modelserver.config.suggestion import did_you_mean, suggest
+from modelserver.core.spelling import did_you_mean, suggest
 from modelserver.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError, ServerError
 from modelserver.store.blobs import Blobs
 from modelserver.store.cloud_store import CloudStore, RemoteFile

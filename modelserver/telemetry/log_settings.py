@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError, UnsupportedError
-from modelserver.options.flags import nearest_hint
 from modelserver.telemetry.audit import audited
 from modelserver.telemetry.log_tail import LogTail
+
+# The server's own loggers; libraries log from WARNING on.
+OWN_LOGGERS = ("modelserver", "modelserver_backends")
 
 FORMATS = ("default", "ISO8601", "json")
 _MAX_UINT32 = 2**32 - 1
@@ -83,3 +87,9 @@ def _checked(name: str, value: Any) -> bool | int | str:
     if not isinstance(value, bool):
         raise InvalidArgumentError(f"log setting '{name}' must be a boolean, got {value!r:.40}")
     return value
+
+
+def set_own_level(level: int) -> None:
+    """Set the level of the server's own loggers."""
+    for name in OWN_LOGGERS:
+        logging.getLogger(name).setLevel(level)

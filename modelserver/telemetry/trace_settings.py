@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from modelserver.core.numerals import parse_int
+from modelserver.core.spelling import bad_format, nearest_hint
 from modelserver.errors import InvalidArgumentError, UnsupportedError
-from modelserver.options.flags import bad_format, nearest_hint
 
 TIMESTAMPS, TENSORS, OFF = "TIMESTAMPS", "TENSORS", "OFF"
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from modelserver.config.schema import ModelConfig
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError, ServerError
-from modelserver.options.flags import nearest_hint
 from modelserver.toolkit.loaded_model import LoadedModel
 from modelserver.toolkit.samples import Array, Samples, request_rows
 

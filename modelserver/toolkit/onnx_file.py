@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError, UnsupportedError
-from modelserver.options.flags import nearest_hint
 from modelserver.toolkit import require
 
 # Protobuf holds less than 2 GiB; larger weights go into a file beside.

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.config.schema import ModelConfig
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError, ServerError, UnsupportedError
-from modelserver.options.flags import nearest_hint
 from modelserver.telemetry.host import cpu_flags
 from modelserver.toolkit import require
 from modelserver.toolkit.onnx_file import MAX_INLINE_BYTES, count_ops, read_onnx, strip_origin

@@ -10,8 +10,8 @@ import numpy as np
 
 from modelserver.config.schema import ModelConfig, ModelInput
 from modelserver.core.datatype import Datatype
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import nearest_hint
 
 Array = np.ndarray[Any, Any]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from modelserver.config.signature import TensorSpec
 from modelserver.core.datatype import Datatype
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import nearest_hint
 
 
 @dataclass(frozen=True, slots=True)

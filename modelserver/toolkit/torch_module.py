@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from modelserver.core.datatype import Datatype
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnavailableError, UnsupportedError
-from modelserver.options.flags import nearest_hint
 from modelserver.toolkit import require
 from modelserver.toolkit.tensor_spec import ModuleOptions
 

@@ -11,9 +11,9 @@ import logging
 import resource
 import socket
 
+from modelserver.core.interpreter import give_back
 from modelserver.core.large_buffers import LARGE_BUFFERS
 from modelserver.core.long_work import long_work
-from modelserver.platform.interpreter import give_back
 from modelserver.protocol.call import GrpcHandler
 from modelserver.protocol.exchange import HttpExchange, HttpHandler
 from modelserver.protocol.response import message_response

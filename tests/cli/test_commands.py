@@ -18,7 +18,7 @@ from support.model_files import write_identity, write_model
 from support.serving import RunningServer, running_server
 
 from modelserver.cli.main import COMMANDS, app, main
-from modelserver.platform import gpus
+from modelserver.telemetry import gpu
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -98,7 +98,7 @@ def test_check_judges_gpus_by_those_of_the_machine(
     (tmp_path / "dev").mkdir()
     for number in range(num_gpus):
         (tmp_path / "dev" / f"nvidia{number}").touch()
-    monkeypatch.setattr(gpus, "DEVICE_FILES", tmp_path / "dev")
+    monkeypatch.setattr(gpu, "DEVICE_FILES", tmp_path / "dev")
     tensor = '{ name: "a" data_type: TYPE_FP32 dims: 1 }'
     group = "instance_group { kind: KIND_GPU gpus: 1 }"
     write_model(tmp_path / "models", "m", f'backend: "identity" input {tensor} output {tensor} {group}')

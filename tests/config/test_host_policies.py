@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from modelserver.config.resources import HostPolicy, parse_cores, parse_host_policies
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.resources import HostPolicy, parse_cores, parse_host_policies
 
 
 def test_settings_of_a_policy_belong_together() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from modelserver.config.resources import ResourceLimit, parse_resource_limits
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.resources import ResourceLimit, parse_resource_limits
 
 
 def test_limits_of_all_devices_and_of_one() -> None:

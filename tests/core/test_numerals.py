@@ -63,13 +63,13 @@ def _quota(text: str) -> Any:
 
 
 def _gpu(text: str) -> Any:
-    from modelserver.options.resources import parse_gpu_limits
+    from modelserver.config.resources import parse_gpu_limits
 
     return parse_gpu_limits([f"0:{text}"])
 
 
 def _cores(text: str) -> Any:
-    from modelserver.options.resources import parse_cores
+    from modelserver.config.resources import parse_cores
 
     return parse_cores(text)
 

@@ -16,10 +16,10 @@ from support.instances import Doubling, backend_of
 from support.serving import running_server
 
 from modelserver.backend import DeviceKind, Placement
+from modelserver.config.resources import HostPolicy
 from modelserver.errors import InvalidArgumentError
 from modelserver.execution.host_policy import HostCores, on_cores
 from modelserver.execution.shared_resources import SharedResources
-from modelserver.options.resources import HostPolicy
 
 AVAILABLE = frozenset(os.sched_getaffinity(0))
 ONE = frozenset({max(AVAILABLE)})

@@ -170,8 +170,7 @@ def step_the_driver_tells_of_its_gpus() -> dict[str, Any]:
     require_gpu()
     from gpu.steps import require
 
-    from modelserver.platform.gpus import free_gpu_bytes
-    from modelserver.telemetry.gpu import Gpus, gpu_families
+    from modelserver.telemetry.gpu import Gpus, free_gpu_bytes, gpu_families
 
     require("pynvml")
     readings = Gpus().read()

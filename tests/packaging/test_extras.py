@@ -22,7 +22,7 @@ EXTRAS = {extra: set(names) for extra, names in distributions().items()}
 MESSAGES = {
     "modelserver/store/cloud_store.py": {"cloud": {"fsspec", *CLOUD_LIBRARIES.values()}},
     "modelserver/batch/formats.py": {"batch": {"pyarrow"}},
-    "modelserver/cache/open_store.py": {"redis": {"redis"}},
+    "modelserver/execution/shared_resources.py": {"redis": {"redis"}},
     "modelserver/cluster/ray_cluster.py": {"ray": {"ray"}},
     "modelserver/cli/infer.py": {"images": {"pillow"}},
     "modelserver/frontends/openai/images.py": {"images": {"pillow"}},

@@ -9,7 +9,7 @@ import sys
 # are left at the end.
 PROGRAM = """
 import collections, gc, weakref
-from modelserver.platform.interpreter import collect_rarely, keep_for_good
+from modelserver.core.interpreter import collect_rarely, keep_for_good
 
 class Circle:
     def __init__(self):

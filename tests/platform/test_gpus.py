@@ -9,13 +9,21 @@ from typing import Any
 import pytest
 
 from modelserver.backend import DeviceKind, Placement
+from modelserver.config.resources import parse_gpu_limits
 from modelserver.config.schema import ModelInstanceGroup
 from modelserver.errors import InvalidArgumentError, UnavailableError
 from modelserver.execution.placement import InstancePlan
 from modelserver.execution.shared_resources import GpuLimits
-from modelserver.options.resources import parse_gpu_limits
-from modelserver.platform.gpus import gpu_memory, usable_gpus, visible_devices, visible_gpus
-from modelserver.telemetry.gpu import GpuGauges, GpuMemory, Gpus, gpu_families
+from modelserver.telemetry.gpu import (
+    GpuGauges,
+    GpuMemory,
+    Gpus,
+    gpu_families,
+    gpu_memory,
+    usable_gpus,
+    visible_devices,
+    visible_gpus,
+)
 
 
 class NotSupportedError(Exception):

@@ -9,7 +9,7 @@ import sys
 # Frees and takes a 4 MiB buffer often; prints whether malloc was tuned, and the page faults.
 PROGRAM = """
 import resource
-from modelserver.platform.interpreter import tune_malloc
+from modelserver.core.interpreter import tune_malloc
 
 tuned = tune_malloc() if {tune} else False
 bytearray(4 << 20)
@@ -38,7 +38,7 @@ FREEING = """
 import ctypes
 import resource
 from pathlib import Path
-from modelserver.platform.interpreter import give_back, tune_malloc
+from modelserver.core.interpreter import give_back, tune_malloc
 
 def held_mib():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20

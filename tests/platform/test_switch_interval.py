@@ -9,7 +9,7 @@ import sys
 PROGRAM = """
 import threading
 import time
-from modelserver.platform.interpreter import shorten_switch_interval
+from modelserver.core.interpreter import shorten_switch_interval
 
 if {shorten}:
     shorten_switch_interval()

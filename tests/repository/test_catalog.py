@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 from support.repositories import write_model
 
+from modelserver.app.server import repository_options
 from modelserver.options.server_options import ServerOptions
 from modelserver.repository import catalog
 from modelserver.repository.catalog import Catalog
 from modelserver.repository.fingerprint import ModelFingerprint
 from modelserver.repository.layout import INCOMPLETE_MARKER, IgnoredPath, ModelLayout, fingerprint_model
-from modelserver.repository.options import repository_options
 from modelserver.repository.roots import RepositoryRoot, RepositoryScan
 
 

@@ -8,9 +8,9 @@ import random
 import pytest
 from support.integrity import check_integrity
 
+from modelserver.config.resources import ResourceLimit
 from modelserver.config.schema import ModelRateLimiter, RateLimiterResource
 from modelserver.errors import ConfigError
-from modelserver.options.resources import ResourceLimit
 from modelserver.scheduling.rate_limit import Claim, RateLimiter
 from modelserver.telemetry.counts import ResourceUse
 

@@ -14,8 +14,8 @@ from modelserver.bench.work import EndpointType
 from modelserver.client.address import Address
 from modelserver.core.documents import parse_json
 from modelserver.core.numerals import parse_float
+from modelserver.core.spelling import nearest_hint
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import nearest_hint
 
 # genai-perf's long names mean the same.
 _TARGETS = {

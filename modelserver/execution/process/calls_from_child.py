@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from modelserver.backend import InferResponse, InternalError, ServerCalls, ServerError, UnavailableError
-from modelserver.core.request import CallOrigin, InFlightRequest, check_has_free_instance
+from modelserver.core.request import CalledRequest, CallOrigin, InFlightRequest, check_has_free_instance
 from modelserver.core.response import ResponseStream
 from modelserver.errors import ErrorCode
 from modelserver.execution.process.messages import (
@@ -29,10 +29,6 @@ from modelserver.execution.process.packing import Payload, response_record, unpa
 from modelserver.execution.process.shared_buffer import ByteView
 
 logger = logging.getLogger(__name__)
-
-
-class CalledRequest(InFlightRequest, eq=False):
-    """A request that a model made."""
 
 
 class _CallStream(ResponseStream):

@@ -26,6 +26,7 @@ from modelserver.backend import (
     InternalError,
     ServerError,
 )
+from modelserver.core.interpreter import shorten_switch_interval
 from modelserver.execution.process import calls_to_server
 from modelserver.execution.process.channel import Channel, PeerGoneError, Received
 from modelserver.execution.process.child_log import describe_exception
@@ -49,7 +50,6 @@ from modelserver.execution.process.server_connection import ServerConnection
 from modelserver.execution.process.shared_buffer import ByteView, SharedBuffer
 from modelserver.execution.process.step_host import StepHost, leave
 from modelserver.platform.device_loss import device_loss, note_device_error
-from modelserver.platform.interpreter import shorten_switch_interval
 
 
 class ProcessMain(abc.ABC):

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from modelserver.app.logs import set_own_level
+from modelserver.core.interpreter import keep_for_good, shorten_switch_interval, tune_malloc
 from modelserver.execution.process.child import ProcessMain
 from modelserver.execution.process.child_log import ChildLogHandler
-from modelserver.platform.interpreter import keep_for_good, shorten_switch_interval, tune_malloc
+from modelserver.telemetry.log_settings import set_own_level
 from modelserver.telemetry.wire_counts import WireCounts
 from modelserver.wire.acceptor import AcceptedSocket
 from modelserver.wire.http1.connection import Http1Connection

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from modelserver.app.logs import set_own_level
 from modelserver.auth.access import WITHOUT_KEY, Admitted
 from modelserver.auth.api_keys import KeyRing, open_keys
 from modelserver.auth.guard import Guard
@@ -33,6 +32,7 @@ from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead
 from modelserver.protocol.kserve import ASKING_HEADER, JSON_LEN_HEADER, SERVICE
 from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.protocol.response import PLAIN_ERRORS, ErrorWriter, HttpResponse
+from modelserver.telemetry.log_settings import set_own_level
 from modelserver.wire.processes.forwarding import ForwardedCalls, GrpcForwarder
 from modelserver.wire.processes.link import Link
 from modelserver.wire.processes.messages import (

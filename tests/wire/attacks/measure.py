@@ -31,7 +31,7 @@ from support.raw_http1 import Http1Peer
 from support.raw_http2 import Peer
 from support.wires import running_wire
 
-from modelserver.platform.interpreter import keep_for_good
+from modelserver.core.interpreter import keep_for_good
 from modelserver.wire.tls import TlsFiles
 
 MIB = 1 << 20

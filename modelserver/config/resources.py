@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from modelserver.core.numerals import parse_float
+from modelserver.core.spelling import bad_format, nearest_hint
 from modelserver.errors import InvalidArgumentError
-from modelserver.options.flags import bad_format, nearest_hint
 
 # `--rate-limit-resource`: the available units of the resources that instances need to execute.
 _RESOURCE_FLAG = "--rate-limit-resource"

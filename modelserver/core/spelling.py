@@ -1,9 +1,15 @@
-"""Guesses what a user meant by a name that does not exist."""
+"""What people write in flags, configs and calls: words for booleans, and a guess at what an unknown name means."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+from modelserver.errors import InvalidArgumentError
+
+TRUE_WORDS = frozenset({"true", "1", "yes", "on", "y", "t"})
+FALSE_WORDS = frozenset({"false", "0", "no", "off", "n", "f"})
+BOOL_EXPECTATION = "true or false (also 1/0, yes/no, on/off)"
 
 MAX_LENGTH = 100
 MAX_CANDIDATES = 500
@@ -94,3 +100,20 @@ def suggest(name: str, known: Iterable[str]) -> str | None:
 def did_you_mean(name: str | None) -> str | None:
     """The hint for a suggestion; None without a suggestion."""
     return f"did you mean {name}?" if name else None
+
+
+def bad_format(flag_name: str, form: str, text: str) -> InvalidArgumentError:
+    """The error for a value of several parts that is not of this form; the first words are Triton's."""
+    return InvalidArgumentError(f"{flag_name} option format is '{form}', got '{text}'")
+
+
+def parse_bool(text: str) -> bool | None:
+    """Parse `text` as a boolean in one of Triton's forms; None if it is not one."""
+    word = text.strip().lower()
+    return word in TRUE_WORDS if word in TRUE_WORDS | FALSE_WORDS else None
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: `; did you mean '--http-port'?`, or empty without a close match."""
+    nearest = suggest(name, known)
+    return f"; did you mean '{nearest}'?" if nearest else ""
