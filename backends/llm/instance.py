@@ -23,9 +23,9 @@ from .admission import check_dimensions, check_embedded_length, check_length, ch
 from .answer import AnswerWriter, documents, embedded, texts, tokenized
 from .call import Call, ReadRequest, read_call
 from .contract import Operation
+from .engine_statistics import measure
 from .generation import GenerationRequest, SequenceOutput
 from .long_texts import LongTexts
-from .measurements import measure
 from .text.tokenizer import LengthCheck, any_length, both_checks
 
 if TYPE_CHECKING:

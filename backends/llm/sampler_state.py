@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .dry import Repetitions, breaker_ids
-from .samplers import Truncation, drawn_after, has_samplers
+from .samplers import Repetitions, Truncation, breaker_ids, drawn_after, has_samplers
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:

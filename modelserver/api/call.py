@@ -20,8 +20,7 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.response import ParameterValue, ResponseStream
 from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError, UnsupportedError
-from modelserver.frontends.http.body import check_size, respond_compressed
-from modelserver.frontends.http.json_body import object_slices
+from modelserver.frontends.http.body import check_size, object_slices, respond_compressed
 from modelserver.frontends.http.proxy_headers import adopt
 from modelserver.planes.authorized import ask
 from modelserver.protocol.api import Api, RouteCall

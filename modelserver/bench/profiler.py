@@ -9,11 +9,10 @@ from time import monotonic_ns
 from typing import Protocol
 
 from modelserver.bench.fleet import Fleet, Harvest
-from modelserver.bench.metrics import Sample, combine
 from modelserver.bench.options import BenchOptions, LoadOptions, Mode
 from modelserver.bench.results import LevelResult
 from modelserver.bench.search import BinarySearch, LinearSearch, ListSearch, LoadRange, Search
-from modelserver.bench.server_statistics import ServerCounts
+from modelserver.bench.server_statistics import Sample, ServerCounts, combine
 from modelserver.bench.window import NUM_STABLE, Window, make_window, merge
 from modelserver.bench.work import ClosedLoad, OpenLoad, PeriodicLoad
 from modelserver.errors import ServerError, UnavailableError

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from modelserver.bench.fleet import Harvest
 from modelserver.bench.interface import Interface
-from modelserver.bench.metrics import GpuMetrics
 from modelserver.bench.options import BenchOptions, Mode
+from modelserver.bench.server_statistics import GpuMetrics
 from modelserver.bench.window import Window
 
 # More than this share of late requests, and the rate was not what it says.

@@ -10,11 +10,10 @@ from modelserver.bench.encode import RequestForm
 from modelserver.bench.fleet import Fleet
 from modelserver.bench.input_data import Step, read_data
 from modelserver.bench.interface import Interface, read_interface
-from modelserver.bench.metrics import Sample, Scraper
 from modelserver.bench.options import BenchOptions, LoadOptions, Mode
 from modelserver.bench.profiler import Profiler, Watcher
 from modelserver.bench.results import Results
-from modelserver.bench.server_statistics import ServerCounts, read_counts
+from modelserver.bench.server_statistics import Sample, Scraper, ServerCounts, read_counts
 from modelserver.bench.shared_regions import Regions
 from modelserver.bench.work import Template, Transport, Work
 from modelserver.client.control import ControlClient

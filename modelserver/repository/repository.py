@@ -29,7 +29,7 @@ from modelserver.repository.archives import Archives
 from modelserver.repository.catalog import Catalog
 from modelserver.repository.definition import read_on_demand_configs, read_unloaded, size_on_disk
 from modelserver.repository.ensembles import Ensembles
-from modelserver.repository.lifecycles import AS_KEPT, Lifecycles
+from modelserver.repository.lifecycles import AS_KEPT, Lifecycles, StartupError, load_all, names_at_start, obstacles
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadModel, ModelLoader
 from modelserver.repository.mounts import Mounts
@@ -40,7 +40,6 @@ from modelserver.repository.options import ControlMode, RepositoryOptions, place
 from modelserver.repository.override_store import OverrideStore, check_storable
 from modelserver.repository.poller import Poller, PollScan
 from modelserver.repository.roots import name_roots, open_further_roots, open_roots
-from modelserver.repository.startup import StartupError, load_all, names_at_start, obstacles
 from modelserver.repository.state import IndexEntry, named_failure
 from modelserver.repository.table import ModelTable
 from modelserver.repository.traffic import Traffic, TrafficTable

@@ -125,7 +125,7 @@ def create_model(
             for title, path in _files_of(source).items():
                 link_or_copy(path, made / "1" / title)
         if source.is_file() and source.suffix in (".pt", ".ts") and file_kind(source) is SourceKind.TORCHSCRIPT:
-            from modelserver.toolkit.torchscript import describe_torchscript  # takes torch
+            from modelserver.toolkit.torch_module import describe_torchscript  # takes torch
 
             (made / CONFIG_FILENAME).write_text(config_text(describe_torchscript(source, module)))
         settings = {"": {"allow-pickle": "true"}} if allow_pickle else {}

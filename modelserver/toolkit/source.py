@@ -152,7 +152,7 @@ def _from_file(path: Path, workspace: Path, options: ModuleOptions) -> Source:
             link_or_copy(path.parent / file, made.parent / file)
     if kind is SourceKind.TORCHSCRIPT:
         # Here, because only these need torch.
-        from modelserver.toolkit.torchscript import describe_torchscript
+        from modelserver.toolkit.torch_module import describe_torchscript
 
         _write_config(directory, describe_torchscript(path, options))
     return Source(kind, made, directory, 1, ModelConfig(), path)

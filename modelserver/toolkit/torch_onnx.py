@@ -13,8 +13,14 @@ from modelserver.config.signature import TensorSpec
 from modelserver.errors import UnsupportedError
 from modelserver.toolkit import require
 from modelserver.toolkit.onnx_file import read_onnx, strip_origin, subgraphs
-from modelserver.toolkit.torch_module import example_tensor, first_line, load_program, quiet_torch, torch_library
-from modelserver.toolkit.torchscript import load_torchscript
+from modelserver.toolkit.torch_module import (
+    example_tensor,
+    first_line,
+    load_program,
+    load_torchscript,
+    quiet_torch,
+    torch_library,
+)
 
 DEFAULT_OPSET = 18
 # torch's exporter translates to this opset at least; older ones are made from it by a converter that may not succeed.

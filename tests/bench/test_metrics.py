@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelserver.bench.metrics import combine, read_sample
+from modelserver.bench.server_statistics import combine, read_sample
 
 PAGE = """\
 # HELP nv_gpu_utilization GPU utilization rate

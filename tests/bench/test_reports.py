@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from support.bench_results import level, results
 
-from modelserver.bench.metrics import GpuMetrics
 from modelserver.bench.options import BenchOptions, LoadOptions, MeasurementOptions, MetricsOptions, Mode, ReportOptions
 from modelserver.bench.report_files import export_document, results_document, write_csv
 from modelserver.bench.report_html import html_report
 from modelserver.bench.report_text import failure_lines, level_lines, settings_lines, summary_lines
 from modelserver.bench.results import Results
+from modelserver.bench.server_statistics import GpuMetrics
 from modelserver.bench.window import Stability
 from modelserver.errors import ServerError
 

@@ -84,7 +84,7 @@ def bytes_per_second() -> float:
 def packed(form: str, num_outputs: int, num_inputs: int) -> Any:
     import torch
     from modelserver_backends.llm.kernels import device_processors
-    from modelserver_backends.llm.quantization.device_packing import pack_for_device
+    from modelserver_backends.llm.quantization.quantized_linear import pack_for_device
     from support.described_weights import described_weight
 
     device = torch.device(DEVICE, 0)

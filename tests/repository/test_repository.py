@@ -16,9 +16,9 @@ from modelserver.errors import (
     UnloadedError,
 )
 from modelserver.repository.layout import INCOMPLETE_MARKER
+from modelserver.repository.lifecycles import StartupError
 from modelserver.repository.options import ControlMode, RepositoryOptions
 from modelserver.repository.repository import ModelRepository
-from modelserver.repository.startup import StartupError
 
 NONE, POLL = ControlMode.NONE, ControlMode.POLL
 TENSORS = (

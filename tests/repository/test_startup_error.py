@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from modelserver.errors import InternalError
-from modelserver.repository.startup import StartupError
+from modelserver.repository.lifecycles import StartupError
 
 
 @pytest.mark.parametrize(

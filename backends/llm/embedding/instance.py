@@ -12,10 +12,9 @@ from modelserver.backend import ResponseSender as Sender
 from ..answer import tokenized
 from ..call import Call, ReadRequest, read_call
 from ..contract import Operation
-from ..engine_statistics import EngineStatistics
+from ..engine_statistics import EngineStatistics, measure
 from ..long_texts import LongTexts
 from ..lora.uses import refuse_adapters
-from ..measurements import measure
 from ..options import EngineOptions
 from ..sequence import FinishReason
 from ..text.tokenizer import LengthCheck, any_length

@@ -36,8 +36,7 @@ from .mxfp4_experts import are_kept_packed, check_datatypes, pack_experts, takin
 from .packed_modules import pack_linears
 from .pretrained import load_pretrained
 from .recurrent_states import RecurrentStates
-from .state_cache import StepCache
-from .state_probe import StateProbe, stateful_cache, unknown_states
+from .state_cache import StateProbe, StepCache, stateful_cache, unknown_states
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,15 @@ from modelserver.core.tensor import (
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError
 from modelserver.frontends.grpc import envelope
 from modelserver.frontends.grpc.contents import tensor_from_contents, tensor_slices
-from modelserver.frontends.grpc.head import InferCallHead, InputHead, read_head, remembered_head
-from modelserver.frontends.grpc.parameters import REGION, apply_parameters, parameter_fields
+from modelserver.frontends.grpc.head import (
+    REGION,
+    InferCallHead,
+    InputHead,
+    apply_parameters,
+    parameter_fields,
+    read_head,
+    remembered_head,
+)
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.protocol.grpc_status import sendable
 from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, GrpcLimits

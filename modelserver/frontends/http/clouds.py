@@ -12,8 +12,8 @@ from urllib.parse import quote, unquote
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import Guard, KeyUse
 from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, PermissionDeniedError
+from modelserver.frontends.http.body import with_object
 from modelserver.frontends.http.frontend import HttpFrontend
-from modelserver.frontends.http.json_body import with_object
 from modelserver.frontends.http.relayed import BinaryType, RelayedExchange, ReroutedExchange
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange

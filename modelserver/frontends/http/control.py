@@ -14,10 +14,9 @@ from urllib.parse import parse_qs
 from modelserver.auth.access import ApiGroup
 from modelserver.core.documents import beginning
 from modelserver.errors import InvalidArgumentError, NotFoundError
-from modelserver.frontends.http.body import answer_errors
+from modelserver.frontends.http.body import answer_errors, with_object
 from modelserver.frontends.http.documents import index_document
 from modelserver.frontends.http.inference import parse_version
-from modelserver.frontends.http.json_body import with_object
 from modelserver.platform.cuda import HANDLE_BYTES
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange

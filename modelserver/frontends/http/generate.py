@@ -21,12 +21,23 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, ResponseStream
 from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError, ServerError, UnsupportedError
-from modelserver.frontends.http.body import answer_errors, check_size, respond_compressed, with_plain_body
+from modelserver.frontends.http.body import (
+    MAX_BYTES_ON_LOOP,
+    answer_errors,
+    check_size,
+    respond_compressed,
+    with_plain_body,
+)
 from modelserver.frontends.http.event_stream import AnswerForm, EventStream, document_form, events_form
 from modelserver.frontends.http.inference import parse_version
-from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP
-from modelserver.frontends.http.json_tensor import flat_values, num_levels, tensor_from_json, tensor_to_json
-from modelserver.frontends.http.json_text import has_non_finite, parse_non_finite
+from modelserver.frontends.http.json_tensor import (
+    flat_values,
+    has_non_finite,
+    num_levels,
+    parse_non_finite,
+    tensor_from_json,
+    tensor_to_json,
+)
 from modelserver.frontends.http.proxy_headers import adopt, reporting
 from modelserver.frontends.http.request_parameters import apply_parameters, scalar_parameter
 from modelserver.protocol.compression import choose_encoding

@@ -21,7 +21,7 @@ from modelserver.core.recognition import Memory
 from modelserver.core.request import RegionInput, RegionSlice, Transfer
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError, PayloadTooLargeError
-from modelserver.frontends.http.json_text import (
+from modelserver.frontends.http.json_tensor import (
     as_finite,
     has_more_members,
     has_non_finite,

@@ -9,9 +9,9 @@ from modelserver.auth.guard import KeyUse
 from modelserver.config.message import config_to_json
 from modelserver.frontends.http import documents
 from modelserver.frontends.http.control import Control, LogRoutes, Regions, TraceRoutes, TrafficRoutes
+from modelserver.frontends.http.documents import Overview
 from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, parse_version
-from modelserver.frontends.http.overview import Overview
 from modelserver.frontends.http.schemas import SCHEMAS, TYPES
 from modelserver.protocol.api import Api, Route, RouteCall
 from modelserver.protocol.exchange import HttpExchange

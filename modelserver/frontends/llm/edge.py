@@ -19,9 +19,8 @@ from modelserver.core.long_work import long_work
 from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Buffer
 from modelserver.errors import LoadOnDemandError, UnsupportedError
-from modelserver.frontends.http.body import check_size
+from modelserver.frontends.http.body import MAX_BYTES_ON_LOOP, check_size, object_slices, parse_object
 from modelserver.frontends.http.framing import Frames, Framing, respond_document, respond_text
-from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP, object_slices, parse_object
 from modelserver.frontends.http.proxy_headers import adopt
 from modelserver.frontends.llm.errors import ApiErrors, MediaTypeError
 from modelserver.frontends.llm.fields import Fields

@@ -12,7 +12,7 @@ import orjson
 from modelserver.core.long_work import at_once, finish, long_work
 from modelserver.core.response import InferResponse
 from modelserver.errors import InternalError
-from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP
+from modelserver.frontends.http.body import MAX_BYTES_ON_LOOP
 from modelserver.frontends.llm.edge import Call, CallEdge, plain_body
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields, Range

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
 from modelserver.errors import LoadOnDemandError, ServerError
+from modelserver.frontends.http.body import parse_object
 from modelserver.frontends.http.framing import SSE_DONE
-from modelserver.frontends.http.json_body import parse_object
 from modelserver.frontends.llm.edge import Call, CallEdge, LaterAnswers, Serve
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.models import (

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from modelserver_backends.llm.draw import uniform
-from modelserver_backends.llm.dry import Repetitions, breaker_ids
 from modelserver_backends.llm.sampler import Sampler
 from modelserver_backends.llm.sampler_state import SamplerState
+from modelserver_backends.llm.samplers import Repetitions, breaker_ids
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.sampling import make_sequence

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from modelserver_backends.llm import LLM, RequestOutput, SamplingParams
-from modelserver_backends.llm.measurements import measure
+from modelserver_backends.llm.engine_statistics import measure
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.sequence import Sequence as Generated
 from modelserver_backends.llm.speculation.config import SpeculativeConfig, read_speculative_config

@@ -6,7 +6,7 @@ import pytest
 
 from modelserver.core.request import InFlightRequest, RegionSlice
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.grpc.parameters import (
+from modelserver.frontends.grpc.head import (
     apply_parameters,
     class_count,
     encode_parameter,

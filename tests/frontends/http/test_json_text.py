@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from modelserver.core.json_pieces import check_depth
 from modelserver.errors import InvalidArgumentError
-from modelserver.frontends.http.json_text import (
+from modelserver.frontends.http.json_tensor import (
     as_finite,
     has_more_members,
     has_non_finite,

@@ -12,8 +12,8 @@ from modelserver.auth.access import ApiGroup
 from modelserver.core.json_pieces import text_slices
 from modelserver.core.long_work import Slices, finish, long_work
 from modelserver.errors import ServerError
+from modelserver.frontends.http.body import MAX_BYTES_ON_LOOP
 from modelserver.frontends.http.framing import SSE
-from modelserver.frontends.http.json_body import MAX_BYTES_ON_LOOP
 from modelserver.frontends.llm.answering import Prepared, answer, prepare
 from modelserver.frontends.llm.edge import MAX_BYTES_WRITTEN_ON_LOOP, Call, CallEdge, LaterAnswers, query_value
 from modelserver.frontends.llm.errors import ParameterError

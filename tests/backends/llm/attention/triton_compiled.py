@@ -14,7 +14,7 @@ from modelserver_backends.llm.lora.step import RowTiles
 from modelserver_backends.llm.lora.triton_lora import LayerSlots
 from modelserver_backends.llm.models import triton_gate, triton_linear
 from modelserver_backends.llm.models.device_matrix import float_matrix
-from modelserver_backends.llm.quantization.device_packing import pack_for_device
+from modelserver_backends.llm.quantization.quantized_linear import pack_for_device
 from support.described_weights import FORMS, described_weight
 from support.triton_device import TritonDevice
 

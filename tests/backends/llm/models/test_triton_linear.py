@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from modelserver_backends.llm.quantization.device_packing import pack_for_device
+from modelserver_backends.llm.quantization.quantized_linear import pack_for_device
 from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
 from support.described_weights import FORMS, described_weight
 

@@ -11,7 +11,7 @@ from modelserver_backends.llm.models import triton_linear
 from modelserver_backends.llm.models.device_linear import DeviceEmbedding, DeviceLinear, device_experts
 from modelserver_backends.llm.models.device_matrix import DeviceMatrix
 from modelserver_backends.llm.models.linear import Linear, PlainLinear
-from modelserver_backends.llm.quantization.device_packing import pack_for_device
+from modelserver_backends.llm.quantization.quantized_linear import pack_for_device
 from modelserver_backends.llm.quantization.quantized_weight import QuantizedWeight
 from support.described_weights import FORMS, described_weight
 
