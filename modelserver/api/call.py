@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -22,16 +22,12 @@ from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError, UnsupportedError
 from modelserver.frontends.http.body import check_size, object_slices, respond_compressed
 from modelserver.frontends.http.proxy_headers import adopt
-from modelserver.planes.authorized import ask
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane, ask
 from modelserver.protocol.api import Api, RouteCall
 from modelserver.protocol.compression import SUPPORTED, choose_encoding, decompress
 from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import JSON_TYPE, ErrorWriter, HttpResponse
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
-
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from modelserver.api import ApiContext, ApiFactory
 from modelserver.app.ports import (
@@ -49,7 +48,7 @@ from modelserver.frontends.predict.routes import Predict
 from modelserver.frontends.tgi.routes import Tgi
 from modelserver.options.flags import FLAG, ApiChoice
 from modelserver.options.server_options import ServerOptions
-from modelserver.planes.authorized import authorized_planes
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane, authorized_planes
 from modelserver.planes.control import ControlPlane
 from modelserver.planes.data import DataPlane
 from modelserver.protocol.api import Api
@@ -57,10 +56,6 @@ from modelserver.protocol.exchange import HttpHandler
 from modelserver.protocol.limits import DEFAULT_GRPC_LIMITS, GrpcLimits, HttpLimits
 from modelserver.telemetry.metrics import ServerMetrics
 from modelserver.wire.address import Address
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
-
 
 logger = logging.getLogger(__name__)
 

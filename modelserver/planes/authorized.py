@@ -258,10 +258,10 @@ class AuthorizedControlPlane:
         return {name: path for name, path in self._plane.archives().items() if key.allows_model(name)}
 
 
-if TYPE_CHECKING:
-    # Frontends have the planes, or those that check API keys before them.
-    AnyDataPlane: TypeAlias = DataPlane | AuthorizedDataPlane
-    AnyControlPlane: TypeAlias = ControlPlane | AuthorizedControlPlane
+# Frontends have the planes, or those that check API keys before them. As texts, so that whoever names the planes need
+# not import a repository.
+AnyDataPlane: TypeAlias = "DataPlane | AuthorizedDataPlane"
+AnyControlPlane: TypeAlias = "ControlPlane | AuthorizedControlPlane"
 
 
 def _caller() -> ApiKey:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from modelserver.auth.access import ApiGroup
 from modelserver.frontends.anthropic.answers import MessageWriter
@@ -15,11 +14,9 @@ from modelserver.frontends.llm.answering import answer, prepare
 from modelserver.frontends.llm.edge import Call, CallEdge
 from modelserver.frontends.llm.models import find_model
 from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
+from modelserver.planes.authorized import AnyDataPlane
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.limits import HttpLimits
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
 
 
 class Anthropic:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from grpc_health.v1 import health_pb2
 
@@ -12,10 +11,8 @@ from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
 from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.grpc.edge import answered, parse, streamed
+from modelserver.planes.authorized import AnyDataPlane
 from modelserver.protocol.call import Service, StreamCall
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
 
 SERVICE = "grpc.health.v1.Health"
 # The whole server, under the two names that clients use; any other name is a model's.

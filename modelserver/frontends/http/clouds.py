@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, unquote
 
 from modelserver.auth.access import ApiGroup
@@ -15,14 +15,11 @@ from modelserver.errors import AlreadyExistsError, InvalidArgumentError, NotFoun
 from modelserver.frontends.http.body import with_object
 from modelserver.frontends.http.frontend import HttpFrontend
 from modelserver.frontends.http.relayed import BinaryType, RelayedExchange, ReroutedExchange
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, error_response, json_response, message_response
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
-
 
 # SageMaker's endpoints of several models: load, list, call and unload models that its agent puts on the disk.
 #

@@ -8,7 +8,7 @@ import binascii
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 from modelserver.auth.access import ApiGroup
@@ -17,16 +17,13 @@ from modelserver.errors import InvalidArgumentError, NotFoundError
 from modelserver.frontends.http.body import answer_errors, with_object
 from modelserver.frontends.http.documents import index_document
 from modelserver.frontends.http.inference import parse_version
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 from modelserver.platform.cuda import HANDLE_BYTES
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, bare_response, error_response, json_response
 from modelserver.telemetry.log_tail import NUM_KEPT, LogFollower
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
-
 
 _MAX_UINT64 = 2**64 - 1
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -40,14 +40,11 @@ from modelserver.frontends.http.json_tensor import (
 )
 from modelserver.frontends.http.proxy_headers import adopt, reporting
 from modelserver.frontends.http.request_parameters import apply_parameters, scalar_parameter
+from modelserver.planes.authorized import AnyDataPlane
 from modelserver.protocol.compression import choose_encoding
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import JSON_TYPE, HttpResponse, error_response
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
-
 
 # The generate extension: a flat JSON object -> `InFlightRequest`, `InferResponse` -> a flat JSON object.
 #

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
 from modelserver.config.message import config_to_json
@@ -13,13 +11,11 @@ from modelserver.frontends.http.documents import Overview
 from modelserver.frontends.http.generate import Generate
 from modelserver.frontends.http.inference import Inference, parse_version
 from modelserver.frontends.http.schemas import SCHEMAS, TYPES
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 from modelserver.protocol.api import Api, Route, RouteCall
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, bare_response, json_response
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 # The protocol extensions that both frontends implement; server metadata lists them in Triton's order.
 EXTENSIONS = (

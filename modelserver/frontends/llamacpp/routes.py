@@ -7,7 +7,7 @@ body names one (`model`).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -36,14 +36,12 @@ from modelserver.frontends.llm.models import LanguageModel, adapters_of, find_mo
 from modelserver.frontends.llm.pictures import IMAGE
 from modelserver.frontends.llm.prompts import template_of
 from modelserver.frontends.openai.ranking import Ranking
+from modelserver.planes.authorized import AnyDataPlane
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, json_response
 from modelserver.telemetry.exposition import TEXT_CONTENT_TYPE
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
 
 # Routes of llama.cpp's server that have no meaning here -> why.
 NOT_SERVED: dict[tuple[str, str], str] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -17,10 +17,8 @@ from modelserver.frontends.llamacpp.request import INTEGERS, NUMBERS
 from modelserver.frontends.llm.models import LanguageModel
 from modelserver.frontends.llm.prompts import column_of
 from modelserver.frontends.llm.requests import only_responses
+from modelserver.planes.authorized import AnyDataPlane
 from modelserver.telemetry.measurement import Measurement
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
 
 Document = dict[str, Any]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelserver.frontends.llamacpp.errors import NotSupportedError
 from modelserver.frontends.llamacpp.request import MAX_TOKENS, TOKEN_ID, MixedPrompt, SeenPrompt
@@ -19,9 +19,7 @@ from modelserver.frontends.llm.prompts import (
     token_texts_of,
 )
 from modelserver.frontends.openai.chat_request import read_conversation
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.authorized import AnyDataPlane
 
 _MAX_EXTRAS = 256
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelserver.core.request import InFlightRequest
 from modelserver.core.response import InferResponse, RowResponse
@@ -30,10 +30,7 @@ from modelserver.frontends.llm.tool_constrained import NamedToolReader, Required
 from modelserver.frontends.llm.tool_formats import HARMONY_CALLS, TOOL_FORMATS, ToolFormat
 from modelserver.frontends.llm.tool_text import ToolTextReader
 from modelserver.frontends.llm.tools import ToolReader, ToolUse
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
-
+from modelserver.planes.authorized import AnyDataPlane
 
 # How the model families write "before", "after" and "middle" of a text that is to be filled in.
 _MARKS = (

@@ -9,7 +9,7 @@ import string
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 from modelserver.auth.access import ApiGroup
@@ -26,13 +26,11 @@ from modelserver.frontends.llm.errors import ApiErrors, MediaTypeError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import load_on_demand
 from modelserver.frontends.llm.pictures import PictureUrls
+from modelserver.planes.authorized import AnyDataPlane
 from modelserver.protocol.compression import decompress
 from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, json_response
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from modelserver.errors import InternalError
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models
 from modelserver.frontends.llm.requests import responses_of
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.authorized import AnyDataPlane
 
 
 @dataclass(frozen=True, slots=True)

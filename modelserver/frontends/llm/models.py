@@ -6,7 +6,7 @@ A model need not have every tensor of the contract: what it lacks is left out, o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -29,10 +29,7 @@ from modelserver.errors import (
 from modelserver.frontends.llm.errors import Fault, ParameterError, UnknownModelError
 from modelserver.frontends.llm.reasoning import HARMONY
 from modelserver.frontends.llm.tool_formats import HARMONY_CALLS
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
-
+from modelserver.planes.authorized import AnyDataPlane
 
 # By the name of the parameter: the tensors that may stand for it, the first that a model has.
 _TENSORS: dict[str, tuple[str, ...]] = {

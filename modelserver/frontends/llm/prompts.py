@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +23,7 @@ from modelserver.frontends.llm.errors import ParameterError
 from modelserver.frontends.llm.models import LanguageModel
 from modelserver.frontends.llm.pictures import IMAGE, PictureUrls, sources_of, take_pictures
 from modelserver.frontends.llm.requests import only_responses
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
-
+from modelserver.planes.authorized import AnyDataPlane
 
 # Parameters of a model's config: a template's text or file, or the directory of a tokenizer, as TensorRT-LLM's models
 # have it.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -26,10 +26,8 @@ from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import LanguageModel, find_model, known_models
 from modelserver.frontends.llm.pictures import IMAGE
 from modelserver.frontends.llm.prompts import find_modelfile
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 from modelserver.store.store import Store
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 logger = logging.getLogger(__name__)
 

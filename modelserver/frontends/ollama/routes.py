@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
 from modelserver.frontends.http.framing import NDJSON
@@ -13,13 +11,11 @@ from modelserver.frontends.ollama.generation import Embedding, Generation
 from modelserver.frontends.ollama.models import OllamaModels
 from modelserver.frontends.ollama.schemas import SCHEMAS, TYPES
 from modelserver.frontends.ollama.store import StoreRoutes
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import json_response
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 # The version of Ollama whose documents these are: clients ask for it before they use what is new.
 _VERSION = "0.13.5"

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -24,15 +24,13 @@ from modelserver.frontends.llm.edge import Call, LaterAnswers
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.ollama.requests import MAX_MESSAGES
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.limits import HttpLimits
 from modelserver.store.draft import Quantization, Recipe
 from modelserver.store.names import ModelName, parse_name
 from modelserver.store.store import Store
 from modelserver.store.task import Progress, StoreTask
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 # Pulls, pushes and creations at one time; others wait.
 _NUM_OPERATIONS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -19,11 +19,9 @@ from modelserver.frontends.llm.fields import Fields, Range
 from modelserver.frontends.llm.models import LanguageModel, find_model
 from modelserver.frontends.llm.requests import Listener, Requests
 from modelserver.frontends.openai.multipart import Part, form_slices
+from modelserver.planes.authorized import AnyDataPlane
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
 
 _FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 _WITH_SEGMENTS = ("srt", "verbose_json", "vtt")

@@ -6,7 +6,7 @@ Both come from the same events, so that a streamed answer is the other one in pi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -26,9 +26,7 @@ from modelserver.frontends.openai.answer_parts import (
     usage_document,
 )
 from modelserver.frontends.openai.chat_request import ChatRequest, read_chat
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.authorized import AnyDataPlane
 
 
 class Chat:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,7 @@ from modelserver.frontends.llm.models import LanguageModel, find_model, known_mo
 from modelserver.frontends.openai.completion_request import read_prompts
 from modelserver.frontends.openai.limits import MAX_PROMPTS
 from modelserver.frontends.openai.ranking import read_reading, usage_of
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
-
+from modelserver.planes.authorized import AnyDataPlane
 
 CATEGORIES = (
     "harassment",

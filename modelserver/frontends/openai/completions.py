@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -24,9 +24,7 @@ from modelserver.frontends.openai.answer_parts import (
     usage_document,
 )
 from modelserver.frontends.openai.completion_request import CompletionRequest, read_completion
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.authorized import AnyDataPlane
 
 
 class Completions:

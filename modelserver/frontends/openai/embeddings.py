@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,7 @@ from modelserver.frontends.llm.models import LanguageModel, find_model
 from modelserver.frontends.openai.chat_request import read_conversation
 from modelserver.frontends.openai.completion_request import read_prompts
 from modelserver.frontends.openai.sampling import refuse_unsupported
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.authorized import AnyDataPlane
 
 _FORMATS = ("float", "base64")
 _MAX_DIMENSIONS = 1 << 20

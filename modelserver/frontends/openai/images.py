@@ -13,7 +13,7 @@ import io
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -30,9 +30,7 @@ from modelserver.frontends.llm.fields import MAX_INT64, Fields, Range
 from modelserver.frontends.llm.models import LanguageModel, find_model
 from modelserver.frontends.llm.requests import Listener, Requests
 from modelserver.frontends.openai.sampling import unsupported
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.authorized import AnyDataPlane
 
 Document = dict[str, Any]
 

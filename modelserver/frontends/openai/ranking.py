@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelserver.frontends.llm.edge import Call
 from modelserver.frontends.llm.embedding import Reading, find_ranker, score_pairs
 from modelserver.frontends.llm.errors import Fault, ParameterError
 from modelserver.frontends.llm.fields import Fields, Range
 from modelserver.frontends.openai.limits import MAX_PROMPTS
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.authorized import AnyDataPlane
 
 _MAX_INT32 = 2**31 - 1
 _COUNT = Range(1, _MAX_INT32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
@@ -36,13 +36,11 @@ from modelserver.frontends.openai.responses.routes import Responses
 from modelserver.frontends.openai.schemas import SCHEMAS, TYPES
 from modelserver.frontends.openai.speech import Speech
 from modelserver.frontends.openai.tokens import Tokens
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, json_response
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 
 class AdapterRoutes:

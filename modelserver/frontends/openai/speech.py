@@ -13,7 +13,7 @@ import io
 import struct
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -29,9 +29,7 @@ from modelserver.frontends.llm.fields import Fields, Range
 from modelserver.frontends.llm.models import find_model
 from modelserver.frontends.llm.requests import Listener, Requests
 from modelserver.frontends.openai.sampling import unsupported
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.authorized import AnyDataPlane
 
 _TYPES: Mapping[str, str] = {
     "mp3": "audio/mpeg",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -27,9 +27,7 @@ from modelserver.frontends.llm.requests import only_responses
 from modelserver.frontends.openai.chat_request import read_conversation
 from modelserver.frontends.openai.limits import MAX_TOKEN_IDS
 from modelserver.frontends.openai.sampling import TOKEN_ID
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.authorized import AnyDataPlane
 
 # Items that are written before other threads get a turn.
 _ITEMS_AT_ONCE = 4096

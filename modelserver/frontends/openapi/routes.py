@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import orjson
 
@@ -23,13 +22,10 @@ from modelserver.errors import ServerError
 from modelserver.frontends.http.static_files import entity_tag, respond_unless_known, static_routes
 from modelserver.frontends.openapi.models import TAG, model_paths
 from modelserver.frontends.openapi.notation import Json, json_schema
+from modelserver.planes.authorized import AnyDataPlane
 from modelserver.protocol.api import Api, Route, RouteSchema, Schema, spelled_out
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.response import JSON_TYPE, HttpResponse, error_response
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
-
 
 _ROUTES = Path(__file__).with_name("routes.toml")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")

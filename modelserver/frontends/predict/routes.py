@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -24,12 +24,10 @@ from modelserver.core.tensor import Tensor
 from modelserver.errors import InternalError, InvalidArgumentError, LoadOnDemandError
 from modelserver.frontends.http.generate import tensor_slices_of
 from modelserver.frontends.http.json_tensor import flat_values, tensor_to_json
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 from modelserver.protocol.api import Api, Route, RouteSchema
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import PLAIN_ERRORS
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
 
 Array = np.ndarray[Any, Any]
 

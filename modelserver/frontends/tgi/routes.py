@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
@@ -23,13 +23,11 @@ from modelserver.frontends.tgi.answers import Document, TgiDurations, TgiWriter,
 from modelserver.frontends.tgi.errors import TgiErrors
 from modelserver.frontends.tgi.request import MAX_BEST_OF, MAX_STOPS, TgiRequest, read_request
 from modelserver.frontends.tgi.schemas import SCHEMAS, TYPES
+from modelserver.planes.authorized import AnyDataPlane
 from modelserver.protocol.api import Api, Route
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import json_response
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
 
 
 async def tokenize(dataplane: AnyDataPlane, call: Call, name: str) -> None:

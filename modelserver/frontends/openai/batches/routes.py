@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from modelserver.auth.access import ApiGroup
 from modelserver.errors import UnsupportedError
@@ -17,12 +17,10 @@ from modelserver.frontends.openai.batches.service import BATCH, BATCH_OUTPUT, Ba
 from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.frontends.openai.multipart import Part, read_form
 from modelserver.frontends.openai.responses.request import read_metadata
+from modelserver.planes.authorized import AnyDataPlane
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange, HttpResponse
 from modelserver.protocol.limits import HttpLimits
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
 
 Document = dict[str, Any]
 Record = TypeVar("Record", FileRecord, BatchRecord)

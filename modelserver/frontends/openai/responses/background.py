@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
 
 from modelserver.auth.api_keys import caller_name
 from modelserver.core.response import InferResponse
@@ -12,9 +11,7 @@ from modelserver.errors import InvalidArgumentError, QueueFullError
 from modelserver.frontends.llm.answering import Prepared, WholeListener, count_reasoning
 from modelserver.frontends.llm.requests import Requests
 from modelserver.frontends.openai.responses.answers import Document, ResponseWriter
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.authorized import AnyDataPlane
 
 _MAX_RUNS = 64
 _MAX_RUNS_OF_KEY = 32

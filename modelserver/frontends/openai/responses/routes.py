@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from modelserver.auth.access import ApiGroup
 from modelserver.core.json_pieces import text_slices
@@ -33,13 +33,11 @@ from modelserver.frontends.openai.responses.request import (
 )
 from modelserver.frontends.openai.responses.store import OwnedStore, StoredResponse
 from modelserver.frontends.openai.responses.tools import read_tools
+from modelserver.planes.authorized import AnyDataPlane
 from modelserver.protocol.api import Route
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import JSON_HEADERS, HttpResponse, json_response
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
 
 logger = logging.getLogger(__name__)
 
