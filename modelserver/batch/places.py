@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from modelserver.core.documents import write_whole
 from modelserver.errors import InvalidArgumentError, UnavailableError
+from modelserver.store.blobs import write_whole
 from modelserver.store.cloud_store import open_filesystem, tag_of
 from modelserver.store.cloud_uri import is_cloud_uri, parse_cloud_uri, storage_options
 

@@ -7,11 +7,8 @@ an entry that the operator meant to remove would stay valid.
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelserver.errors import InvalidArgumentError
@@ -166,26 +163,3 @@ def _shortened(value: Any, longest: int, left: list[int]) -> Any:
 def beginning(value: Any, room: int) -> str:
     """The first `room` characters of a JSON value as Python writes it."""
     return repr(shortened(value, room))[:room]
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write the file atomically and durably. Raises OSError."""
-    descriptor, temporary = tempfile.mkstemp(prefix=".", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 from msgspec.structs import replace
@@ -19,11 +19,9 @@ from modelserver.core.request import InFlightRequest, RegionInput, RegionSlice, 
 from modelserver.core.response import InferResponse, RelayStream
 from modelserver.core.tensor import Buffer, Tensor, bytes_element_slices, tensor_from_bytes, tensor_to_bytes
 from modelserver.errors import InternalError, InvalidArgumentError, ServerError
+from modelserver.execution.model import Model
 from modelserver.planes.shared_memory import AnyRegion, CudaRegion, SharedMemory, too_small
 from modelserver.platform.cuda import DeviceArray
-
-if TYPE_CHECKING:
-    from modelserver.execution.model import Model
 
 # Of one row: more would block the event loop.
 _MAX_ELEMENTS = 1_000_000

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from modelserver.config.config_limits import FLAG, ConfigLimits
 from modelserver.config.ensemble_models import FindConfig, check_models
 from modelserver.config.problem import Problem, error_of
 from modelserver.config.schema import EnsembleStep, ModelConfig
 from modelserver.errors import InvalidArgumentError, NotFoundError, ServerError, UnavailableError
+from modelserver.execution.model import Model
 from modelserver.repository.definition import ModelDefinition
 from modelserver.repository.namespaces import key_of
 from modelserver.repository.plan import LoadedVersion
 from modelserver.repository.table import ModelTable
 from modelserver.scheduling.ensemble_plan import StepModel
-
-if TYPE_CHECKING:
-    from modelserver.execution.model import Model
 
 # Loads a model as in the repository, unless it serves or is being loaded. Raises NotFoundError if it does not exist.
 EnsureLoaded = Callable[[str], Awaitable[None]]

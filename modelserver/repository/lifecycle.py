@@ -10,9 +10,9 @@ import asyncio
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from modelserver.errors import SHUTTING_DOWN, ServerError, UnavailableError
+from modelserver.execution.model import Model
 from modelserver.repository.load_request import LoadRequest
 from modelserver.repository.loader import LoadSource
 from modelserver.repository.operations import OperationQueue, OperationRequest, SupersededError, UnloadRequest
@@ -21,9 +21,6 @@ from modelserver.repository.reload import Reload
 from modelserver.repository.serving import LifecycleContext, ServingVersions, VersionStates
 from modelserver.repository.state import CompletionError, IndexEntry, Standing, VersionsFailedError
 from modelserver.telemetry.counts import LoadCounts
-
-if TYPE_CHECKING:
-    from modelserver.execution.model import Model
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -20,6 +20,7 @@ from modelserver.config.ensemble_models import FindConfig
 from modelserver.config.message import config_to_json
 from modelserver.config.schema import ModelConfig
 from modelserver.errors import SHUTTING_DOWN, InternalError, NotFoundError, ServerError, UnavailableError
+from modelserver.execution.model import Model
 from modelserver.repository.agents import AgentRun
 from modelserver.repository.cloud_cache import CloudTree
 from modelserver.repository.definition import ModelDefinition, check_has_version, read_agents, read_definition
@@ -30,9 +31,6 @@ from modelserver.repository.options import DefinitionOptions
 from modelserver.repository.override_store import OverrideStore
 from modelserver.repository.plan import LoadedVersion
 from modelserver.repository.roots import RepositoryRoot, find_model
-
-if TYPE_CHECKING:
-    from modelserver.execution.model import Model
 
 # Of the differences between two configs, as text for people.
 _LONGEST_VALUE = 80

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from modelserver.core.documents import _sync_directory, write_whole
 from modelserver.errors import InternalError, InvalidArgumentError
 from modelserver.repository.load_request import LoadRequest
+from modelserver.store.blobs import sync_directory, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class OverrideStore:
             try:
                 existed = path.exists()
                 path.unlink(missing_ok=True)
-                _sync_directory(self._models)
+                sync_directory(self._models)
                 self._drop_unused_blobs()
             except OSError as error:
                 raise InternalError(f"the override of model '{name}' in {path} cannot be removed: {error}") from error

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from modelserver.config.schema import ModelDynamicBatching
+from modelserver.execution.model import Model
 from modelserver.repository.definition import ModelDefinition
 from modelserver.repository.fingerprint import FileStamp, TreeFingerprint
 from modelserver.repository.held_resource import HeldResource
 from modelserver.repository.layout import CONFIG_FILENAME, CONFIGS_DIRECTORY
-
-if TYPE_CHECKING:
-    from modelserver.execution.model import Model
 
 
 @dataclass(slots=True, eq=False)

@@ -7,18 +7,16 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from modelserver.errors import ConfigError, ServerError, UnavailableError
+from modelserver.execution.model import Model
 from modelserver.repository.definition import ModelDefinition
 from modelserver.repository.loader import ModelLoader
 from modelserver.repository.override_store import OverrideStore
 from modelserver.repository.plan import LoadedVersion, ReloadPlan
 from modelserver.repository.retirement import Retirement
 from modelserver.repository.state import UNLOADED, IndexEntry, ModelState, VersionsFailedError, describe_failure
-
-if TYPE_CHECKING:
-    from modelserver.execution.model import Model
 
 Result = TypeVar("Result")
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from modelserver.core.spelling import suggest
 from modelserver.errors import NotFoundError, ServerError, UnavailableError, UnloadedError
+from modelserver.execution.model import Model
 from modelserver.repository.lifecycle import ModelLifecycle
 from modelserver.repository.namespaces import Namespaces
 from modelserver.repository.roots import RepositoryScan, duplicate_reason
 from modelserver.repository.serving import ReadyTable
 from modelserver.repository.state import IndexEntry, ModelState, Standing
-
-if TYPE_CHECKING:
-    from modelserver.execution.model import Model
 
 _MOST_NAMES_COMPARED = 256
 

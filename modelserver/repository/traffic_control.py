@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 
-from modelserver.core.documents import write_whole
 from modelserver.errors import InternalError, InvalidArgumentError, NotFoundError
 from modelserver.repository.catalog import Catalog
 from modelserver.repository.loader import ModelLoader
 from modelserver.repository.operations import RepositoryPools
 from modelserver.repository.table import ModelTable
 from modelserver.repository.traffic import Traffic, TrafficTable, parse_traffic
+from modelserver.store.blobs import write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from modelserver.auth.access import ApiGroup
 from modelserver.core.long_work import Result, at_once, long_work
@@ -18,11 +17,9 @@ from modelserver.frontends.grpc.codec import encode_infer_response
 from modelserver.frontends.grpc.decoder import InferDecoder
 from modelserver.frontends.grpc.edge import fail, streamed
 from modelserver.frontends.grpc.stream import InferStream
+from modelserver.planes.data import InferPlane
 from modelserver.protocol.call import Method, Parts, StreamCall, UnaryCall
 from modelserver.protocol.limits import GrpcLimits
-
-if TYPE_CHECKING:
-    from modelserver.planes.data import InferPlane
 
 
 class UnaryReply(ResponseStream):

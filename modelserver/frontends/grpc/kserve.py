@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelserver.auth.access import ApiGroup
 from modelserver.auth.guard import KeyUse
 from modelserver.config.message import config_to_message
 from modelserver.errors import InvalidArgumentError, NotFoundError
+from modelserver.execution.model import Model
 from modelserver.frontends.grpc.edge import Tasks, answered, awaited, fail, parse
 from modelserver.frontends.grpc.head import decode_version
 from modelserver.frontends.grpc.inference import Inference
 from modelserver.pb import grpc_service_pb2 as pb
 from modelserver.pb import model_config_pb2
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
+from modelserver.planes.data import ModelMetadata, ServerMetadata, TensorMetadata
 from modelserver.protocol.call import Method, Service, UnaryCall
 from modelserver.protocol.kserve import SERVICE
 from modelserver.protocol.limits import GrpcLimits
-
-if TYPE_CHECKING:
-    from modelserver.execution.model import Model
-    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
-    from modelserver.planes.data import ModelMetadata, ServerMetadata, TensorMetadata
-    from modelserver.repository.state import IndexEntry
-    from modelserver.repository.traffic import Traffic
-    from modelserver.telemetry.statistics_snapshot import DurationStat, ResponseStat, StatisticsSnapshot
+from modelserver.repository.state import IndexEntry
+from modelserver.repository.traffic import Traffic
+from modelserver.telemetry.statistics_snapshot import DurationStat, ResponseStat, StatisticsSnapshot
 
 
 def server_metadata(metadata: ServerMetadata) -> pb.ServerMetadataResponse:

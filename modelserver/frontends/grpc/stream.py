@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
 
 from modelserver.core.long_work import at_once, long_work
 from modelserver.core.request import InFlightRequest
@@ -15,12 +14,10 @@ from modelserver.errors import UnavailableError
 from modelserver.frontends.grpc import codec
 from modelserver.frontends.grpc.decoder import InferDecoder
 from modelserver.frontends.grpc.edge import as_server_error
+from modelserver.planes.data import InferPlane
 from modelserver.protocol.call import Parts, RpcError, StreamCall
 from modelserver.protocol.grpc_status import status_of
 from modelserver.protocol.limits import GrpcLimits
-
-if TYPE_CHECKING:
-    from modelserver.planes.data import InferPlane
 
 
 class _Slot(ResponseStream):

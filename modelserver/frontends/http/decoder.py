@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,11 +20,8 @@ from modelserver.errors import InvalidArgumentError, ServerError
 from modelserver.frontends.http.codec import OutputForm, decode_infer, element_slices, outline_infer
 from modelserver.frontends.http.head import HeadReader, InferCallHead
 from modelserver.frontends.http.templates import BinaryTemplates, JsonTemplates, Known, RecentCall
+from modelserver.planes.data import ModelMetadata, TensorMetadata
 from modelserver.protocol.limits import HttpLimits
-
-if TYPE_CHECKING:
-    from modelserver.planes.data import ModelMetadata, TensorMetadata
-
 
 # The slowest JSON takes 100 ms/MB; known calls, whose elements are read in C, 3.
 _MAX_JSON_BYTES_ON_LOOP = 16 * 1024

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
+from modelserver.execution.model import Model
+from modelserver.execution.pooled_instances import InstanceInfo
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
+from modelserver.planes.data import ModelMetadata, ServerMetadata, TensorMetadata
+from modelserver.repository.state import IndexEntry
 from modelserver.telemetry.host import HostGauges, process_memory
-
-if TYPE_CHECKING:
-    from modelserver.execution.model import Model
-    from modelserver.execution.pooled_instances import InstanceInfo
-    from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane
-    from modelserver.planes.data import ModelMetadata, ServerMetadata, TensorMetadata
-    from modelserver.repository.state import IndexEntry
-    from modelserver.telemetry.statistics_snapshot import DurationStat, ResponseStat, StatisticsSnapshot
-
+from modelserver.telemetry.statistics_snapshot import DurationStat, ResponseStat, StatisticsSnapshot
 
 # `/v2/overview`: how the server and each of its model versions are doing, in one document for people's tools.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from modelserver.auth.access import Access, ApiGroup
 from modelserver.auth.guard import Needs
@@ -21,16 +21,14 @@ from modelserver.frontends.http.decoder import InferDecoder, Outline, decode_raw
 from modelserver.frontends.http.event_stream import EventStream, events_form
 from modelserver.frontends.http.proxy_headers import client_timeout_ns, reporting
 from modelserver.frontends.http.templates import Known, RecentCall
+from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.data import InferPlane
 from modelserver.protocol.api import Route
 from modelserver.protocol.compression import choose_encoding
 from modelserver.protocol.exchange import HttpExchange, HttpHead, RouteMemo
 from modelserver.protocol.kserve import ASKING_HEADER, JSON_LEN_HEADER
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, error_response
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
-    from modelserver.planes.data import InferPlane
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
@@ -17,12 +17,10 @@ from modelserver.auth.access import Access
 from modelserver.core.request import LOWEST_PRIORITY, InFlightRequest
 from modelserver.errors import ServerError
 from modelserver.frontends.http.relayed import RelayedExchange
+from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.data import ModelLoad
 from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.kserve import ASKING_HEADER, HOPS, TIMEOUT_HEADER
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
-    from modelserver.planes.data import ModelLoad
 
 _HEADER = "endpoint-load-metrics"
 

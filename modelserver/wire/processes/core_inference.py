@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -20,11 +20,9 @@ from modelserver.errors import CancelledError, InternalError, ServerError
 from modelserver.execution.process.messages import RequestRecord, ResponseRecord, TensorRecord
 from modelserver.execution.process.packing import Payload, Unpacker, response_record
 from modelserver.execution.process.shared_buffer import ByteView
+from modelserver.planes.data import DataPlane
 from modelserver.wire.processes.link import INLINE_BYTES, Link
 from modelserver.wire.processes.messages import Content, Credit, Failed, FrontBundle, Infer, Inferred, portable
-
-if TYPE_CHECKING:
-    from modelserver.planes.data import DataPlane
 
 _logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import logging
 import socket
 import sys
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -15,6 +15,7 @@ from modelserver.auth.access import ApiGroup
 from modelserver.auth.api_keys import Scope
 from modelserver.auth.guard import KeyUse, Needs
 from modelserver.execution.process.shared_buffer import SharedBuffer
+from modelserver.planes.data import DataPlane
 from modelserver.protocol.api import Api
 from modelserver.protocol.call import GrpcHandler
 from modelserver.protocol.exchange import HttpHandler
@@ -22,9 +23,6 @@ from modelserver.protocol.limits import GrpcLimits, HttpLimits
 from modelserver.protocol.response import ErrorWriter
 from modelserver.wire.limits import WireLimits
 from modelserver.wire.tls import TlsFiles
-
-if TYPE_CHECKING:
-    from modelserver.planes.data import DataPlane
 
 _logger = logging.getLogger(__name__)
 

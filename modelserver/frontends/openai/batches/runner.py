@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -20,10 +20,8 @@ from modelserver.frontends.openai.batches.input_file import InputFile, InputFile
 from modelserver.frontends.openai.batches.records import BatchRecord, BatchStatus, RowCounts, new_id
 from modelserver.frontends.openai.batches.storage import ERRORS, OUTPUT, BatchStorage, RowLog
 from modelserver.frontends.openai.errors import OpenAiErrors
+from modelserver.planes.data import DataPlane
 from modelserver.protocol.exchange import HttpExchange, HttpHead, HttpResponse, ResponseWriter
-
-if TYPE_CHECKING:
-    from modelserver.planes.data import DataPlane
 
 logger = logging.getLogger(__name__)
 

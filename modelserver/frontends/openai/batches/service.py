@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client.core import Metric
 
@@ -36,11 +36,9 @@ from modelserver.frontends.openai.embeddings import Embeddings
 from modelserver.frontends.openai.errors import OpenAiErrors
 from modelserver.frontends.openai.ranking import Ranking
 from modelserver.frontends.openai.responses.routes import Responses
+from modelserver.planes.authorized import AnyDataPlane
+from modelserver.planes.data import DataPlane
 from modelserver.protocol.limits import HttpLimits
-
-if TYPE_CHECKING:
-    from modelserver.planes.authorized import AnyDataPlane
-    from modelserver.planes.data import DataPlane
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from typing import Any, BinaryIO, TypeVar
 
 import orjson
 
-from modelserver.core.documents import write_whole
 from modelserver.core.tensor import Buffer
 from modelserver.errors import InvalidArgumentError
 from modelserver.frontends.openai.batches.records import BatchRecord, Document, FileRecord, kept
+from modelserver.store.blobs import write_whole
 
 logger = logging.getLogger(__name__)
 
