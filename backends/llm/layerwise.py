@@ -70,7 +70,7 @@ class LayerwiseNetwork:
         self.names = family.names
         self._family, self._checkpoint = family, checkpoint
         self._scheme = scheme or FloatScheme()
-        windows = _windows(checkpoint, text)
+        windows = windows_of(checkpoint, text)
         layout = family.kv_layout(self.config, torch.float32, num_ranks=1)
         # Sequences that are computed as wholes use no blocks.
         attention = make_sdpa(KvBlocks(layout, num_blocks=1, block_size=1, device=_CPU), attention_spec(self.config))
@@ -134,7 +134,8 @@ class LayerwiseNetwork:
         return DecoderBuilder(self.config, self.names, weights)
 
 
-def _windows(checkpoint: Checkpoint, text: str) -> list[list[int]]:
+def windows_of(checkpoint: Checkpoint, text: str) -> list[list[int]]:
+    """The first tokens of a text in pieces. InvalidArgumentError for a text of fewer than two."""
     token_ids = Tokenizer.from_checkpoint(checkpoint).encode(text)[: _WINDOW * _NUM_WINDOWS]
     windows = [token_ids[start : start + _WINDOW] for start in range(0, len(token_ids), _WINDOW)]
     windows = [window for window in windows if len(window) > 1]

@@ -21,9 +21,9 @@ from modelserver_backends.llm.attention.choose import make_attention
 from modelserver_backends.llm.attention.kv_blocks import KvBlocks, KvLayout
 from modelserver_backends.llm.attention.paged import AttentionBatch, AttentionSpec
 from modelserver_backends.llm.checkpoint import open_checkpoint
+from modelserver_backends.llm.layerwise import windows_of
 from modelserver_backends.llm.llm import LLM
 from modelserver_backends.llm.plan import TokenLogprobs
-from modelserver_backends.llm.quantized_copy import windows_of
 from modelserver_backends.llm.sampling_params import SamplingParams
 
 _CODES = {"auto": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}

@@ -22,7 +22,7 @@ from modelserver.core.tensor import Buffer, Tensor
 from modelserver.errors import InvalidArgumentError, UnsupportedError
 from modelserver.frontends.http.body import check_size, object_slices, respond_compressed
 from modelserver.frontends.http.proxy_headers import adopt
-from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane, ask
+from modelserver.planes.authorized import AnyControlPlane, AnyDataPlane, ask, only
 from modelserver.protocol.api import Api, RouteCall
 from modelserver.protocol.compression import SUPPORTED, choose_encoding, decompress
 from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter
@@ -147,15 +147,8 @@ class Call:
         Arrays have the shapes and types of the model's metadata, with the batch dimension; text is bytes in an array of
         objects. Raises the ServerError that the model or the server refuses the request with.
         """
-        found = None
-        async with aclosing(self.stream(model, inputs, version=version, parameters=parameters)) as responses:
-            async for outputs in responses:
-                if found is not None:
-                    raise UnsupportedError(f"model '{model}' answers more than once: use Call.stream")
-                found = outputs
-        if found is None:
-            raise UnsupportedError(f"model '{model}' ended without an answer")
-        return found
+        responses = self.stream(model, inputs, version=version, parameters=parameters)
+        return await only(model, responses, "Call.stream")
 
     async def stream(
         self,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from modelserver.errors import InvalidArgumentError, UnavailableError
-from modelserver.store.blobs import write_whole
+from modelserver.store.blobs import beside, write_whole
 from modelserver.store.cloud_store import open_filesystem, tag_of
 from modelserver.store.cloud_uri import is_cloud_uri, parse_cloud_uri, storage_options
 
@@ -82,12 +82,7 @@ class LocalPlace(Place):
     def create(self, name: str, content: bytes) -> bool:
         """A link to a whole file: a kill leaves no file without content under the name."""
         path = self._made(name)
-        descriptor, temporary = tempfile.mkstemp(prefix=".", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+        with beside(path, content) as temporary:
             try:
                 os.link(temporary, path)
             except FileExistsError:
@@ -96,9 +91,7 @@ class LocalPlace(Place):
                 if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EXDEV):
                     raise
                 return _create_without_links(path, content)
-            return True
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        return True
 
     def move(self, name: str, target: str) -> None:
         path = self._made(target)

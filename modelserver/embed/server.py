@@ -27,7 +27,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from modelserver.backend import Array, InternalError, InvalidArgumentError, NotFoundError, UnsupportedError
+from modelserver.backend import Array, InternalError, InvalidArgumentError, NotFoundError
 from modelserver.backend.model_files import backend_for_model_file
 from modelserver.config.message import config_from_json
 from modelserver.config.pbtxt import config_text
@@ -37,7 +37,7 @@ from modelserver.embed.backend import FUNCTIONS, RECIPE, Served
 from modelserver.embed.model import Added, FileModel
 from modelserver.embed.values import tensors_of, values_of
 from modelserver.options.server_options import ServerOptions
-from modelserver.planes.authorized import ask
+from modelserver.planes.authorized import ask, only
 
 if TYPE_CHECKING:
     from modelserver.api import ApiFactory
@@ -377,15 +377,7 @@ class Server:
         parameters: Mapping[str, ParameterValue] | None,
         inputs: Mapping[str, Any],
     ) -> dict[str, Any]:
-        found = None
-        async with contextlib.aclosing(self._responses(model, version, parameters, inputs)) as responses:
-            async for outputs in responses:
-                if found is not None:
-                    raise UnsupportedError(f"model '{model}' answers more than once: use stream")
-                found = outputs
-        if found is None:
-            raise UnsupportedError(f"model '{model}' ended without an answer")
-        return found
+        return await only(model, self._responses(model, version, parameters, inputs), "stream")
 
     async def _responses(
         self,

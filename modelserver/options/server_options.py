@@ -308,16 +308,7 @@ class ServerOptions:
     @property
     def http_access(self) -> Access:
         """The access rules of HTTP, and the headers to forward."""
-        return parse_access(
-            "--http-restricted-api",
-            self.http_restricted_api,
-            self.http_header_forward_pattern,
-            reads_context=self.trace_options.mode == OPENTELEMETRY,
-            keys_file=self.api_keys_file,
-            is_logged=self.access_log,
-            callers_by=parse_callers_by("--callers-by", self.callers_by),
-            objectives=parse_objectives("--inference-objectives", self.inference_objectives),
-        )
+        return self._access("--http-restricted-api", self.http_restricted_api, self.http_header_forward_pattern)
 
     @property
     def http_cors(self) -> Cors:
@@ -327,16 +318,20 @@ class ServerOptions:
     @property
     def grpc_access(self) -> Access:
         """As `http_access`, over gRPC."""
+        restricted, forwarded = self.grpc_restricted_protocol, self.grpc_header_forward_pattern
+        return self._access("--grpc-restricted-protocol", restricted, forwarded, prefix="triton-grpc-protocol-")
+
+    def _access(self, flag_name: str, restricted: tuple[str, ...], forwarded: str, **of_protocol: str) -> Access:
         return parse_access(
-            "--grpc-restricted-protocol",
-            self.grpc_restricted_protocol,
-            self.grpc_header_forward_pattern,
-            prefix="triton-grpc-protocol-",
+            flag_name,
+            restricted,
+            forwarded,
             reads_context=self.trace_options.mode == OPENTELEMETRY,
             keys_file=self.api_keys_file,
             is_logged=self.access_log,
             callers_by=parse_callers_by("--callers-by", self.callers_by),
             objectives=parse_objectives("--inference-objectives", self.inference_objectives),
+            **of_protocol,
         )
 
     @property

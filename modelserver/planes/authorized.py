@@ -7,13 +7,20 @@ these lack cannot be reached on a server with keys.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from modelserver.auth.api_keys import CALLER, ApiKey, KeyRing
 from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
-from modelserver.errors import LoadOnDemandError, PermissionDeniedError, ServerError, UnauthenticatedError
+from modelserver.errors import (
+    LoadOnDemandError,
+    PermissionDeniedError,
+    ServerError,
+    UnauthenticatedError,
+    UnsupportedError,
+)
 from modelserver.telemetry.audit import record
 
 if TYPE_CHECKING:
@@ -31,6 +38,8 @@ if TYPE_CHECKING:
     from modelserver.telemetry.log_settings import LogControl
     from modelserver.telemetry.statistics_snapshot import StatisticsSnapshot
     from modelserver.telemetry.trace_settings import Changes
+
+Outputs = TypeVar("Outputs")
 
 _Settings = Mapping[str, str | list[str]]
 
@@ -284,6 +293,19 @@ def _check(action: str, name: str) -> None:
     except ServerError as error:
         record(action, name, error)
         raise
+
+
+async def only(model: str, responses: AsyncGenerator[Outputs, None], hint: str) -> Outputs:
+    """The outputs of a model that answers once. Raises UnsupportedError for any other, with the hint what to use."""
+    found = None
+    async with aclosing(responses):
+        async for outputs in responses:
+            if found is not None:
+                raise UnsupportedError(f"model '{model}' answers more than once: use {hint}")
+            found = outputs
+    if found is None:
+        raise UnsupportedError(f"model '{model}' ended without an answer")
+    return found
 
 
 async def ask(dataplane: AnyDataPlane, make: Callable[[], InFlightRequest]) -> AsyncGenerator[Sequence[Tensor], None]:

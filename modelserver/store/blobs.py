@@ -364,17 +364,23 @@ def _size_text(num_bytes: float) -> str:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write the file atomically and durably. Raises OSError."""
+    with beside(path, content) as temporary:
+        temporary.replace(path)
+    sync_directory(path.parent)
+
+
+@contextmanager
+def beside(path: Path, content: bytes) -> Iterator[Path]:
+    """A temporary file with the content, written durably into the directory of `path`; it ends with the block."""
     descriptor, temporary = tempfile.mkstemp(prefix=".", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
+        yield Path(temporary)
+    finally:
         Path(temporary).unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:

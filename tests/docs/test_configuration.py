@@ -25,7 +25,7 @@ from docs.generate import (
 from modelserver.config.pbtxt import parse_pbtxt
 from modelserver.config.problem import Problem
 from modelserver.config.schema import ModelConfig
-from modelserver.frontends.grpc import parameters as grpc_parameters
+from modelserver.frontends.grpc import head as grpc_parameters
 from modelserver.options.sources import read_file
 from modelserver.options.table import option_table
 from modelserver.repository.unsupported import ignored_warnings, unsupported_problems

@@ -13,11 +13,12 @@ from ..decoder_config import DecoderConfig, Names
 from ..linear import TokenEmbedding
 from ..norm import Norm
 from .family import Family
-from .readers import Entries, base_config
+from .readers import Entries, older_config
 
 
-class Bloom(Family):
-    model_type = "bloom"
+class GroupedQkv(Family):
+    """What Bloom and Falcon share: names, and queries, keys and values of a group of heads side by side."""
+
     names = Names(
         embedding="word_embeddings",
         norm="ln_f",
@@ -27,6 +28,14 @@ class Bloom(Family):
         up="mlp.dense_h_to_4h",
         down="mlp.dense_4h_to_h",
     )
+    _is_grouped = True
+
+    def attention(self, build: DecoderBuilder, index: int) -> Block:
+        return build.attention(index, qkv=build.grouped_qkv(index) if self._is_grouped else None)
+
+
+class Bloom(GroupedQkv):
+    model_type = "bloom"
 
     def read_config(self, entries: Entries) -> DecoderConfig:
         if entries.get("apply_residual_connection_post_layernorm"):
@@ -48,20 +57,10 @@ class Bloom(Family):
             "hidden_act": "gelu_new",
             "tie_word_embeddings": entries.get("tie_word_embeddings", True),
         }
-        return base_config(
-            {**entries, **renamed},
-            ropes=(None,) * num_layers,
-            slopes=alibi_slopes(num_heads),
-            norm_kind="layer",
-            norm_eps=float(entries.get("layer_norm_epsilon", 1e-5)),
-            is_gated=False,
-        )
+        return older_config(entries, renamed, slopes=alibi_slopes(num_heads))
 
     def tokens(self, build: DecoderBuilder, embedding: TokenEmbedding) -> TokenEmbedding:
         return _Normed(embedding, self.norm(build, "word_embeddings_layernorm"))
-
-    def attention(self, build: DecoderBuilder, index: int) -> Block:
-        return build.attention(index, qkv=build.grouped_qkv(index) if self._is_grouped else None)
 
 
 class _Normed:

@@ -8,23 +8,14 @@ from ...step_context import StepContext
 from ..alibi import alibi_slopes
 from ..build import DecoderBuilder
 from ..decoder import Block, DecoderLayer
-from ..decoder_config import DecoderConfig, Names
+from ..decoder_config import DecoderConfig
 from ..norm import Norm
-from .family import Family
+from .bloom import GroupedQkv
 from .readers import Entries, base_config
 
 
-class Falcon(Family):
+class Falcon(GroupedQkv):
     model_type = "falcon"
-    names = Names(
-        embedding="word_embeddings",
-        norm="ln_f",
-        layer="h.{}",
-        qkv="self_attention.query_key_value",
-        attention_output="self_attention.dense",
-        up="mlp.dense_h_to_4h",
-        down="mlp.dense_4h_to_h",
-    )
 
     def read_config(self, entries: Entries) -> DecoderConfig:
         self._is_grouped = bool(entries.get("has_grouped_qkv", True))  # not so in GGUF
@@ -57,9 +48,6 @@ class Falcon(Family):
             is_gated=False,
             **switches,
         )
-
-    def attention(self, build: DecoderBuilder, index: int) -> Block:
-        return build.attention(index, qkv=build.grouped_qkv(index) if self._is_grouped else None)
 
     def layer(self, build: DecoderBuilder, index: int) -> DecoderLayer:
         if not self._is_parallel:

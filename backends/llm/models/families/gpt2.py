@@ -6,7 +6,7 @@ from modelserver.backend import UnsupportedError
 
 from ..decoder_config import DecoderConfig, Names
 from .family import Family
-from .readers import Entries, base_config
+from .readers import Entries, older_config
 
 
 class Gpt2(Family):
@@ -37,10 +37,4 @@ class Gpt2(Family):
             "hidden_act": entries.get("activation_function", "gelu_new"),
             "tie_word_embeddings": True,
         }
-        return base_config(
-            {**entries, **renamed},
-            ropes=(None,) * int(entries["n_layer"]),
-            norm_kind="layer",
-            norm_eps=float(entries.get("layer_norm_epsilon", 1e-5)),
-            is_gated=False,
-        )
+        return older_config(entries, renamed)

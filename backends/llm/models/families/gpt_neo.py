@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..decoder_config import DecoderConfig, Names
 from .family import Family
-from .readers import Entries, base_config
+from .readers import Entries, older_config
 
 
 class GptNeo(Family):
@@ -35,12 +35,9 @@ class GptNeo(Family):
             "hidden_act": entries.get("activation_function", "gelu_new"),
             "tie_word_embeddings": entries.get("tie_word_embeddings", True),
         }
-        return base_config(
-            {**entries, **renamed},
-            ropes=(None,) * num_layers,
+        return older_config(
+            entries,
+            renamed,
             windows=tuple(by_kind[kind] for kind in kinds),
             attention_scale=1.0,
-            norm_kind="layer",
-            norm_eps=float(entries.get("layer_norm_epsilon", 1e-5)),
-            is_gated=False,
         )

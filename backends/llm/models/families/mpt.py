@@ -12,7 +12,7 @@ from ..decoder import Block
 from ..decoder_config import DecoderConfig, Names
 from ..linear import Linear
 from .family import Family
-from .readers import Entries, base_config
+from .readers import Entries, older_config
 
 # What llm-foundry writes and nothing else: of these values, networks differ in what is not computed here.
 _USUAL = {"attn_type": "multihead_attention", "alibi": True, "qk_ln": False, "prefix_lm": False}
@@ -54,14 +54,12 @@ class Mpt(Family):
             "hidden_act": "gelu",
             "tie_word_embeddings": entries.get("tie_word_embeddings", True),
         }
-        return base_config(
-            {**entries, **renamed},
-            ropes=(None,) * num_layers,
+        return older_config(
+            entries,
+            renamed,
             slopes=_slopes(num_heads, float(attention.get("alibi_bias_max", 8))),
             attention_scale=float(attention.get("softmax_scale") or (hidden_size / num_heads) ** -0.5),
             norm_kind="layer_unbiased",
-            norm_eps=float(entries.get("layer_norm_epsilon", 1e-5)),
-            is_gated=False,
         )
 
     def attention(self, build: DecoderBuilder, index: int) -> Block:

@@ -39,6 +39,20 @@ def base_config(entries: Entries, **switches: Any) -> DecoderConfig:
     return DecoderConfig(**{**values, **switches})
 
 
+def older_config(entries: Entries, renamed: Entries, **switches: Any) -> DecoderConfig:
+    """What decoders from before Llama share: no rotations, layer norms with a mean, a feed-forward without a gate.
+
+    `renamed` are the entries by the names that `base_config` reads.
+    """
+    usual = {
+        "ropes": (None,) * int(renamed["num_hidden_layers"]),
+        "norm_kind": "layer",
+        "norm_eps": float(entries.get("layer_norm_epsilon", 1e-5)),
+        "is_gated": False,
+    }
+    return base_config({**entries, **renamed}, **{**usual, **switches})
+
+
 def stored_dtype(entries: Entries) -> str:
     """`dtype` since transformers 5, `torch_dtype` before."""
     return str(entries.get("dtype") or entries.get("torch_dtype") or "float32")
