@@ -26,7 +26,7 @@ READERS_OF_THE_WALL_CLOCK = {
     "frontends/openai/routes.py",
 }
 # What people look at: nothing waits for it.
-FOR_PEOPLE = ("cli/", "bench/", "toolkit/", "telemetry/", "frontends/http/overview.py")
+FOR_PEOPLE = ("cli/", "bench/", "toolkit/", "telemetry/", "frontends/http/documents.py")
 
 
 def test_nothing_that_waits_or_expires_looks_at_the_wall_clock() -> None:
