@@ -28,7 +28,7 @@ from modelserver_backends.tensorrt.engine_info import DATATYPES, EngineInfo, IoT
 from support.cpu_tensorrt import Context, Engine, torch_of
 from support.fake_torch_cuda import FakeGpu
 
-from modelserver.platform import gpus
+from modelserver.telemetry import gpu
 
 _PACKAGES = Path(__file__).with_name("rehearsed_packages")
 _HEAD = struct.Struct("<4sIQQ4B")
@@ -64,7 +64,7 @@ def install() -> None:
     if not _device_files:
         _device_files.append(TemporaryDirectory(prefix="modelserver-dev-"))
         Path(_device_files[0].name, "nvidia0").touch()
-    gpus.DEVICE_FILES = Path(_device_files[0].name)
+    gpu.DEVICE_FILES = Path(_device_files[0].name)
 
 
 def _memory(_device: int = 0) -> tuple[int, int]:
