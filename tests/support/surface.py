@@ -144,7 +144,7 @@ def _llm_engine_options() -> set[str]:
 
 def _llm_metrics() -> set[str]:
     statistics = _llm("engine_statistics").EngineStatistics(max_model_len=8)
-    return {measurement.name for measurement in _llm("measurements").measure(statistics)}
+    return {measurement.name for measurement in _llm("engine_statistics").measure(statistics)}
 
 
 def _backend_parameters() -> Iterator[str]:
