@@ -43,7 +43,15 @@ from .device_run import BoundRun, GraphRun, captures, host_inputs
 from .diagnosis import diagnose_distributions, diagnose_providers
 from .external_data import check_external_data
 from .instance import OnnxInstance
-from .options import ENABLE_CUDA_GRAPH, bare_options, quiet_run, run_options, session_options, wants_graphs
+from .options import (
+    ENABLE_CUDA_GRAPH,
+    bare_options,
+    has_own_threads,
+    quiet_run,
+    run_options,
+    session_options,
+    wants_graphs,
+)
 from .pinned import Staging, allocate_pinned
 from .providers import (
     CPU,
@@ -55,6 +63,7 @@ from .providers import (
     check_gpu_wish,
     check_session,
     may_fall_back,
+    no_provider,
     nodes_by_provider,
     plugin_providers,
     preload_libraries,
@@ -70,6 +79,8 @@ _SHARE_SESSION = "share_session"
 _MEMORY_BYTES = "memory_bytes"
 # In what ONNX Runtime says of a graph that it cannot capture, as some nodes are not CUDA's.
 _NO_CAPTURE = "graph capture"
+# In what it says when it cannot load TensorRT, before it looks at the file.
+_NO_TENSORRT = "install TensorRT libraries"
 # Everything that ONNX Runtime raises about a file: its classes have no common base but Exception.
 _LOAD_ERRORS = (
     native.Fail,
@@ -131,7 +142,7 @@ class OnnxBackend(Backend):
         options = bare_options(context)
         # Only the signature is wanted: no time for optimizing what is thrown away.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if options.use_per_session_threads:
+        if has_own_threads(options):
             options.intra_op_num_threads = 1
         path = _model_path(context)
         session = _loaded(context, path, lambda: _new_session(path, options, [(CPU, {})]))
@@ -207,15 +218,14 @@ class OnnxBackend(Backend):
         asked = available_providers(context, wanted, there, onnxruntime.__version__)
         on_gpu = placement.kind is DeviceKind.GPU
         reservation = self._reserve(placement) if on_gpu and len(asked) > 1 else None
-        if any(name in (CUDA, TENSORRT) for name, _ in asked):
-            preload_libraries()
+        missing = preload_libraries() if any(name in (CUDA, TENSORRT) for name, _ in asked) else ""
         try:
             with captures.excluded() if on_gpu else nullcontext():
                 session, asked = _loaded(context, self._path, lambda: self._create(asked))
             signature = _signature(context, session)
             context.check_config(signature)
             got = session.get_providers()
-            problem = check_session(context, asked, got)
+            problem = check_session(context, asked, got, missing)
         except BaseException:
             if reservation is not None:
                 reservation.release()
@@ -232,7 +242,7 @@ class OnnxBackend(Backend):
         """The session, and the providers that it was made with."""
         try:
             return self._new_session(asked), asked
-        except _LOAD_ERRORS as error:
+        except (*_LOAD_ERRORS, UnavailableError) as error:
             if _asks_for_graphs(asked) and _NO_CAPTURE in str(error):
                 self._warn_of_graphs(error)
                 return self._create(
@@ -242,6 +252,8 @@ class OnnxBackend(Backend):
                     ]
                 )
             if not may_fall_back(self.context) or len(asked) == 1:
+                if _NO_TENSORRT in str(error):
+                    raise no_provider(self.context, TENSORRT, str(error)) from error
                 raise
             log.warning(
                 "model '%s': no session with %s; its config allows the CPU",

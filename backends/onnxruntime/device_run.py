@@ -136,12 +136,13 @@ class BoundRun:
 
 def _taken(value: Any, target: DeviceArray | None) -> Array | DeviceArray:
     datatype = None if target is None else datatype_of(value.data_type())
-    if target is None or datatype is None or value.tensor_size_in_bytes() > target.nbytes:
-        array: Array = value.numpy()
-        return array
-    placed = target.beginning(datatype.numpy, tuple(value.shape()))
-    placed.fill(value.data_ptr())
-    return placed
+    if target is not None and datatype is not None:
+        placed = target.beginning(datatype.numpy, tuple(value.shape()))
+        if placed.nbytes <= target.nbytes:
+            placed.fill(value.data_ptr())
+            return placed
+    array: Array = value.numpy()
+    return array
 
 
 class _FixedRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -154,8 +155,8 @@ def _array(value: Any) -> Array:
     if value.element_type() != _ONNX_BFLOAT16:
         array: Array = value.numpy()
         return array
-    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
-    return np.frombuffer(raw, np.uint16).reshape(value.shape())
+    shape = value.shape()
+    return np.frombuffer(ctypes.string_at(value.data_ptr(), 2 * prod(shape)), np.uint16).reshape(shape)
 
 
 def _decoded(array: Array) -> Array:

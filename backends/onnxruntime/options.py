@@ -47,7 +47,7 @@ def session_options(context: BackendContext, path: Path) -> Any:
     """Options of the model's session. Raises ConfigError for a parameter that must be a number and is not."""
     options = bare_options(context)
     _set_threads(options, context)
-    if options.use_per_session_threads and not options.intra_op_num_threads and _is_small(path):
+    if has_own_threads(options) and not options.intra_op_num_threads and _is_small(path):
         options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = context.bool_parameter("enable_mem_arena", True)
     options.enable_mem_pattern = context.bool_parameter("enable_mem_pattern", True)
@@ -70,8 +70,14 @@ def bare_options(context: BackendContext) -> Any:
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised: printing them as well is noise
-    options.use_per_session_threads = not _has_global_pool(context)
+    if _has_global_pool(context):
+        options.use_per_session_threads = False
     return options
+
+
+def has_own_threads(options: Any) -> bool:
+    """Whether a session with these options makes threads; before it could be asked, every session did."""
+    return bool(getattr(options, "use_per_session_threads", True))
 
 
 def run_options(context: BackendContext) -> tuple[Any, Any | None, int]:
@@ -135,7 +141,7 @@ def _has_global_pool(context: BackendContext) -> bool:
         if asked and _pool_sizes is None:
             try:
                 onnxruntime.set_global_thread_pool_sizes(*sizes)
-            except RuntimeError as error:
+            except (AttributeError, RuntimeError) as error:  # older versions have none
                 raise UnavailableError(
                     f"--backend-config=onnxruntime,{_GLOBAL_POOL}: ONNX Runtime cannot make the thread pools: {error}"
                 ) from error
@@ -145,7 +151,7 @@ def _has_global_pool(context: BackendContext) -> bool:
 
 
 def _set_threads(options: Any, context: BackendContext) -> None:
-    if options.use_per_session_threads:
+    if has_own_threads(options):
         options.intra_op_num_threads = _thread_count(context, "intra_op_thread_count", context.config.parameters)
         options.inter_op_num_threads = _thread_count(context, "inter_op_thread_count", context.config.parameters)
     modes = {0: onnxruntime.ExecutionMode.ORT_SEQUENTIAL, 1: onnxruntime.ExecutionMode.ORT_PARALLEL}

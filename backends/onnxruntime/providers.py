@@ -11,13 +11,13 @@ import functools
 import importlib
 import importlib.util
 import io
-import logging
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from modelserver.backend import (
     BackendContext,
@@ -30,8 +30,6 @@ from modelserver.backend import (
 )
 
 from .options import ENABLE_CUDA_GRAPH, wants_graphs
-
-logger = logging.getLogger(__name__)
 
 Provider = tuple[str, dict[str, str]]
 
@@ -153,24 +151,30 @@ def available_providers(
     return [*(provider for provider in wanted if provider[0] not in missing), (CPU, {})]
 
 
-def check_session(context: BackendContext, asked: Sequence[Provider], got: Collection[str]) -> str | None:
+def check_session(
+    context: BackendContext, asked: Sequence[Provider], got: Collection[str], missing: str = ""
+) -> str | None:
     """The requested providers that a session lacks, in words; None if it has all.
 
-    Raises UnavailableError, unless the config allows the CPU in its place.
+    `missing` is what `preload_libraries` has said. Raises UnavailableError, unless the config allows the CPU in its
+    place.
     """
     lost = [name for name, _ in asked if name not in got]
     if not lost:
         return None
-    what = (
-        f"model '{context.model_name}': ONNX Runtime could not load {', '.join(lost)} and made a session of "
-        f"{', '.join(got)}"
-    )
+    error = no_provider(context, ", ".join(lost), missing or f"it made a session of {', '.join(got)}")
     if not may_fall_back(context):
-        raise UnavailableError(
-            f"{what}: install the libraries that it needs ('modelserver doctor' looks for them), or allow the CPU in "
-            f"its place with the parameter {ALLOW_CPU_FALLBACK}: true"
-        )
-    return what
+        raise error
+    return error.message
+
+
+def no_provider(context: BackendContext, name: str, reason: str) -> UnavailableError:
+    """The error for a provider that this build of ONNX Runtime has, and cannot load."""
+    return UnavailableError(
+        f"model '{context.model_name}': ONNX Runtime could not load {name}: {reason}; install the libraries that it "
+        f"needs (pip install 'onnxruntime-gpu[cuda,cudnn]' for CUDA), or allow the CPU in its place with the parameter "
+        f"{ALLOW_CPU_FALLBACK}: true"
+    )
 
 
 def may_fall_back(context: BackendContext) -> bool:
@@ -288,7 +292,10 @@ def add_plugin(options: Any, asked: Sequence[Provider]) -> bool:
         with _lock:
             if name not in _registered:
                 module = importlib.import_module(_MODULES[name])
-                onnxruntime.register_execution_provider_library(module.get_ep_name(), module.get_library_path())
+                try:
+                    onnxruntime.register_execution_provider_library(module.get_ep_name(), module.get_library_path())
+                except native.Fail as error:
+                    raise UnavailableError(f"{name} is installed, and cannot be loaded: {error}") from error
                 _registered.add(name)
         devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
         number = int(settings["device_id"])
@@ -303,15 +310,15 @@ def add_plugin(options: Any, asked: Sequence[Provider]) -> bool:
 
 
 @functools.cache
-def preload_libraries() -> None:
+def preload_libraries() -> str:
     """Load the libraries of CUDA and cuDNN that NVIDIA's packages for Python bring, in which no loader looks.
 
+    Gives back what is missing, in words.
     ONNX Runtime's CUDA provider is linked to them ("Preload DLLs" in the documentation of its CUDA provider; 1.21 and
     later can do it).
     """
+    said = io.StringIO()
     if hasattr(onnxruntime, "preload_dlls"):
-        said = io.StringIO()
         with contextlib.redirect_stdout(said):
             onnxruntime.preload_dlls()
-        if said.getvalue():
-            logger.info("ONNX Runtime looks for CUDA's libraries: %s", said.getvalue().strip())
+    return "; ".join(line for line in said.getvalue().splitlines() if line.startswith("Failed to load"))

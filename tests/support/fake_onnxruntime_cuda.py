@@ -104,9 +104,6 @@ class Value:
     def shape(self) -> list[int]:
         return list(self.array.shape)
 
-    def tensor_size_in_bytes(self) -> int:
-        return self.array.nbytes
-
 
 class Binding:
     def __init__(self, on_host: Collection[str] = ()) -> None:
@@ -269,6 +266,11 @@ def install(patch: Callable[[Any, str, Any], object], **described: Any) -> list[
             assert set(settings) == {_CPU}, settings
             return on_cpu
         assert preloaded, "its libraries would not be found"
+        if _TENSORRT in settings:
+            raise RuntimeError(
+                "void onnxruntime::python::RegisterTensorRTPluginsAsCustomOps(PySessionOptions&, const "
+                "onnxruntime::ProviderOptions&) Please install TensorRT libraries as mentioned in the GPU requirements"
+            )
         unknown = set(settings[_CUDA]) - _OPTIONS
         if unknown:
             raise RuntimeError(f"Unknown provider option: '{min(unknown)}'.")

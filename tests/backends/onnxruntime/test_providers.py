@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from modelserver_backends.onnxruntime import providers
 from modelserver_backends.onnxruntime.providers import (
     CPU,
     CUDA,
@@ -27,6 +28,7 @@ from modelserver_backends.onnxruntime.providers import (
     wanted_providers,
 )
 from onnx import TensorProto
+from onnxruntime.capi import onnxruntime_pybind11_state as native
 from onnxruntime.capi.onnxruntime_inference_collection import OrtValue
 from support import fake_onnxruntime_cuda
 from support.contexts import context_of, instance_of, loaded
@@ -137,6 +139,16 @@ def test_a_plugin_gets_the_instances_device_and_options_of_its_own(
     for number in (0, 1):
         backend.create_instance(replace(ON_GPU, device_id=number))
     assert given == [["gpu0"], ["gpu1"]]
+    monkeypatch.setattr(providers, "_registered", set())
+    refuse = native.Fail("Failed to load library /rtx.so with error: libcuda.so.1")
+
+    def register(_name: str, _path: str) -> None:
+        raise refuse
+
+    with monkeypatch.context() as patched:
+        patched.setattr(onnxruntime, "register_execution_provider_library", register)
+        with pytest.raises(UnavailableError, match=r"is installed, and cannot be loaded: Failed .* libcuda\.so\.1"):
+            backend.create_instance(replace(ON_GPU, device_id=2))
     with pytest.raises(UnavailableError, match=r"finds 2 devices .* there is no GPU 2 for it"):
         backend.create_instance(replace(ON_GPU, device_id=2))
     backend.unload()
@@ -173,6 +185,20 @@ def test_runs_beside_the_graphs_capture_nothing(tmp_path: Path, monkeypatch: pyt
     assert instance.run({"x": np.ones((1, 2), np.uint16)})["y"].tolist() == [[1, 1]]
     assert made
     backend.unload()
+
+
+def test_tensorrt_without_its_libraries_is_not_the_models_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime says so before it looks at the file."""
+    fake_onnxruntime_cuda.install(monkeypatch.setattr)
+    given = context_of(identity_model(tmp_path / "m", ["n", 2]))
+    given = replace(given, config=ModelConfig(optimization=accelerators("gpu", "tensorrt")), gpu_ids=(0,))
+    with pytest.raises(UnavailableError, match=r"could not load TensorrtEx.*install TensorRT libraries"):
+        loaded(find_backend("onnxruntime"), given).create_instance(replace(ON_GPU, device_id=0))
+    given = replace(given, config=replace(given.config, parameters=FALLBACK))
+    instance: Any = loaded(find_backend("onnxruntime"), given).create_instance(replace(ON_GPU, device_id=0))
+    assert instance.run({"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[1, 1]]
 
 
 def test_a_model_that_is_not_all_cudas_goes_without_graphs(
@@ -280,8 +306,10 @@ def test_what_this_build_lacks_fails_the_load() -> None:
 def test_a_session_is_not_taken_for_what_it_is_not() -> None:
     asked = [(CUDA, {}), (CPU, {})]
     assert check_session(context(), asked, [CUDA, CPU]) is None
-    with pytest.raises(UnavailableError, match="could not load CUDAExecutionProvider and made a session of CPUEx"):
+    with pytest.raises(UnavailableError, match="could not load CUDAExecutionProvider: it made a session of CPUEx"):
         check_session(context(), asked, [CPU])
+    with pytest.raises(UnavailableError, match=r"der: Failed to load libcublas.so.13; install .*gpu\[cuda,cudnn\]"):
+        check_session(context(), asked, [CPU], "Failed to load libcublas.so.13")
     assert "could not load CUDA" in (check_session(context(**FALLBACK), asked, [CPU]) or "")
 
 
