@@ -7,16 +7,22 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from gpu import __main__ as driver
 from gpu import wheelhouse
 from gpu.__main__ import HERE, run_here, step_names
 from gpu.tree import write_installation
+from support.recorded_graphs import RecordedGraphs, recorded_graphs
 
 
 @pytest.mark.parametrize("path", sorted(HERE.glob("*.py")), ids=lambda path: path.stem)
@@ -61,9 +67,9 @@ def rehearse(report: Path, *words: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_steps_of_language_models_and_of_the_server_run_to_their_end_in_a_rehearsal(tmp_path: Path) -> None:
+def test_steps_run_to_their_end_in_a_rehearsal(tmp_path: Path) -> None:
     """Those of kernels do so where Triton is installed. The cases of kernels are tests of their own."""
-    files = ("llm_steps", "server_steps")
+    files = ("llm_steps", "server_steps", "pytorch_steps")
     words = [name for name in step_names() if name.startswith(files) and "twins" not in name]
     found = rehearse(tmp_path / "report.json", *words)
     for name, result in found.items():
@@ -79,16 +85,50 @@ def test_steps_on_fakes_of_the_libraries_run_to_their_end(tmp_path: Path, file: 
     assert {result["verdict"] for result in found.values()} == {"PASS"}
 
 
-# Their files reach into CUDA.
-NOT_REHEARSED = {"pytorch_steps"}
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda values: values * values[0].item(),
+        lambda values: values + sum(values.tolist()),
+        lambda values: values[values > 1],
+        lambda values: values + torch.tensor([1.0, 2.0]),
+        lambda values: values.copy_(torch.from_numpy(np.ones(2, np.float32))),
+        lambda values: values if bool(values.sum() > 0) else -values,
+        lambda values: values + torch.cuda.synchronize(),
+    ],
+    ids=["item", "tolist", "nonzero", "a list", "pageable memory", "a condition", "synchronize"],
+)
+def test_a_capture_of_a_rehearsal_fails_where_that_of_a_gpu_does(
+    compute: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    values = torch.ones(2)
+    refused = pytest.raises(RuntimeError, match="not permitted when stream is capturing")
+    with recorded_graphs() as device, RecordedGraphs(device).recording(), refused:
+        compute(values)
 
 
-@pytest.mark.slow
-def test_steps_that_are_not_rehearsed_say_so(tmp_path: Path) -> None:
-    found = rehearse(tmp_path / "report.json", *NOT_REHEARSED)
-    assert {name.partition(".")[0] for name in found} == NOT_REHEARSED
-    assert {result["verdict"] for result in found.values()} == {"ABSENT"}
-    assert all("rehearsed" in result["reason"] for result in found.values())
+def test_what_a_rehearsal_captures_is_computed_when_it_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[torch.Tensor] = []
+    values, count = torch.full((2,), 3.0), torch.zeros(1)
+
+    def compute() -> torch.Tensor:
+        if not kept:
+            kept.append(values * 2)
+        count.add_(1)
+        return kept[0] + 1
+
+    with recorded_graphs() as device:
+        graphs = RecordedGraphs(device)
+        with graphs.recording():
+            output = compute()
+            replay = graphs.end()
+        # What a capture has kept for later is not there before it is replayed.
+        assert (output.isnan().all(), kept[0].isnan().all(), count.item()) == (True, True, 0)
+        replay()
+    assert (output.tolist(), kept[0].tolist(), count.item()) == ([7, 7], [6, 6], 1)
+
+
 
 
 def test_packages_of_the_tree_need_no_installation(tmp_path: Path) -> None:
@@ -149,25 +189,82 @@ def test_steps_share_a_process_until_one_fails_and_the_report_has_each_result(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE.parent), str(HERE.parents[1])]))
     report = tmp_path / "report.json"
     names = [f"tried_steps.step_{letter}" for letter in "abcdef"]
-    results = driver.run_all(names, budget_s=100, report=report)
+    results = driver.run_all([driver.Step(name) for name in names], budget_s=100, report=report)
     assert [result["step"] for result in results] == names
     assert [result["verdict"] for result in results] == ["PASS", "ABSENT", "PASS", "FAIL", "FAIL", "PASS"]
     assert results[0]["facts"] == results[2]["facts"] != results[5]["facts"]
     assert "a wrong number" in results[3]["reason"]
     assert "ended with 7" in results[4]["reason"]
     assert json.loads(report.read_text())["results"] == results
-    (later,) = driver.run_all(names[:1], budget_s=1, report=report)
+    (later,) = driver.run_all([driver.Step(names[0], 30)], budget_s=20, report=report)
     assert later["verdict"] == "LATER"
+    assert re.fullmatch("it takes about 30 s, and 20 s are left", later["reason"])
 
 
 def test_a_step_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "slow_steps.py").write_text(
-        "import time\ndef step_a(): time.sleep(60)\ndef step_b(): return {}\n"
+        "import time\nfrom gpu.steps import so_far\n"
+        "def step_a(): so_far({'half': 1}); time.sleep(60)\ndef step_b(): return {}\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE.parent), str(HERE.parents[1])]))
     monkeypatch.setattr(driver, "TIMEOUT_S", 0.5)
-    monkeypatch.setattr(driver, "_LEAST_S", 0.1)
-    slow, after = driver.run_all(["slow_steps.step_a", "slow_steps.step_b"], budget_s=100, report=None)
+    steps = [driver.Step("slow_steps.step_a"), driver.Step("slow_steps.step_b")]
+    slow, after = driver.run_all(steps, budget_s=100, report=None)
     assert (slow["verdict"], slow["reason"]) == ("FAIL", "it took too long")
     assert after["verdict"] in ("PASS", "FAIL")
+
+
+def test_a_step_that_the_budget_cuts_reports_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "slow_steps.py").write_text(
+        "import time\nfrom gpu.steps import so_far\ndef step_a():\n so_far({'half': 1})\n time.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(HERE.parent), str(HERE.parents[1])]))
+    monkeypatch.setattr(driver, "_START_S", 1.0)
+    (cut,) = driver.run_all([driver.Step("slow_steps.step_a", 1.0)], budget_s=4, report=None)
+    assert (cut["verdict"], cut["facts"]) == ("LATER", {"half": 1})
+    assert cut["reason"] == "the budget was spent before it ended"
+
+
+def test_a_budget_goes_to_what_is_worth_most_per_second(tmp_path: Path) -> None:
+    steps = [
+        driver.Step("a_steps.step_long", 100, 5),
+        driver.Step("a_steps.step_short", 5, 1),
+        driver.Step("b_steps.step_best", 10, 30),
+        driver.Step("c_steps.step_too_long", 60, 50),
+    ]
+    chosen, others = driver.ordered(steps, 60)
+    assert [step.name for step in chosen] == ["b_steps.step_best", "a_steps.step_short"]
+    assert [step.name for step in others] == ["c_steps.step_too_long", "a_steps.step_long"]
+    assert driver.ordered(steps, math.inf) == (steps, [])
+    report = tmp_path / "report.json"
+    results = [{"step": "c_steps.step_too_long", "verdict": "PASS", "seconds": 20.0}]
+    report.write_text(json.dumps({"results": results}))
+    chosen, _ = driver.ordered(driver.measured(steps, report), 60)
+    assert [step.name for step in chosen] == ["c_steps.step_too_long", "b_steps.step_best"]
+
+
+def test_every_step_of_540_seconds_fits_by_its_estimate() -> None:
+    chosen, _ = driver.ordered(driver.known_steps(), 540)
+    took_s = sum(step.seconds for step in chosen) + driver._START_S * len({step.file for step in chosen})
+    assert 480 < took_s <= 540
+    assert {"llm_steps", "pytorch_steps", "server_steps"} <= {step.file for step in chosen}
+
+
+def test_what_is_not_installed_is_named_and_no_fault_of_a_step(tmp_path: Path) -> None:
+    """A Python without any package, as a machine may have it."""
+    report = tmp_path / "report.json"
+    ended = subprocess.run(
+        [sys.executable, "-S", "-m", "gpu", "--json", str(report), "torchscript", "channels_last"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE.parents[1])])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert re.search("Not installed here: numpy, msgspec.*wheelhouse.py carries packages", ended.stdout)
+    found = {
+        result["step"]: (result["verdict"], result["reason"]) for result in json.loads(report.read_text())["results"]
+    }
+    assert set(found.values()) == {("ABSENT", "not installed: numpy")}

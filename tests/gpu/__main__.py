@@ -1,11 +1,13 @@
-"""Tries on a GPU what nothing else can try: `PYTHONPATH=tests:. python -m gpu [--json FILE] [--budget S] [--rehearse]
-[WORD ...]`.
+"""Tries on a GPU what nothing else can try: `PYTHONPATH=tests:. python -m gpu [--json FILE] [--budget S]
+[--previous FILE] [--plan] [--rehearse] [WORD ...]`.
 
 Steps run in another process, because what is tried may end it. Those of a file share one, as its start takes longer
 than most of them; after one that fails the rest have a new one. A word chooses the steps whose name has it. Where the
-packages are not installed, they are taken from the tree. The steps of which most is learnt come first, and the file has
-the results so far after each of them. When the budget is spent, the steps that are left are LATER. Exit code 1 if a
-step FAILs.
+packages are not installed, they are taken from the tree. The file has the results so far after each step.
+
+With a budget those steps come first that are worth most per second, by the estimates beside them (`steps.takes`) or by
+the seconds of a previous report; `--plan` shows them. A step that is not expected to end in time is not begun: it is
+LATER, and so is one that was cut, whose facts so far are reported. Exit code 1 if a step FAILs, 2 if none PASSes.
 
 `--rehearse` runs the same steps on a CPU with tiny shapes, to find what would fail in them before a GPU is there. Its
 report says so, and has no figures. Kernels run where Triton is installed, in its interpreter.
@@ -32,33 +34,127 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from gpu.steps import IS_REHEARSAL, REHEARSAL, Absent
+from gpu.steps import IS_REHEARSAL, REHEARSAL, Absent, tell_with
 from gpu.tree import installed_from_tree
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 900.0
 # The files of steps, those of which most is learnt first; others come after them.
 _ORDER = ("device_steps", "llm_steps", "server_steps", "pytorch_steps", "onnxruntime_steps", "tensorrt_steps")
-# Less than this is not worth the start of a process that imports torch.
-_LEAST_S = 15.0
 _MARK = "RESULT "
+_SO_FAR_MARK = "SO FAR "
+# The start of a process that imports torch and meets the GPU for the first time.
+_START_S = 12.0
+# Of a step that says nothing of itself: what it takes, and what it is worth.
+_STEP_S, _WORTH = 15.0, 3.0
+# Modules of the tree: one that is not there is a fault of the step.
+_OURS = {"modelserver", "modelserver_backends", "gpu", "support", "benchmarks"}
+# What steps import besides, by the names of their distributions; the first name of those that are one.
+_PACKAGES = (
+    ("numpy",),
+    ("msgspec",),
+    ("orjson",),
+    ("prometheus-client",),
+    ("protobuf",),
+    ("grpcio",),
+    ("httptools",),
+    ("uvloop",),
+    ("uvicorn",),
+    ("psutil",),
+    ("pyyaml",),
+    ("typer",),
+    ("rich",),
+    ("pytest",),
+    ("torch",),
+    ("triton", "pytorch-triton"),
+    ("transformers",),
+    ("tokenizers",),
+    ("safetensors",),
+    ("jinja2",),
+    ("llguidance",),
+    ("flashinfer-python",),
+    ("onnxruntime-gpu",),
+    ("onnx",),
+    ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
+    ("tensorrt_rtx_cu13", "tensorrt_rtx_cu12"),
+    ("nvidia-ml-py",),
+)
 
 
-def step_names() -> list[str]:
-    """`<file>.<name>` of every step, without importing the files."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`<file>.<name>`, how long it is expected to take, and what it is worth beside others: see `steps.takes`."""
+
+    name: str
+    seconds: float = _STEP_S
+    worth: float = _WORTH
+
+    @property
+    def file(self) -> str:
+        return self.name.partition(".")[0]
+
+
+def known_steps() -> list[Step]:
+    """Every step, without importing the files."""
     paths = sorted(
         HERE.glob("*_steps.py"), key=lambda path: (path.stem not in _ORDER, [*_ORDER, path.stem].index(path.stem))
     )
     return [
-        f"{path.stem}.{node.name}"
+        Step(f"{path.stem}.{node.name}", *_estimate(node))
         for path in paths
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("step_")
     ]
+
+
+def _estimate(function: ast.FunctionDef) -> tuple[float, float]:
+    for call in function.decorator_list:
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "takes":
+            named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+            return ast.literal_eval(call.args[0]), named.get("worth", _WORTH)
+    return _STEP_S, _WORTH
+
+
+def step_names() -> list[str]:
+    return [step.name for step in known_steps()]
+
+
+def measured(steps: Sequence[Step], previous: Path) -> list[Step]:
+    """With the seconds that those took which PASSed in a previous report."""
+    results = json.loads(previous.read_text())["results"]
+    took = {result["step"]: result["seconds"] for result in results if result["verdict"] == "PASS"}
+    return [replace(step, seconds=max(1.0, took.get(step.name, step.seconds))) for step in steps]
+
+
+def ordered(steps: Sequence[Step], budget_s: float) -> tuple[list[Step], list[Step]]:
+    """Those that are expected to fit into a budget, and the others: those come first that are worth most per second.
+
+    Steps of a file stand together, as a process that has imported the libraries does not begin anew then.
+    """
+    if math.isinf(budget_s):
+        return list(steps), []
+    left_s = budget_s
+    chosen: list[Step] = []
+    for step in sorted(steps, key=lambda step: -step.worth / step.seconds):
+        cost_s = step.seconds + (0.0 if any(other.file == step.file for other in chosen) else _START_S)
+        if cost_s <= left_s:
+            chosen.append(step)
+            left_s -= cost_s
+    rates = {
+        file: sum(step.worth for step in own) / (_START_S + sum(step.seconds for step in own))
+        for file in {step.file for step in chosen}
+        for own in [[step for step in chosen if step.file == file]]
+    }
+    chosen.sort(key=lambda step: -rates[step.file])  # and by what a second of each is worth within one
+    others = [step for step in steps if step not in chosen]
+    return chosen, sorted(others, key=lambda step: -step.worth / step.seconds)
 
 
 class Child:
@@ -70,6 +166,8 @@ class Child:
             [sys.executable, "-m", "gpu", "--steps", *names], stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
+        # What the step in progress has told so far.
+        self.so_far: Any = None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -79,6 +177,8 @@ class Child:
             line = self._lines.get(timeout=timeout_s)
         except queue.Empty:
             raise TimeoutError from None
+        if line is not None:
+            self.so_far = None
         found: dict[str, Any] | None = None if line is None else json.loads(line)
         return found
 
@@ -100,20 +200,29 @@ class Child:
             for line in output:
                 if line.startswith(_MARK):
                     self._lines.put(line.removeprefix(_MARK))
+                elif line.startswith(_SO_FAR_MARK):
+                    self.so_far = json.loads(line.removeprefix(_SO_FAR_MARK))
         self._lines.put(None)
 
 
-def run_steps(names: Sequence[str], ends_s: float) -> Iterator[dict[str, Any]]:
-    """What steps give, in order: name, verdict, seconds and facts, or the reason."""
+def run_steps(steps: Sequence[Step], ends_s: float) -> Iterator[dict[str, Any]]:
+    """What steps give, in order: name, verdict, seconds and facts, or the reason. One that is not expected to end
+    before the budget does is not begun.
+    """
     child: Child | None = None
     try:
-        for index, name in enumerate(names):
+        for index, step in enumerate(steps):
             began_s = time.monotonic()
-            timeout_s = min(TIMEOUT_S, ends_s - began_s)
-            if timeout_s < _LEAST_S:
-                yield {"step": name, "verdict": "LATER", "seconds": 0.0, "reason": "the budget is spent"}
+            left_s = ends_s - began_s
+            timeout_s = min(TIMEOUT_S, left_s)
+            if left_s < step.seconds + (_START_S if child is None else 0.0):
+                reason = f"it takes about {step.seconds:.0f} s, and {max(0.0, left_s):.0f} s are left"
+                yield {"step": step.name, "verdict": "LATER", "seconds": 0.0, "reason": reason}
+                if child is not None:  # it would begin the step
+                    child.end()
+                    child = None
                 continue
-            child = child or Child(names[index:])
+            child = child or Child([each.name for each in steps[index:]])
             try:
                 result = child.result(timeout_s) or {"verdict": "FAIL", "reason": child.last_words()}
             except TimeoutError:
@@ -121,9 +230,11 @@ def run_steps(names: Sequence[str], ends_s: float) -> Iterator[dict[str, Any]]:
                 reason = "the budget was spent before it ended" if is_cut else "it took too long"
                 result = {"verdict": "LATER" if is_cut else "FAIL", "reason": reason}
             if result["verdict"] in ("FAIL", "LATER"):
+                if child.so_far is not None and REHEARSAL not in os.environ:
+                    result["facts"] = child.so_far
                 child.end()
                 child = None
-            yield {"step": name, "seconds": round(time.monotonic() - began_s, 2), **result}
+            yield {"step": step.name, "seconds": round(time.monotonic() - began_s, 2), **result}
     finally:
         if child is not None:
             child.end()
@@ -135,10 +246,16 @@ def run_here(name: str) -> dict[str, Any]:
         from support import rehearsed_cuda
 
         rehearsed_cuda.install()
+    tell_with(lambda facts: print(_SO_FAR_MARK + json.dumps(facts, default=str), flush=True))
     try:
         facts = getattr(importlib.import_module(f"gpu.{module}"), function)()
     except Absent as absent:
         return {"verdict": "ABSENT", "reason": str(absent)}
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in _OURS or not package:
+            return {"verdict": "FAIL", "reason": "".join(traceback.format_exception(error))[-2000:]}
+        return {"verdict": "ABSENT", "reason": f"not installed: {package}"}
     except Exception as error:  # whatever fails is the step's result
         last = "".join(traceback.format_exception(error)).strip().splitlines()[-24:]
         return {"verdict": "FAIL", "reason": "\n".join(last)}
@@ -153,10 +270,35 @@ def give_memory_back() -> None:
         torch.cuda.empty_cache()
 
 
+def versions() -> dict[str, str | None]:
+    """The packages that steps use, in the versions that are installed; None of one that is not."""
+    found: dict[str, str | None] = {}
+    for names in _PACKAGES:  # several that have the same module
+        installed = [f"{name} {metadata.version(name)}" for name in names if _is_installed(name)]
+        found[names[0]] = installed[0].partition(" ")[2] if installed else None
+    return found
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def has_compiled_parts() -> bool:
+    """Whether the parts in C are built for this Python. They are no tracked files."""
+    files = (HERE.parents[1] / "modelserver").rglob("*.so")
+    return any(path.name.endswith(f".{suffix.lstrip('.')}") for path in files for suffix in EXTENSION_SUFFIXES[:-1])
+
+
 def machine() -> dict[str, Any]:
     facts: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
     if REHEARSAL in os.environ:
         facts["rehearsal"] = "on a CPU, with tiny shapes"
+    facts["packages"] = {name: version for name, version in versions().items() if version is not None}
+    facts["compiled"] = has_compiled_parts()
     try:
         import torch
 
@@ -164,9 +306,24 @@ def machine() -> dict[str, Any]:
         if torch.cuda.is_available():
             facts["gpu"] = torch.cuda.get_device_name(0)
             facts["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(0)))
-    except ImportError:
-        pass
+    except (ImportError, OSError) as error:  # a library of CUDA's that torch wants
+        facts["no torch"] = str(error)[:200]
     return facts
+
+
+def say_what_is_missing() -> None:
+    """Before any step: what to carry here, so that a short loan of a machine is not spent to find it out."""
+    missing = [name for name, version in versions().items() if version is None]
+    if missing:
+        print(
+            f"Not installed here: {', '.join(missing)}. Steps that need one of them are ABSENT. "
+            "tests/gpu/wheelhouse.py carries packages in parts, and says how they are installed."
+        )
+    if not has_compiled_parts():
+        print(
+            "The parts in C are not built: figures of the server are those of pure Python. With a compiler: "
+            f"{sys.executable} setup.py build_ext --inplace"
+        )
 
 
 def main() -> None:
@@ -174,6 +331,8 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds for all steps")
+    parser.add_argument("--previous", type=Path, help="a report whose seconds replace the estimates")
+    parser.add_argument("--plan", action="store_true", help="show which steps would run in which order, and run none")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny shapes")
     parser.add_argument("--steps", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -185,26 +344,48 @@ def main() -> None:
         give_memory_back()
     if arguments.steps:
         return
-    names = [name for name in step_names() if not arguments.words or any(word in name for word in arguments.words)]
+    steps = [
+        step for step in known_steps() if not arguments.words or any(word in step.name for word in arguments.words)
+    ]
+    if arguments.previous is not None:
+        steps = measured(steps, arguments.previous)
+    if arguments.plan:
+        show_plan(*ordered(steps, arguments.budget))
+        return
     if arguments.rehearse:
         # The compiled products are put aside for the kernels.
         os.environ |= {REHEARSAL: "1", "TRITON_INTERPRET": "1", "MODELSERVER_PURE_PYTHON": "1"}
         print("A rehearsal on a CPU: it shows that steps run to their end, and no figures.")
+    say_what_is_missing()
     with ExitStack() as held:
         if importlib.util.find_spec("modelserver_backends") is None:
             held.enter_context(installed_from_tree())
-        results = run_all(names, budget_s=arguments.budget, report=arguments.json)
+        results = run_all(steps, budget_s=arguments.budget, report=arguments.json)
     counts = Counter(result["verdict"] for result in results)
     print(", ".join(f"{counts[verdict]} {verdict}" for verdict in ("PASS", "FAIL", "ABSENT", "LATER")), machine())
-    sys.exit(1 if counts["FAIL"] else 0)
+    sys.exit(1 if counts["FAIL"] else 0 if counts["PASS"] else 2)
 
 
-def run_all(names: Sequence[str], *, budget_s: float, report: Path | None) -> list[dict[str, Any]]:
+def show_plan(chosen: Sequence[Step], others: Sequence[Step]) -> None:
+    clock_s, file = 0.0, ""
+    for step in chosen:
+        clock_s += 0.0 if step.file == file else _START_S
+        print(f"{clock_s:5.0f} s  {step.name}  about {step.seconds:.0f} s, worth {step.worth:g}")
+        clock_s, file = clock_s + step.seconds, step.file
+    print(f"{clock_s:5.0f} s  the end")
+    for step in others:
+        print(f"        {step.name}  about {step.seconds:.0f} s, worth {step.worth:g}: only if time is left")
+
+
+def run_all(steps: Sequence[Step], *, budget_s: float, report: Path | None) -> list[dict[str, Any]]:
     """The results of all steps, printed one by one; `report` has those so far after each."""
     results: list[dict[str, Any]] = []
     ends_s = time.monotonic() + budget_s
+    chosen, others = ordered(steps, budget_s)
     for result in chain.from_iterable(
-        run_steps(list(group), ends_s) for _, group in groupby(names, lambda name: name.partition(".")[0])
+        run_steps(list(group), ends_s)
+        for part in (chosen, others)
+        for _, group in groupby(part, lambda step: step.file)
     ):
         results.append(result)
         facts = result.get("reason", result.get("facts", ""))

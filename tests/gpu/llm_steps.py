@@ -6,12 +6,12 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gpu.steps import DEVICE, IS_REHEARSAL, require, require_device, sized
+from gpu.steps import DEVICE, IS_REHEARSAL, graphs_in_rehearsal, require, require_device, sized, so_far, takes
 
 TESTS = Path(__file__).parents[1]
 CASES = (
@@ -94,6 +94,7 @@ def packed(form: str, num_outputs: int, num_inputs: int) -> Any:
     return matrix
 
 
+@takes(120, worth=40)
 def step_kernels_equal_their_twins() -> dict[str, Any]:
     """All cases, even after one that fails."""
     require_device()
@@ -108,10 +109,12 @@ def step_kernels_equal_their_twins() -> dict[str, Any]:
                     case()
             except Exception as error:  # the others are to be known as well
                 wrong[name] = f"{type(error).__name__}: {error}"[:500]
+            so_far({"cases": names, "wrong": wrong})
     assert not wrong, wrong
     return {"cases": names}
 
 
+@takes(90, worth=40)
 def step_text_is_the_same_with_graphs_without_and_on_sdpa() -> dict[str, Any]:
     require_device()
     require("transformers", *sized(("triton",), ()))
@@ -133,14 +136,60 @@ def step_text_is_the_same_with_graphs_without_and_on_sdpa() -> dict[str, Any]:
             }
             for way, options in ways.items():
                 began = time.perf_counter()
-                with loaded_engine(directory, device=DEVICE, **options) as engine:
+                # Without kernels, mixtures of experts have no graphs.
+                is_eager = "enforce_eager" in options or family == sized("", "qwen3_moe")
+                graphs = nullcontext() if is_eager else graphs_in_rehearsal()
+                with graphs, loaded_engine(directory, device=DEVICE, **options) as engine:
                     loaded_s = time.perf_counter() - began
                     texts = [tokens for tokens, _ in (generate(engine, [prompt], 12)[0] for prompt in prompts)]
                 assert texts == expected, (family, way, texts, expected)
                 found[f"{family}, {way}"] = f"loaded in {loaded_s:.1f} s"
+                so_far(found)
     return found
 
 
+@takes(60, worth=20)
+def step_guesses_in_captured_mixed_steps_leave_the_text_as_it_is() -> dict[str, Any]:
+    """A trained layer guesses three tokens ahead; every other text gets the right ones in place of its own. Prompts in
+    chunks and the checks of guesses share steps, which are graphs in pieces.
+    """
+    require_device()
+    require("transformers", *sized(("triton",), ()))
+    from modelserver_backends.llm.speculation.config import SpeculativeConfig
+    from support.generations import generate, loaded_engine, random_prompts
+    from support.tiny_predictions import write_predicting
+
+    prompts, num_tokens = random_prompts(6, longest=40, seed=7), sized(48, 16)
+    config = SpeculativeConfig(method="mtp", num_speculative_tokens=3, disable_by_batch_size=64)
+    options: dict[str, Any] = {"device": DEVICE, "max_num_batched_tokens": 24, "max_num_seqs": 6}
+    with TemporaryDirectory() as place:
+        directory = write_predicting(Path(place) / "checkpoint", "mimo")
+        with loaded_engine(directory, enforce_eager=True, **options) as engine:
+            expected = [tokens for tokens, _ in generate(engine, prompts, num_tokens)]
+        known = {tuple(prompt): tokens for prompt, tokens in zip(prompts[::2], expected[::2], strict=True)}
+        with graphs_in_rehearsal(), loaded_engine(directory, speculative_config=config, **options) as engine:
+            speculator = engine._speculator
+            assert speculator is not None, "nothing guesses"
+            propose = speculator._proposer.propose
+
+            def propose_some_right(wanted: Any) -> None:
+                propose(wanted)
+                for sequence, num_drafts in wanted:
+                    count = sequence.num_output_tokens
+                    right = known.get(tuple(sequence.token_ids[: len(sequence.token_ids) - count]))
+                    if right is not None:
+                        sequence.drafts = right[count : count + num_drafts]
+
+            speculator._proposer.propose = propose_some_right
+            texts = [tokens for tokens, _ in generate(engine, prompts, num_tokens)]
+            statistics = engine.statistics.speculation
+    assert texts == expected, (texts, expected)
+    assert statistics is not None, "nothing was guessed"
+    assert 0 < statistics.num_accepted_tokens < statistics.num_draft_tokens, "guesses are to be right and wrong"
+    return {"guessed": statistics.num_draft_tokens, "right": statistics.num_accepted_tokens}
+
+
+@takes(45, worth=20)
 def step_launches_do_not_wait_for_the_step_before() -> dict[str, Any]:
     """Decodes at full batch: how long `launch` takes of the host, how long the step takes of the device, whether the
     step before was still running when `launch` returned, and how much of the time the host waits for tokens.
@@ -154,7 +203,7 @@ def step_launches_do_not_wait_for_the_step_before() -> dict[str, Any]:
     wait_s: list[float] = []
     were_running: list[bool] = []
     spans: list[tuple[Any, Any]] = []
-    with measured.opened("Qwen3-0.6B") as engine:
+    with graphs_in_rehearsal(), measured.opened("Qwen3-0.6B") as engine:
         launch = engine.runner.launch
 
         def timed_launch(plan: Any) -> Any:
@@ -292,6 +341,7 @@ def benchmark() -> Any:
     return measured
 
 
+@takes(20, worth=8)
 def step_the_decode_kernel_reaches_the_bandwidth() -> dict[str, Any]:
     require_device()
     require("triton", "benchmarks")
@@ -299,11 +349,13 @@ def step_the_decode_kernel_reaches_the_bandwidth() -> dict[str, Any]:
     return {"decode kernel": list(measured.decode_kernel(bytes_per_second()))}
 
 
+@takes(75, worth=30)
 def step_the_engine_on_the_shapes_of_qwen3() -> dict[str, Any]:
     """nano-vllm's workload, beside the least time that the bandwidth allows."""
     return _workload("Qwen3-0.6B")
 
 
+@takes(90, worth=15)
 def step_the_engine_on_the_shapes_of_llama_8b() -> dict[str, Any]:
     return _workload("Llama-3.1-8B")
 
@@ -311,9 +363,16 @@ def step_the_engine_on_the_shapes_of_llama_8b() -> dict[str, Any]:
 def _workload(name: str) -> dict[str, Any]:
     require_device()
     require("benchmarks", *sized(("triton",), ()))
-    return {"engine": list(benchmark().measure(name, bytes_per_second()))}
+    bandwidth = bytes_per_second()
+    lines: list[str] = []
+    with graphs_in_rehearsal():
+        for line in benchmark().measure(name, bandwidth):
+            lines.append(line)
+            so_far({"engine": lines})
+    return {"engine": lines}
 
 
+@takes(60, worth=8)
 def step_few_rows_by_weights_in_few_bits_reach_the_bandwidth() -> dict[str, Any]:
     """Beside each time, how much of a copy's bandwidth the reading of the weights is, and bfloat16's time by cuBLAS."""
     require_device()
@@ -337,6 +396,7 @@ def step_few_rows_by_weights_in_few_bits_reach_the_bandwidth() -> dict[str, Any]
             found[f"{form}, {count} rows"] = (
                 f"{took * 1e6:.0f} us, {share:.0%} of a copy, {plain[count] / took:.2f}x of bfloat16"
             )
+            so_far(found)
     found |= _tinygemm(rows, bandwidth)
     return found
 
@@ -359,6 +419,7 @@ def _tinygemm(rows: dict[int, Any], bandwidth: float) -> dict[str, str]:
         return {"tinygemm": f"not here: {error}"[:200]}
 
 
+@takes(30, worth=5)
 def step_many_rows_by_weights_in_few_bits() -> dict[str, Any]:
     """By a dequantized copy, and in 8 bits; how many operations per second that is."""
     require_device()
@@ -380,6 +441,7 @@ def step_many_rows_by_weights_in_few_bits() -> dict[str, Any]:
     return found
 
 
+@takes(30, worth=5)
 def step_experts_in_one_product() -> dict[str, Any]:
     """The shapes of Qwen3-30B-A3B: 128 experts, of which each row has 8."""
     require_device()
@@ -406,9 +468,11 @@ def step_experts_in_one_product() -> dict[str, Any]:
             found[f"{name}, {tokens} tokens"] = (
                 f"{took * 1e6:.0f} us, {read / took / bandwidth:.0%} of a copy, {speed:.0f} TFLOP/s"
             )
+            so_far(found)
     return found
 
 
+@takes(20, worth=4)
 def step_adapters_beside_the_layer_that_they_add_to() -> dict[str, Any]:
     """Queries, keys and values of Llama 3.1 8B with eight adapters of rank 16: the kernels, the same by torch for each
     adapter, and the layer itself.

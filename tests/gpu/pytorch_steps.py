@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from gpu.steps import Absent, require_gpu
+from gpu.steps import DEVICE, IS_REHEARSAL, Absent, require, require_device, sized, takes
 
 MODELS = Path(__file__).parents[2] / "model_repository"
 IMAGES = np.random.default_rng(0).random((4, 8, 8)).astype(np.float32)
@@ -28,6 +28,10 @@ def instances_on(
     from modelserver.backend import DeviceKind, Placement
     from modelserver.backend.discovery import find_backend
 
+    if IS_REHEARSAL:
+        from support import rehearsed_pytorch
+
+        rehearsed_pytorch.install()
     context = context_of(MODELS / name)
     config = replace(context.config, parameters=parameters, optimization=optimization)
     backend = loaded(find_backend("pytorch"), replace(context, config=config))
@@ -40,51 +44,68 @@ def instances_on(
 
 
 def _compare(name: str, **settings: Any) -> dict[str, Any]:
-    require_gpu()
+    require_device()
     with instances_on("CPU", name) as (cpu,):
-        expected = cpu.run({"image": IMAGES})["probabilities"]
+        expected = _probabilities(cpu)
     with instances_on("GPU", name, **settings) as (gpu,):
-        answers = [gpu.run({"image": IMAGES})["probabilities"] for _ in range(5)]
+        answers = [_probabilities(gpu) for _ in range(5)]
     worst = max(float(np.abs(answer - expected).max()) for answer in answers)
     assert worst < 1e-3, worst
     return {"largest_difference": worst}
 
 
+def _probabilities(instance: Any) -> Any:
+    """The output that has them: its name is the exported program's own, or that of the config."""
+    (found,) = [array for name, array in instance.run({"image": IMAGES}).items() if name.startswith("probabilities")]
+    return found
+
+
+@takes(6, worth=5)
 def step_torchscript_answers_as_on_the_cpu() -> dict[str, Any]:
     return _compare("digits_torchscript")
 
 
+@takes(5, worth=5)
 def step_an_exported_program_answers_as_on_the_cpu() -> dict[str, Any]:
     return _compare("digits_export")
 
 
+@takes(3, worth=2)
 def step_channels_last_answers_alike() -> dict[str, Any]:
     return _compare("digits_export", CHANNELS_LAST="true")
 
 
+@takes(3, worth=5)
 def step_cuda_graphs_replay_what_was_captured() -> dict[str, Any]:
     from modelserver.config.schema import ModelOptimizationPolicy, OptimizationCuda
 
     return _compare("digits_export", optimization=ModelOptimizationPolicy(cuda=OptimizationCuda(graphs=True)))
 
 
+@takes(40, worth=3)
 def step_a_compiled_program_answers_alike() -> dict[str, Any]:
+    # A rehearsal has no time for a compiler.
+    options = sized({}, {"TORCH_COMPILE_OPTIONAL_PARAMETERS": '{"backend": "eager"}'})
     began_s = time.monotonic()
-    return _compare("digits_export", TORCH_COMPILE="true") | {"seconds": round(time.monotonic() - began_s, 1)}
+    return _compare("digits_export", TORCH_COMPILE="true", **options) | {
+        "seconds": round(time.monotonic() - began_s, 1)
+    }
 
 
+@takes(5, worth=5)
 def step_instances_have_streams_of_their_own() -> dict[str, Any]:
     """Two instances at once, a thousand times each: answers stay right, and neither sees the other's memory."""
-    require_gpu()
+    require_device()
     with instances_on("CPU") as (cpu,):
         expected = [cpu.run({"image": IMAGES + number})["digit"] for number in range(2)]
     wrong: list[int] = []
+    num_runs = sized(1000, 20)
     with instances_on("GPU", count=2) as pair:
         assert pair[0]._lane._stream != pair[1]._lane._stream
 
         def run(number: int) -> None:
             right = expected[number]
-            answers = (pair[number].run({"image": IMAGES + number})["digit"] for _ in range(1000))
+            answers = (pair[number].run({"image": IMAGES + number})["digit"] for _ in range(num_runs))
             wrong.extend(number for answer in answers if not np.array_equal(answer, right))
 
         threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
@@ -93,18 +114,19 @@ def step_instances_have_streams_of_their_own() -> dict[str, Any]:
         for thread in threads:
             thread.join()
     assert not wrong, f"{len(wrong)} answers are wrong"
-    return {"executions": 2000}
+    return {"executions": 2 * num_runs}
 
 
+@takes(5, worth=3)
 def step_memory_does_not_grow_and_is_given_back() -> dict[str, Any]:
-    require_gpu()
+    require_device()
     import torch
 
-    torch.zeros(1, device="cuda")
+    torch.zeros(1, device=DEVICE)
     before = torch.cuda.mem_get_info(0)[0]
     for _ in range(3):
         with instances_on("GPU") as (gpu,):
-            for _ in range(300):
+            for _ in range(sized(300, 3)):
                 gpu.run({"image": IMAGES})
             held = torch.cuda.memory_reserved()
     grown = before - torch.cuda.mem_get_info(0)[0]
@@ -113,8 +135,9 @@ def step_memory_does_not_grow_and_is_given_back() -> dict[str, Any]:
     return {"held_bytes": held, "kept_bytes": grown}
 
 
+@takes(60, worth=4)
 def step_an_inductor_package_is_served_from_a_process() -> dict[str, Any]:
-    require_gpu()
+    require_device()
     import torch
     from support.contexts import context_of, request_of, tensors
 
@@ -130,7 +153,7 @@ def step_an_inductor_package_is_served_from_a_process() -> dict[str, Any]:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "m" / "1" / "model.pt2"
         path.parent.mkdir(parents=True)
-        program = torch.export.export(Double(), (torch.ones(3, device="cuda"),))
+        program = torch.export.export(Double(), (torch.ones(3, device=DEVICE),))
         try:
             torch._inductor.aoti_compile_and_package(program, package_path=str(path))
         except Exception as error:  # no compiler, no headers: not what this step is about
@@ -143,7 +166,7 @@ def step_an_inductor_package_is_served_from_a_process() -> dict[str, Any]:
         )
         backend = make_backend(find_backend("pytorch"), context_of(path.parents[1], config=config))
         backend.load()
-        instance: Any = backend.create_instance(Placement("m_0", DeviceKind.GPU, 0))
+        instance: Any = backend.create_instance(Placement("m_0", sized(DeviceKind.GPU, DeviceKind.CPU), 0))
         try:
             (answer,) = instance.execute([request_of(INPUT__0=np.ones(3, np.float32))])
             assert isinstance(answer, InferResponse), answer
@@ -154,8 +177,9 @@ def step_an_inductor_package_is_served_from_a_process() -> dict[str, Any]:
         return {"free_bytes_after": int(free)}
 
 
+@takes(2, worth=2)
 def step_a_model_that_does_not_fit_is_refused_before_it_is_loaded() -> dict[str, Any]:
-    require_gpu()
+    require_device()
     from modelserver.backend import UnavailableError
 
     try:
@@ -166,13 +190,16 @@ def step_a_model_that_does_not_fit_is_refused_before_it_is_loaded() -> dict[str,
     raise AssertionError("it was loaded")
 
 
+@takes(2, worth=2)
 def step_the_driver_tells_of_its_gpus() -> dict[str, Any]:
-    require_gpu()
-    from gpu.steps import require
-
+    require_device()
     from modelserver.telemetry.gpu import Gpus, free_gpu_bytes, gpu_families
 
-    require("pynvml")
+    require(*sized(("pynvml",), ()))
+    if IS_REHEARSAL:
+        from support import fake_nvml
+
+        fake_nvml.install()
     readings = Gpus().read()
     assert readings, "NVML knows no GPU"
     assert free_gpu_bytes(0), "nobody tells how much is free"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gpu.steps import DEVICE, require, require_device, sized
+from gpu.steps import DEVICE, require, require_device, sized, takes
 
 NUM_STREAMS = sized(256, 8)
 NUM_TOKENS = sized(256, 8)
@@ -95,6 +95,7 @@ class Chats:
             each.close()
 
 
+@takes(75, worth=40)
 def step_256_chats_are_streamed() -> dict[str, Any]:
     """Tokens per second, CPU of the event loop per token, time to the first chunk and between chunks."""
     require_device()

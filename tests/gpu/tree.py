@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
-import tomllib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+try:
+    import tomllib
+except ModuleNotFoundError:
+    raise SystemExit(
+        f"modelserver needs Python 3.11 or later, and {sys.executable} is {sys.version.split()[0]}"
+    ) from None
 
 ROOT = Path(__file__).parents[2]
 

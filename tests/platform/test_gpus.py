@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from support.fake_nvml import Nvml
 
 from modelserver.backend import DeviceKind, Placement
 from modelserver.config.resources import parse_gpu_limits
@@ -24,44 +23,6 @@ from modelserver.telemetry.gpu import (
     visible_devices,
     visible_gpus,
 )
-
-
-class NotSupportedError(Exception):
-    """What an NVML raises."""
-
-
-class Nvml:
-    """The part of pynvml that is asked, with GPUs of our own: (memory used of 100, compute capability)."""
-
-    NVMLError = NotSupportedError
-
-    def __init__(self, *gpus: tuple[int, tuple[int, int]], starts: bool = True) -> None:
-        self.gpus = gpus
-        self.starts = starts
-        self.num_asked = 0
-
-    def nvmlInit(self) -> None:  # noqa: N802  # NVML's name
-        if not self.starts:
-            raise NotSupportedError("Driver Not Loaded")
-
-    def __getattr__(self, name: str) -> Any:
-        answers = {
-            "nvmlDeviceGetCount": lambda: len(self.gpus),
-            "nvmlDeviceGetHandleByIndex": lambda index: index,
-            "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=100, used=self.gpus[index][0]),
-            "nvmlDeviceGetCudaComputeCapability": lambda index: self.gpus[index][1],
-            "nvmlDeviceGetUUID": lambda index: f"GPU-{index}abc".encode(),
-            "nvmlDeviceGetName": lambda index: f"card {index}",
-            "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=25),
-            "nvmlDeviceGetPowerUsage": lambda _: 70_500,
-            "nvmlDeviceGetTotalEnergyConsumption": lambda _: 2_000,
-        }
-        self.num_asked += 1
-
-        def refuse(_: object) -> None:
-            raise NotSupportedError("Not Supported")
-
-        return answers.get(name, refuse)
 
 
 @pytest.mark.parametrize(

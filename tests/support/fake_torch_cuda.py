@@ -169,7 +169,8 @@ class FakeGpu(TorchFunctionMode):
     def current(self, stream: Stream) -> Iterator[None]:
         self._streams.append(stream)
         try:
-            yield
+            with self:  # modes of torch are each thread's own
+                yield
         finally:
             self._streams.pop()
 
@@ -231,6 +232,27 @@ class FakeGpu(TorchFunctionMode):
         assert not is_read_only
         memory = (ctypes.c_uint8 * num_bytes).from_address(address)
         return self.on_device(torch.from_numpy(np.ctypeslib.as_array(memory)))
+
+    def launched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A program whose operations do not come by here one by one: its results are computed when the stream is."""
+
+        def launch(*args: Any, **kwargs: Any) -> Any:
+            with torch._C.DisableTorchFunction():
+                results = call(*args, **kwargs)
+                leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+                for leaf in leaves:
+                    leaf.fill_(float("nan") if leaf.is_floating_point() else -1)
+                    self.on_device(leaf)
+
+            def compute() -> None:
+                again = [leaf for leaf in tree_leaves(call(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+                for old, new in zip(leaves, again, strict=True):
+                    old.copy_(new)
+
+            self.queue().append(compute)
+            return results
+
+        return launch
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, as memory of the host that the device may read by itself."""
