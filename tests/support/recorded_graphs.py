@@ -25,7 +25,6 @@ _READ_BY_THE_HOST = {
     torch.ops.aten.nonzero,
     torch.ops.aten.masked_select,
     torch.ops.aten.equal,
-    torch.ops.aten.lift_fresh,  # torch.tensor of a list
 }
 _INDEXED = {torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_}
 _NAMES_OF_READS = {"item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "__array__"}
@@ -36,6 +35,8 @@ class Graph:
     device: Device
     work: list[Callable[[], None]] = field(default_factory=list)
     made: list[torch.Tensor] = field(default_factory=list)
+    # Storages that Python's numbers were put into meanwhile.
+    lists: set[int] = field(default_factory=set)
     # What it writes to, and what that was, by address.
     written: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     borrowed: list[torch.Tensor] = field(default_factory=list)
@@ -98,10 +99,14 @@ class Device(TorchDispatchMode):
         made = [leaf for leaf in tree_leaves(result) if _is_tensor(leaf)]
         is_view = bool(made) and not func._schema.is_mutable
         if is_view and all(leaf.untyped_storage().data_ptr() in given for leaf in made):
+            if self.open is not None and func.overloadpacket is torch.ops.aten.lift_fresh:  # torch.tensor of a list
+                self.open.lists |= given
             return result
         if self.open is None:
             self.num_launches += 1
             return result
+        if given & self.open.lists:
+            self.check("numbers of Python's are read")
 
         def compute() -> None:
             again = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if _is_tensor(leaf)]
