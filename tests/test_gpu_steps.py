@@ -129,8 +129,6 @@ def test_what_a_rehearsal_captures_is_computed_when_it_is_replayed(monkeypatch: 
     assert (output.tolist(), kept[0].tolist(), count.item()) == ([7, 7], [6, 6], 1)
 
 
-
-
 def test_packages_of_the_tree_need_no_installation(tmp_path: Path) -> None:
     write_installation(tmp_path)
     code = (

@@ -35,8 +35,8 @@ class Graph:
     device: Device
     work: list[Callable[[], None]] = field(default_factory=list)
     made: list[torch.Tensor] = field(default_factory=list)
-    # Storages that Python's numbers were put into meanwhile.
-    lists: set[int] = field(default_factory=set)
+    # Into which Python's numbers were put meanwhile, by address.
+    lists: dict[int, torch.Tensor] = field(default_factory=dict)
     # What it writes to, and what that was, by address.
     written: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     borrowed: list[torch.Tensor] = field(default_factory=list)
@@ -50,6 +50,7 @@ class Graph:
                 tensor.copy_(before)
         self.made.clear()
         self.written.clear()
+        self.lists.clear()
 
     def replay(self) -> None:
         self.device.check("a graph is launched")
@@ -100,12 +101,12 @@ class Device(TorchDispatchMode):
         is_view = bool(made) and not func._schema.is_mutable
         if is_view and all(leaf.untyped_storage().data_ptr() in given for leaf in made):
             if self.open is not None and func.overloadpacket is torch.ops.aten.lift_fresh:  # torch.tensor of a list
-                self.open.lists |= given
+                self.open.lists |= {leaf.untyped_storage().data_ptr(): leaf for leaf in made}
             return result
         if self.open is None:
             self.num_launches += 1
             return result
-        if given & self.open.lists:
+        if given & set(self.open.lists):
             self.check("numbers of Python's are read")
 
         def compute() -> None:
