@@ -49,8 +49,8 @@ class Nvml:
 
 def install() -> None:
     """Let the rest of this process find one GPU."""
-    from modelserver.platform import gpus
+    from modelserver.telemetry import gpu
 
-    gpus.DEVICE_FILES = Path(mkdtemp(prefix="modelserver-devices-"))
-    (gpus.DEVICE_FILES / "nvidia0").touch()
+    gpu.DEVICE_FILES = Path(mkdtemp(prefix="modelserver-devices-"))
+    (gpu.DEVICE_FILES / "nvidia0").touch()
     sys.modules["pynvml"] = Nvml((50, (9, 0)))  # type: ignore[assignment]
