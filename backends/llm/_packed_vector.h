@@ -888,7 +888,8 @@ INLINE void NAME(few_or_many)(const uint8_t *weights, const uint8_t *end, int64_
                               int64_t count, const float *x, int64_t stride, const float *scales, float *output,
                               int64_t num_rows, const int form)
 {
-    if (num_rows <= 2 * FLOAT_ROWS)
+    /* Wide values of 16 lanes crowd the codes out of the first cache. */
+    if (LANES == 16 || num_rows <= 2 * FLOAT_ROWS)
         NAME(float_tiles)(weights, end, block_bytes, num_blocks, count, x, stride, scales, output, num_rows, form);
     else
         for (int64_t b = 0; b < num_blocks; b += 2)
