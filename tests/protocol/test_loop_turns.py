@@ -34,9 +34,7 @@ MB = 1 << 20
 TEXT = "many words of a text " * (MB // 4 // 21)
 MOST_S = 0.05
 # A copy of 60 MB by the memory's first touch takes 40 ms on a fast machine.
-MOST_OF_COPIES_S = {"numbers for a child process": 0.02}
-# A front process gets an answer by one copy, here of 112 MB.
-MOST_BEHIND_FRONT_S = {"pictures": 0.2}
+MOST_OF_COPIES_S = {"numbers there and back": 0.02, "numbers for a child process": 0.02}
 REGION = "/v2/systemsharedmemory/region/turns"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -239,6 +237,7 @@ CASES: dict[str, tuple[Send, set[object]]] = {
     "BYTES in shared memory": (_from_region("BYTES", 4 * MB), OK),
     "numbers in shared memory": (_from_region("FP32", 16 * MB), OK),
     "numbers off their boundary": (_from_region("FP32", 16 * MB, offset=1), OK),
+    "numbers there and back": (_binary(bytes(60 * MB), 15 * MB, "echo", datatype=b"FP32"), OK),
     "numbers for a child process": (_binary(bytes(60 * MB), 15 * MB, "hosted", datatype=b"FP32"), OK),
     "BYTES through a child process": (_binary((b"\x3c\0\0\0" + b"a" * 60) * (MB // 2), MB // 2, "hosted_text"), OK),
     "one element of BYTES": (_binary(b"\0\0\0\3" + b"a" * (48 * MB), 1, "text"), OK),
@@ -311,5 +310,5 @@ def test_no_turn_is_long(server: RunningServer, layout: str, case: str) -> None:
     send, expected = CASES[case]
     with measured_turns(server.loop) as turns:
         assert send(server) in expected
-    most_s = (MOST_BEHIND_FRONT_S if layout == "native-processes" else MOST_OF_COPIES_S).get(case, MOST_S)
+    most_s = MOST_OF_COPIES_S.get(case, MOST_S)
     assert turns.longest_s < most_s, f"{turns.longest_s:.3f} s in {turns.longest}"

@@ -122,6 +122,9 @@ class EchoRepository:
             raise UnavailableError(f"Request for unknown model: '{name}' has no available versions")
         return model
 
+    def sequence_holder(self, _name: str, _version: int | None, _sequence_id: int | str) -> None:
+        """Any model takes any request of a sequence."""
+
     def ready_versions(self, name: str) -> tuple[int, ...]:
         return (self.get(name, None).version,)
 

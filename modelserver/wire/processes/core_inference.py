@@ -22,7 +22,7 @@ from modelserver.execution.process.packing import Payload, Unpacker, response_re
 from modelserver.execution.process.shared_buffer import ByteView
 from modelserver.planes.data import DataPlane
 from modelserver.wire.processes.link import INLINE_BYTES, Link
-from modelserver.wire.processes.messages import Content, Credit, Failed, FrontBundle, Infer, Inferred, portable
+from modelserver.wire.processes.messages import Credit, Failed, FrontBundle, Infer, Inferred, portable
 
 _logger = logging.getLogger(__name__)
 
@@ -147,24 +147,27 @@ class RemoteRequests:
             )
             return
         try:
-            if packed is None:
-                head, content = self._packed(response, self._placed(request))
-            else:
-                head, payload = packed()
-                content = self._link.tensors(payload)
+            tensors: bytes | Payload
+            head, tensors = self._packed(response, self._placed(request)) if packed is None else packed()
+            if not isinstance(tensors, bytes):
+                version, is_final, is_decoupled = request.version, response.is_final, request.is_decoupled
+                self._link.send_with(
+                    call, tensors, lambda content: Inferred(call, version, head, is_final, content, is_decoupled)
+                )
+                return
         except Exception as error:
             self._requests.pop(call, None)
             request.cancel()
             self._link.send(_failed(call, error))
             return
-        self._send(Inferred(call, request.version, head, response.is_final, content, request.is_decoupled))
+        self._send(Inferred(call, request.version, head, response.is_final, tensors, request.is_decoupled))
 
     @staticmethod
     def _placed(request: InFlightRequest) -> Collection[str]:
         """The outputs that the client finds in shared memory."""
         return () if request.transfer is None else request.transfer.placed
 
-    def _packed(self, response: InferResponse, placed: Collection[str]) -> tuple[bytes, Content]:
+    def _packed(self, response: InferResponse, placed: Collection[str]) -> tuple[bytes, bytes | Payload]:
         outputs = response.outputs
         if len(outputs) == 1 and not response.parameters and not placed:
             (tensor,) = outputs
@@ -173,8 +176,7 @@ class RemoteRequests:
             if data.nbytes <= INLINE_BYTES and tensor.datatype is not Datatype.BYTES:
                 record = TensorRecord(tensor.name, tensor.datatype.value, data.shape, 0, data.nbytes)
                 return _encode(ResponseRecord([record], None, None)), data.tobytes()
-        head, payload = _pack(response, placed)
-        return head, self._link.tensors(payload)
+        return _pack(response, placed)
 
     def _request(
         self, message: Infer, record: RequestRecord, form: RequestForm | None, inputs: dict[str, Tensor]

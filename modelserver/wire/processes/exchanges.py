@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from modelserver.core.tensor import Buffer
@@ -12,7 +13,7 @@ from modelserver.protocol.call import GrpcHandler, Parts, RpcError, StreamCall, 
 from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead
 from modelserver.protocol.grpc_status import Status
 from modelserver.protocol.response import HttpResponse
-from modelserver.wire.processes.link import Link, Window
+from modelserver.wire.processes.link import Joined, Link, Window
 from modelserver.wire.processes.messages import (
     Content,
     Credit,
@@ -121,9 +122,11 @@ class _Exchange(HttpExchange):
 
     def respond(self, response: HttpResponse) -> None:
         self._exchanges.end(self._number)
-        link = self._exchanges.link
-        content = link.joined(response.body)
-        link.send(Responded(self._number, response.status, list(response.headers), content))
+        self._exchanges.link.send_with(
+            self._number,
+            Joined(response.body),
+            partial(Responded, self._number, response.status, list(response.headers)),
+        )
 
     def start(self, status: int, headers: list[tuple[str, str]]) -> _Writer:
         self._is_started = True
@@ -160,7 +163,7 @@ class _Writer:
             assert self._unsent is None, "the caller has awaited room"
             self._unsent = data
             return False
-        self._link.send(Piece(self._number, self._link.content(data)))
+        self._link.send_with(self._number, Joined((data,)), partial(Piece, self._number))
         return window.has_room
 
     async def wait_for_room(self) -> None:
@@ -173,7 +176,7 @@ class _Writer:
     async def write(self, data: Buffer) -> None:
         """Send `data`. Raises ConnectionError when the client left."""
         await self._exchange.window.take()
-        self._link.send(Piece(self._number, self._link.content(data)))
+        self._link.send_with(self._number, Joined((data,)), partial(Piece, self._number))
 
     async def close(self) -> None:
         """End the body."""
@@ -206,8 +209,7 @@ class _Call(UnaryCall):
 
     def reply(self, parts: Parts) -> None:
         self._exchanges.end(self._number)
-        link = self._exchanges.link
-        link.send(Replied(self._number, link.joined(parts)))
+        self._exchanges.link.send_with(self._number, Joined(parts), partial(Replied, self._number))
 
     def fail(self, status: int, text: str, retry_ms: int = 0) -> None:
         self._exchanges.end(self._number)
@@ -265,5 +267,4 @@ class _Stream:
 
     async def _send(self, parts: Parts) -> None:
         await self.window.take()
-        link = self._exchanges.link
-        link.send(Piece(self._number, link.joined(parts)))
+        self._exchanges.link.send_with(self._number, Joined(parts), partial(Piece, self._number))

@@ -14,7 +14,7 @@ from modelserver.protocol.exchange import HttpExchange, ResponseWriter
 from modelserver.protocol.grpc_status import Status
 from modelserver.protocol.kserve import INFER_PATH
 from modelserver.protocol.response import HttpResponse
-from modelserver.wire.processes.link import Link, Window
+from modelserver.wire.processes.link import Joined, Link, Window
 from modelserver.wire.processes.messages import (
     Cancel,
     Content,
@@ -78,9 +78,12 @@ class ForwardedCalls:
         head = exchange.head
         self._calls[number] = _HttpCall(self, number, exchange)
         exchange.on_disconnect = partial(self.cancel, number)
-        body = self.link.content(exchange.body)
-        headers, names = dict(head.headers), dict(head.names)
-        self.link.send(Exchange(number, head.method, head.path, head.query, headers, body, exchange.peer, names))
+        headers, names, peer = dict(head.headers), dict(head.names), exchange.peer
+        self.link.send_with(
+            number,
+            Joined((exchange.body,)),
+            lambda body: Exchange(number, head.method, head.path, head.query, headers, body, peer, names),
+        )
 
     def route(self, exchange: HttpExchange, **_: str) -> None:
         """Forward an HTTP request, as the handler of a route."""
@@ -121,8 +124,10 @@ class ForwardedCalls:
         number = self._next_number()
         self._calls[number] = _UnaryCall(self, call)
         call.on_cancel = partial(self.cancel, number)
-        content = self.link.content(call.message)
-        self.link.send(Unary(number, path, dict(call.metadata), call.deadline_ns, content, call.peer))
+        metadata, deadline_ns, peer = dict(call.metadata), call.deadline_ns, call.peer
+        self.link.send_with(
+            number, Joined((call.message,)), lambda content: Unary(number, path, metadata, deadline_ns, content, peer)
+        )
 
     async def _stream(self, path: str, call: StreamCall) -> None:
         number = self._next_number()
@@ -224,5 +229,5 @@ class _StreamCall:
         link = self._calls.link
         async for message in self._call.messages:
             await self._window.take()
-            link.send(Piece(self._number, link.content(message)))
+            link.send_with(self._number, Joined((message,)), partial(Piece, self._number))
         link.send(HalfClose(self._number))

@@ -3,7 +3,7 @@
 A socket pair carries it: a ring in shared memory was no faster for a lone message (19 us of CPU there and back, against
 18), and for many, which travel together, neither matters much. Nothing here blocks: messages that the peer has no room
 for wait in order, and their amount is bounded by what the users of the link may have in flight. Bytes too large for a
-datagram are written once into memory that both map.
+datagram are written once into memory that both map, in slices beside the event loop if they are many.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
-from modelserver.core.tensor import Buffer
+from modelserver.core.long_work import Result, Slices, finish, long_work
+from modelserver.core.tensor import MAX_BYTES_IN_TURN, Buffer
 from modelserver.execution.process.packing import Payload
 from modelserver.execution.process.shared_buffer import Arena, ByteView, Leases, SharedBuffer
 from modelserver.wire.processes.messages import Blob, Content, CoreBundle, FrontBundle, Spilled
@@ -31,9 +33,37 @@ INLINE_BYTES: Final = 16 << 10
 _MAX_DATAGRAM_BYTES: Final = 96 << 10
 _BUFFER_BYTES: Final = 4 << 20
 
+# What the thread that copies takes at a time.
+_COPIED_BYTES: Final = 256 << 10
+
 _encoder = msgspec.msgpack.Encoder()
 
 Bundle = TypeVar("Bundle", FrontBundle, CoreBundle)
+
+
+class Joined:
+    """Consecutive buffers, as the content of a message."""
+
+    __slots__ = ("_parts", "nbytes")
+
+    def __init__(self, parts: Sequence[Buffer]) -> None:
+        self._parts = parts
+        self.nbytes = sum(map(len, parts))
+
+    def join(self) -> bytes:
+        """All of them as one bytes object."""
+        return b"".join(self._parts)
+
+    def writing(self, target: ByteView) -> Slices[None]:
+        """Copy them into `target`, which has `nbytes`, in slices."""
+        at = 0
+        for part in self._parts:
+            source = np.frombuffer(part, np.uint8)
+            for start in range(0, len(source), _COPIED_BYTES):
+                piece = source[start : start + _COPIED_BYTES]
+                target[at : at + len(piece)] = piece
+                at += len(piece)
+                yield
 
 
 class Link(Generic[Bundle]):
@@ -64,6 +94,8 @@ class Link(Generic[Bundle]):
         self._receive = receive
         self._lost = lost
         self._messages: list[Any] = []
+        # By call, while the content of one of its messages is copied: how to send its next ones.
+        self._held: dict[int, deque[Callable[[], None]]] = {}
         self._backlog: deque[bytes] = deque()
         self._is_reading = False
         self._is_closed = False
@@ -75,41 +107,53 @@ class Link(Generic[Bundle]):
     @property
     def is_empty(self) -> bool:
         """Whether all sent messages are on their way."""
-        return not self._messages and not self._backlog
+        return not self._messages and not self._backlog and not self._held
 
     def send(self, message: object) -> None:
         """Send with all others of this turn."""
         if self._is_closed:
             return
+        if self._held:
+            held = self._held.get(getattr(message, "call", -1))
+            if held is not None:
+                held.append(partial(self.send, message))
+                return
         if not self._messages and not self._is_reading:
             self._loop.call_soon(self._flush)
         self._messages.append(message)
 
-    def content(self, data: Buffer) -> Content:
-        """`data` in the form for a message."""
-        if len(data) <= INLINE_BYTES or self._is_closed:
-            return bytes(data)
-        return self._place(data)
+    def send_with(
+        self, call: int, content: Joined | Payload, message: Callable[[Content], Any], *, at_once: bool = False
+    ) -> None:
+        """Send the message of `call` that is made of this content, before later ones of that call.
 
-    def joined(self, parts: Sequence[Buffer]) -> Content:
-        """Consecutive buffers in the form for a message."""
-        nbytes = sum(map(len, parts))
+        Large content is copied beside the event loop, unless all messages must follow this one: `at_once`. Raises
+        OSError when there is no memory for it.
+        """
+        nbytes = content.nbytes
         if nbytes <= INLINE_BYTES or self._is_closed:
-            return b"".join(parts)
-        blob = Blob(self._arena.allocate(nbytes), nbytes)
-        at = blob.offset
-        for part in parts:
-            self._arena.buffer.view(at, len(part))[:] = np.frombuffer(part, np.uint8)
-            at += len(part)
-        return blob
+            self.send(message(content.join()))
+        elif call in self._held:
+            self._held[call].append(partial(self.send_with, call, content, message))
+        else:
+            blob = Blob(self._arena.allocate(nbytes), nbytes)
+            writing = content.writing(self._arena.buffer.view(blob.offset, nbytes))
+            if nbytes <= MAX_BYTES_IN_TURN or at_once:
+                finish(writing)
+                self.send(message(blob))
+            else:
+                self._held[call] = deque()
+                long_work().start(writing, partial(self._release, call, message, blob))
 
-    def tensors(self, payload: Payload) -> Content:
-        """Tensors in the form for a message; they are copied."""
-        if payload.nbytes <= INLINE_BYTES or self._is_closed:
-            return payload.join()
-        blob = Blob(self._arena.allocate(payload.nbytes), payload.nbytes)
-        payload.write(self._arena.buffer.view(blob.offset, blob.nbytes))
-        return blob
+    def _release(self, call: int, message: Callable[[Content], Any], blob: Blob, written: Result[None]) -> None:
+        """Send the message whose content is there now, and those that wait for it."""
+        held = self._held.pop(call, ())
+        if self._is_closed:
+            return
+        written()
+        self.send(message(blob))
+        for send in held:
+            send()
 
     def view(self, content: Content) -> bytes | ByteView:
         """The bytes of a received message: read-only, or an array whose memory goes back when it is dead."""
@@ -131,18 +175,13 @@ class Link(Generic[Bundle]):
             return
         self._is_closed = True
         self._messages.clear()
+        self._held.clear()
         self._backlog.clear()
         self._loop.remove_reader(self._connection)
         self._loop.remove_writer(self._connection)
         self._connection.close()
         self._arena.buffer.close()
         self._leases.close()
-
-    def _place(self, data: Buffer) -> Blob:
-        nbytes = len(data)
-        blob = Blob(self._arena.allocate(nbytes), nbytes)
-        self._arena.buffer.view(blob.offset, nbytes)[:] = np.frombuffer(data, np.uint8)
-        return blob
 
     # Outgoing.
 
@@ -152,7 +191,8 @@ class Link(Generic[Bundle]):
         messages, self._messages = self._messages, []
         datagram = _encoder.encode((self._leases.take_returned(), messages))
         if len(datagram) > _MAX_DATAGRAM_BYTES:
-            blob = self._place(datagram)
+            blob = Blob(self._arena.allocate(len(datagram)), len(datagram))
+            self._arena.buffer.view(blob.offset, blob.nbytes)[:] = np.frombuffer(datagram, np.uint8)
             datagram = _encoder.encode(((), (Spilled(blob.offset, blob.nbytes),)))
         if self._backlog:
             self._backlog.append(datagram)

@@ -24,7 +24,7 @@ from modelserver.execution.process.packing import Payload, Unpacker, request_rec
 from modelserver.execution.process.shared_buffer import ByteView
 from modelserver.telemetry.access_log import note_request
 from modelserver.wire.processes.link import INLINE_BYTES, Link
-from modelserver.wire.processes.messages import Cancel, Content, CoreBundle, Credit, Failed, Infer, Inferred
+from modelserver.wire.processes.messages import Cancel, CoreBundle, Credit, Failed, Infer, Inferred
 
 _logger = logging.getLogger(__name__)
 
@@ -107,10 +107,10 @@ class RemoteDataPlane:
             request.on_cancel = self._on_cancel
             long_work().start(at_once(partial(_pack, request)), partial(self._infer_packed, call, request))
             return stream
-        head, content = self._packed(request)
+        head, tensors = self._packed(request)
         self._requests[call] = request
         request.on_cancel = self._on_cancel
-        self._send_request(call, request, head, content)
+        self._send_request(call, request, head, tensors)
         return stream
 
     def _infer_packed(self, call: int, request: InFlightRequest, packed: Result[Packed]) -> None:
@@ -126,15 +126,24 @@ class RemoteDataPlane:
                 error = InternalError("the request could not be sent to the core; the server's log has the details")
             request.stream.deliver(InferResponse(error=error))
             return
-        self._send_request(call, request, head, self._link.tensors(payload))
+        self._send_request(call, request, head, payload)
 
-    def _send_request(self, call: int, request: InFlightRequest, head: bytes, content: Content) -> None:
+    def _send_request(self, call: int, request: InFlightRequest, head: bytes, tensors: bytes | Payload) -> None:
         request_id = request.id
         encoded_id = request_id.encode("utf-8", "surrogatepass") if request_id else b""
         stream = request.stream
         if stream.reads_later:
             stream.on_read = partial(self._has_read, call)
-        self._send(Infer(call, head, encoded_id, request.deadline_ns, content, stream.reads_later, request.caller))
+        deadline_ns, is_paced, caller = request.deadline_ns, stream.reads_later, request.caller
+        if isinstance(tensors, bytes):
+            self._send(Infer(call, head, encoded_id, deadline_ns, tensors, is_paced, caller))
+            return
+        self._link.send_with(
+            call,
+            tensors,
+            lambda content: Infer(call, head, encoded_id, deadline_ns, content, is_paced, caller),
+            at_once=bool(request.sequence_id),  # whose next request is another call
+        )
 
     def check_inputs(self, request: InFlightRequest) -> None:
         """As that of the data plane; the core, which knows the models, checks in `infer`."""
@@ -187,7 +196,7 @@ class RemoteDataPlane:
         error.retry_after_s = message.retry_after_s or None
         request.stream.deliver(InferResponse(error=error, is_final=message.is_final))
 
-    def _packed(self, request: InFlightRequest) -> tuple[bytes, Content]:
+    def _packed(self, request: InFlightRequest) -> tuple[bytes, bytes | Payload]:
         """The part that equal requests share, and the tensors."""
         form = request.form
         inputs = request.inputs
@@ -200,11 +209,11 @@ class RemoteDataPlane:
             payload = Payload()
             for tensor in inputs.values():
                 payload.add(tensor)
-            return sent.head, self._link.tensors(payload)
+            return sent.head, payload
         head, payload = _pack(request)
         if form is not None and all(tensor.datatype is not Datatype.BYTES for tensor in inputs.values()):
             form.signature = _SentHead(request, head)
-        return head, self._link.tensors(payload)
+        return head, payload
 
     def _read_head(self, head: bytes) -> Head:
         record = _decode_response(head)

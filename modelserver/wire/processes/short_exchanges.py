@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, NoReturn
 
 import msgspec
@@ -12,7 +13,7 @@ from modelserver.protocol.call import GrpcHandler, Parts, UnaryCall
 from modelserver.protocol.exchange import HttpExchange, HttpHandler, HttpHead
 from modelserver.protocol.kserve import INFER_PATH
 from modelserver.protocol.response import HttpResponse
-from modelserver.wire.processes.link import Link
+from modelserver.wire.processes.link import Joined, Link
 from modelserver.wire.processes.messages import (
     FrontBundle,
     ShortCall,
@@ -127,7 +128,7 @@ class _Call(UnaryCall):
     def reply(self, parts: Parts) -> None:
         exchanges, number = self._exchanges, self._number
         exchanges.calls.pop(number, None)
-        exchanges.send(ShortReply(number, exchanges.link.joined(parts)))
+        exchanges.link.send_with(number, Joined(parts), partial(ShortReply, number))
 
     def fail(self, status: int, text: str, retry_ms: int = 0) -> None:
         exchanges, number = self._exchanges, self._number
@@ -156,7 +157,7 @@ class _Exchange(HttpExchange):
         exchanges, number = self._exchanges, self._number
         exchanges.calls.pop(number, None)
         head = exchanges.response_head(response)
-        exchanges.send(ShortResponse(number, head, exchanges.link.joined(response.body)))
+        exchanges.link.send_with(number, Joined(response.body), partial(ShortResponse, number, head))
 
     def start(self, _status: int, _headers: list[tuple[str, str]]) -> NoReturn:
         raise AssertionError("the answer to an infer call that takes no events has no pieces")

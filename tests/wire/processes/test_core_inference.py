@@ -234,6 +234,19 @@ async def test_responses_of_many_elements_are_not_overtaken() -> None:
         assert last.error.code is ErrorCode.UNAVAILABLE
 
 
+async def test_requests_of_a_sequence_keep_their_order_whatever_their_sizes() -> None:
+    sizes = [1 << 20, 1, 3 << 20, 2]
+    model = EchoModel(holds=True)
+    async with hop(model) as over:
+        asked = [request(np.ones(size, np.float32), sequence_id=7) for size in sizes]
+        streams = [over.core.dataplane.infer(each) for each in asked]
+        await until(lambda: len(model.held) == len(sizes))
+        assert [each.inputs["INPUT"].data.size for each in model.held] == sizes
+        for each in model.held[:]:
+            model.release(each)
+        assert [(await stream.only()).outputs[0].data.size for stream in streams] == sizes
+
+
 async def test_a_client_that_leaves_while_its_request_is_packed_is_answered() -> None:
     async with hop(EchoModel(datatype=Datatype.BYTES)) as over:
         asked = request(_texts(4 * SLICE_ELEMENTS))

@@ -16,7 +16,7 @@ from support.integrity import check_integrity
 from support.loops import on_both_loops
 
 from modelserver.execution.process.shared_buffer import SharedBuffer
-from modelserver.wire.processes.link import INLINE_BYTES, Link
+from modelserver.wire.processes.link import INLINE_BYTES, Joined, Link
 from modelserver.wire.processes.messages import CoreBundle, FrontBundle, HalfClose, Piece
 
 DATAGRAM_BYTES = 96 << 10
@@ -48,7 +48,7 @@ class End:
         self.num_lost += 1
 
     def send(self, number: int, data: bytes) -> None:
-        self.link.send(Piece(number, self.link.content(data)))
+        self.link.send_with(number, Joined((data,)), lambda content: Piece(number, content))
 
 
 @contextmanager
@@ -87,6 +87,23 @@ async def test_anything_arrives_in_order() -> None:
                 await asyncio.sleep(0)
         await until(lambda: len(core.pieces) == len(sent))
         assert core.pieces == sent
+
+
+@on_both_loops
+async def test_only_its_own_call_waits_for_large_content() -> None:
+    large, larger = os.urandom(8 << 20), os.urandom(12 << 20)
+    with ends() as (front, core):
+        front.send(1, large)
+        front.send(1, b"after it")
+        front.send(1, larger)
+        front.send(1, b"at the end")
+        front.send(2, b"meanwhile")
+        assert not front.link.is_empty
+        await until(lambda: len(core.pieces) == 5)
+        assert core.pieces == [(2, b"meanwhile"), (1, large), (1, b"after it"), (1, larger), (1, b"at the end")]
+        assert front.link.is_empty
+        front.send(1, large)
+    await asyncio.sleep(0.05)  # the copy outlives the link
 
 
 async def test_a_turn_that_does_not_fit_a_datagram_lies_in_memory() -> None:
