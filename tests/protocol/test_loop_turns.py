@@ -35,6 +35,8 @@ TEXT = "many words of a text " * (MB // 4 // 21)
 MOST_S = 0.05
 # A copy of 60 MB by the memory's first touch takes 40 ms on a fast machine.
 MOST_OF_COPIES_S = {"numbers there and back": 0.02, "numbers for a child process": 0.02}
+# That one joins an answer of 60 MB.
+MOST_OF_THE_REFERENCE_S = 0.15
 REGION = "/v2/systemsharedmemory/region/turns"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -310,5 +312,5 @@ def test_no_turn_is_long(server: RunningServer, layout: str, case: str) -> None:
     send, expected = CASES[case]
     with measured_turns(server.loop) as turns:
         assert send(server) in expected
-    most_s = MOST_OF_COPIES_S.get(case, MOST_S)
+    most_s = MOST_OF_THE_REFERENCE_S if layout == "grpcio" else MOST_OF_COPIES_S.get(case, MOST_S)
     assert turns.longest_s < most_s, f"{turns.longest_s:.3f} s in {turns.longest}"
