@@ -64,6 +64,22 @@ def test_its_events_are_streamed_at_once_and_again(client: openai.OpenAI, llm_se
     until_true(lambda: num_inflight() == 0, "the model is free")
 
 
+def test_long_instructions_are_in_each_event_with_the_whole_response(client: openai.OpenAI) -> None:
+    """More than the events of one response may have, of which each but the deltas repeats them."""
+    instructions = "be brief \N{SNOWMAN} " * 480_000
+    made = client.responses.create(
+        model="mock", input=say(text="one two"), instructions=instructions, background=True, stream=True
+    )
+    events = list(made)
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output_text == "one two"
+    assert {event.response.instructions for event in events if hasattr(event, "response")} == {instructions}
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    response_id = events[-1].response.id
+    rest = list(client.responses.retrieve(response_id, stream=True, starting_after=1))
+    assert [event.to_json() for event in rest] == [event.to_json() for event in events[2:]]
+
+
 def test_what_is_made_can_be_cancelled(client: openai.OpenAI, llm_server: RunningServer) -> None:
     made = client.responses.create(model="mock", input=say(text="one two", hang=1), background=True, stream=True)
     events = iter(made)

@@ -297,6 +297,10 @@ CASES: dict[str, tuple[Send, set[object]]] = {
         _ask("/v1/responses", model="mock", input="a b", instructions="a" * (30 * MB), stream=True),
         OK,
     ),
+    "instructions that a stream in the background repeats": (
+        _ask("/v1/responses", model="mock", input="a b", instructions="a" * (30 * MB), stream=True, background=True),
+        OK,
+    ),
     "index": (_post("/v2/repository/index", b'{"a":' + _joined(b"[]", MB // 8) + b"}"), OK),
     "logging": (_post("/v2/logging", b'{"a":' + _joined(b"[]", MB // 4) + b"}"), REFUSED),
     "gzip of empty members": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import secrets
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -21,6 +21,29 @@ from modelserver.frontends.openai.responses.request import ResponseRequest
 from modelserver.frontends.openai.responses.tools import Origin, ResponseTools
 
 Document = dict[str, Any]
+
+
+class LongFrame(NamedTuple):
+    """A frame with a whole response whose head is long: all of these share the head's parts."""
+
+    start: bytes
+    head: list[bytes]
+    end: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Without the head."""
+        return len(self.start) + len(self.end)
+
+
+def parts_of(frames: list[bytes | LongFrame]) -> list[bytes]:
+    """What is sent, in parts of which none takes long to send; one part if none of the frames is long."""
+    if not any(isinstance(frame, LongFrame) for frame in frames):
+        return [b"".join(frames)] if frames else []  # type: ignore[arg-type]
+    parts: list[bytes] = []
+    for frame in frames:
+        parts += (frame.start, *frame.head, frame.end) if isinstance(frame, LongFrame) else (frame,)
+    return parts
 
 
 class ResponseWriter(EventWriter):
@@ -54,7 +77,7 @@ class ResponseWriter(EventWriter):
         self._blanks = ""
         self._finish: Finish | None = None
         self._number = 0
-        self._frames: list[bytes] = []
+        self._frames: list[bytes | LongFrame] = []
         # The JSON of the head without its end, where it is long.
         self._head_text: list[bytes] | None = None
         self.is_streamed = prepared.call.is_streamed
@@ -69,8 +92,7 @@ class ResponseWriter(EventWriter):
         return self._open.text_event if isinstance(self._open, _MessageItem) else None
 
     def encode_head(self) -> Slices[None]:
-        """Encode what each event with the whole response repeats of a long request. Not for the background, which
-        counts frames: events then come in parts."""
+        """Encode what each event with the whole response repeats of a long request."""
         parts = yield from text_slices(self._head)
         if not parts[-1]:
             parts.pop()
@@ -86,8 +108,8 @@ class ResponseWriter(EventWriter):
         return self._taken()
 
     def _taken(self) -> Frames:
-        frames = self.take_frames()
-        return b"".join(frames) if self._head_text is None else frames
+        parts = parts_of(self.take_frames())
+        return b"".join(parts) if len(parts) < 2 else parts
 
     def queue(self) -> None:
         """Begin the stream of a response that waits for its turn."""
@@ -108,7 +130,7 @@ class ResponseWriter(EventWriter):
         self._send_response(f"response.{document['status']}", document)
         return document
 
-    def take_frames(self) -> list[bytes]:
+    def take_frames(self) -> list[bytes | LongFrame]:
         """The frames since the last time."""
         frames, self._frames = self._frames, []
         return frames
@@ -156,7 +178,7 @@ class ResponseWriter(EventWriter):
         document = {"type": kind, "sequence_number": self._number, "response": PreparedFrame.MARK}
         start, end = self._framing.frame(orjson.dumps(document), kind).split(orjson.dumps(PreparedFrame.MARK))
         rest = orjson.dumps({name: value for name, value in response.items() if name not in self._head})
-        self._frames += (start, *self._head_text, b"," + rest[1:], end)
+        self._frames.append(LongFrame(start, self._head_text, b"," + rest[1:] + end))
         self._number += 1
 
     def text_event(self, item: _MessageItem, **members: Any) -> _TextEvent:

@@ -10,7 +10,7 @@ from modelserver.core.response import InferResponse
 from modelserver.errors import InvalidArgumentError, QueueFullError
 from modelserver.frontends.llm.answering import Prepared, WholeListener, count_reasoning
 from modelserver.frontends.llm.requests import Requests
-from modelserver.frontends.openai.responses.answers import Document, ResponseWriter
+from modelserver.frontends.openai.responses.answers import Document, LongFrame, ResponseWriter, parts_of
 from modelserver.planes.authorized import AnyDataPlane
 
 _MAX_RUNS = 64
@@ -30,7 +30,7 @@ class BackgroundRun(WholeListener):
         super().__init__(prepared, writer)
         self._making = writer
         self._grown, self._ended = grown, ended
-        self._frames: list[bytes] = []
+        self._frames: list[bytes | LongFrame] = []
         self._num_bytes = 0
         self._has_more = asyncio.Event()  # followed by another one each time that it is set
         self._task: asyncio.Task[None] | None = None
@@ -70,13 +70,14 @@ class BackgroundRun(WholeListener):
             raise InvalidArgumentError(f"the events of the response have more than {_MAX_BYTES >> 20} MiB")
         return True
 
-    async def frames(self, start: int) -> AsyncIterator[bytes]:
+    async def parts(self, start: int) -> AsyncIterator[bytes]:
         """The frames from number `start` on, as they are made, until the response is complete."""
         while True:
             if start < len(self._frames):
                 found = self._frames[start:]
                 start += len(found)
-                yield b"".join(found)
+                for part in parts_of(found):
+                    yield part
             elif self.is_over:
                 return
             else:
@@ -101,7 +102,7 @@ class BackgroundRun(WholeListener):
     def _take(self) -> None:
         frames = self._making.take_frames()
         self._frames += frames
-        num_bytes = sum(map(len, frames))
+        num_bytes = sum(frame.num_bytes if isinstance(frame, LongFrame) else len(frame) for frame in frames)
         self._num_bytes += num_bytes
         self._grown(num_bytes)
         self._has_more.set()

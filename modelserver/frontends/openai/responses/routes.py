@@ -21,7 +21,7 @@ from modelserver.frontends.llm.fields import Fields
 from modelserver.frontends.llm.models import find_model
 from modelserver.frontends.llm.prompts import conversation_input, token_ids_of
 from modelserver.frontends.openai.errors import OpenAiErrors
-from modelserver.frontends.openai.responses.answers import ResponseWriter
+from modelserver.frontends.openai.responses.answers import ResponseWriter, parts_of
 from modelserver.frontends.openai.responses.background import BackgroundRun, BackgroundRuns
 from modelserver.frontends.openai.responses.conversations import Conversations, KeptItems, kept_items
 from modelserver.frontends.openai.responses.request import (
@@ -90,18 +90,18 @@ class Responses:
         prepared = await prepare(self._dataplane, model, request.call, call)
         writer = ResponseWriter(request, prepared, call)
         items = [*earlier, *request.items]
+        if writer.is_streamed and call.num_bytes > MAX_BYTES_ON_LOOP:
+            await long_work().run(writer.encode_head())
         if request.is_background:
             await self._create_in_background(call, request, prepared, writer, items, num_bytes, turn)
             return
-        if writer.is_streamed and call.num_bytes > MAX_BYTES_ON_LOOP:
-            await long_work().run(writer.encode_head())
         try:
             await answer(self._dataplane, prepared, call, writer)
         except ServerError as error:
             if not writer.is_begun:
                 raise
             writer.fail(error)
-            await call.finish(writer.take_frames())
+            await call.finish(parts_of(writer.take_frames()))
             return
         if request.is_stored:
             size = num_bytes + call.num_bytes + writer.num_bytes
@@ -134,8 +134,8 @@ class Responses:
         if not run.is_streamed:
             await call.answer_beside(run.document, call.num_bytes)
             return
-        async for frames in run.frames(0):
-            if not call.send(frames):
+        async for part in run.parts(0):
+            if not call.send(part):
                 await call.wait_for_room()
         await call.finish()
 
@@ -197,8 +197,8 @@ class Responses:
     async def _follow(self, exchange: HttpExchange, run: BackgroundRun, start: int) -> None:
         writer = exchange.start(200, self._framing.headers)
         try:
-            async for frames in run.frames(start):
-                await writer.write(frames)
+            async for part in run.parts(start):
+                await writer.write(part)
         except ConnectionError:
             return
         await writer.close()
