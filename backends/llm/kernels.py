@@ -1,5 +1,6 @@
 """The optional parts in C: what an engine on a CPU does in every step, and torch in many operations (`_kernels.c`), and
 products with weights in few bits (`_packed_linear.c`).
+`has_triton` says whether this machine can run kernels in Triton.
 
 They are there when a compiler was at the installation. Without it, or with MODELSERVER_PURE_PYTHON=1 in the
 environment, torch does the same in more and slower steps. Whoever asks decides when a network is built, so that no step

@@ -18,6 +18,57 @@ if TYPE_CHECKING:
     from .text.tokenizer import Tokenizer
 
 
+class SamplerState:
+    """`bad_words`: token ids of each banned word. `stop_token_ids`: those that must not come before `min_tokens`.
+
+    `is_edited`: some rule changes this sequence's logits before a token is drawn. `drawn` are the parameters of the
+    draw itself: the sequence's, unless `truncation` has applied some of them before.
+    """
+
+    __slots__ = ("bad_words", "counts", "drawn", "is_edited", "repetitions", "stop_token_ids", "truncation")
+
+    def __init__(self, sequence: Sequence, eos_token_ids: frozenset[int], tokenizer: Tokenizer | None) -> None:
+        params = sequence.params
+        self.bad_words = _bad_word_ids(params.bad_words, tokenizer)
+        eos = frozenset() if params.ignore_eos else eos_token_ids
+        self.stop_token_ids = sorted(eos.union(params.stop_token_ids)) if params.min_tokens > 0 else []
+        self.counts: TokenCounts | None = None
+        if has_penalties(params):
+            prompt = sequence.token_ids[: sequence.num_prompt_tokens]
+            self.counts = TokenCounts(prompt, has_prompt=params.repetition_penalty != 1.0)
+        self.repetitions: Repetitions | None = None
+        if params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0:
+            assert tokenizer is not None, "a request with dry_multiplier reached a sampler without a tokenizer"
+            self.repetitions = Repetitions(params, breaker_ids(params.dry_sequence_breakers, tokenizer))
+        self.truncation: Truncation | None = None
+        self.drawn = params
+        if has_samplers(params):
+            self.truncation, self.drawn = Truncation(params), drawn_after(params)
+        self.is_edited = bool(
+            self.bad_words
+            or self.repetitions is not None
+            or self.truncation is not None
+            or self.stop_token_ids
+            or self.counts is not None
+            or params.logit_bias
+            or params.allowed_token_ids is not None
+        )
+
+
+def _bad_word_ids(bad_words: tuple[str, ...], tokenizer: Tokenizer | None) -> list[list[int]]:
+    """Each word as the model would write it: at the start of a text, and after a space."""
+    if not bad_words:
+        return []
+    assert tokenizer is not None, "a request with bad_words reached a sampler without a tokenizer"
+    found: list[list[int]] = []
+    for word in bad_words:
+        for written in (word.lstrip(), " " + word.lstrip()):
+            token_ids = tokenizer.encode(written, add_special_tokens=False)
+            if token_ids and token_ids not in found:
+                found.append(token_ids)
+    return found
+
+
 _FIRST_CAPACITY = 64
 
 
@@ -91,8 +142,7 @@ def apply_penalties(row: torch.Tensor, sequence: Sequence, counts: TokenCounts) 
 # The rules that change a sequence's logits before a token is drawn, in vLLM's order.
 #
 # Allowed token ids, banned words, no stop token before `min_tokens`, logit bias, penalties, DRY; last the samplers of
-# llama.cpp, which leave few tokens. Each works on one row, in
-# place; a token that a rule forbids gets minus infinity.
+# llama.cpp, which leave few tokens. Each works on one row, in place; a token that a rule forbids gets minus infinity.
 
 _FORBIDDEN = float("-inf")
 
@@ -168,54 +218,3 @@ def _completed_words(bad_words: list[list[int]], output_token_ids: list[int]) ->
         for word in bad_words
         if len(word) == 1 or (len(word) <= len(output_token_ids) + 1 and output_token_ids[1 - len(word) :] == word[:-1])
     ]
-
-
-class SamplerState:
-    """`bad_words`: token ids of each banned word. `stop_token_ids`: those that must not come before `min_tokens`.
-
-    `is_edited`: some rule changes this sequence's logits before a token is drawn. `drawn` are the parameters of the
-    draw itself: the sequence's, unless `truncation` has applied some of them before.
-    """
-
-    __slots__ = ("bad_words", "counts", "drawn", "is_edited", "repetitions", "stop_token_ids", "truncation")
-
-    def __init__(self, sequence: Sequence, eos_token_ids: frozenset[int], tokenizer: Tokenizer | None) -> None:
-        params = sequence.params
-        self.bad_words = _bad_word_ids(params.bad_words, tokenizer)
-        eos = frozenset() if params.ignore_eos else eos_token_ids
-        self.stop_token_ids = sorted(eos.union(params.stop_token_ids)) if params.min_tokens > 0 else []
-        self.counts: TokenCounts | None = None
-        if has_penalties(params):
-            prompt = sequence.token_ids[: sequence.num_prompt_tokens]
-            self.counts = TokenCounts(prompt, has_prompt=params.repetition_penalty != 1.0)
-        self.repetitions: Repetitions | None = None
-        if params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0:
-            assert tokenizer is not None, "a request with dry_multiplier reached a sampler without a tokenizer"
-            self.repetitions = Repetitions(params, breaker_ids(params.dry_sequence_breakers, tokenizer))
-        self.truncation: Truncation | None = None
-        self.drawn = params
-        if has_samplers(params):
-            self.truncation, self.drawn = Truncation(params), drawn_after(params)
-        self.is_edited = bool(
-            self.bad_words
-            or self.repetitions is not None
-            or self.truncation is not None
-            or self.stop_token_ids
-            or self.counts is not None
-            or params.logit_bias
-            or params.allowed_token_ids is not None
-        )
-
-
-def _bad_word_ids(bad_words: tuple[str, ...], tokenizer: Tokenizer | None) -> list[list[int]]:
-    """Each word as the model would write it: at the start of a text, and after a space."""
-    if not bad_words:
-        return []
-    assert tokenizer is not None, "a request with bad_words reached a sampler without a tokenizer"
-    found: list[list[int]] = []
-    for word in bad_words:
-        for written in (word.lstrip(), " " + word.lstrip()):
-            token_ids = tokenizer.encode(written, add_special_tokens=False)
-            if token_ids and token_ids not in found:
-                found.append(token_ids)
-    return found

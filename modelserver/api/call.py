@@ -29,8 +29,9 @@ from modelserver.protocol.exchange import HttpExchange, HttpHead, ResponseWriter
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import JSON_TYPE, ErrorWriter, HttpResponse
 
-Arrays = Mapping[str, np.ndarray[Any, Any]]
+logger = logging.getLogger(__name__)
 
+Arrays = Mapping[str, np.ndarray[Any, Any]]
 _EVENT_HEADERS: Final = (
     ("Content-Type", "text/event-stream; charset=utf-8"),
     ("Cache-Control", "no-cache"),
@@ -202,9 +203,6 @@ def _tensor(name: str, data: np.ndarray[Any, Any]) -> Tensor:
 def _event(data: bytes, name: str) -> bytes:
     lines = b"".join(b"data: %b\n" % line for line in data.splitlines() or [b""])
     return (f"event: {name}\n".encode() if name else b"") + lines + b"\n"
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,23 +15,6 @@ from modelserver.core.request import InFlightRequest
 from modelserver.core.tensor import Tensor
 from modelserver.errors import InvalidArgumentError
 
-# Models that declare no tensors: they take any inputs and give any outputs, and check them themselves.
-#
-# Their config has the parameter `open_signature`, no inputs and outputs, and no batches. A prediction by KServe's first
-# protocol is one document: the BYTES input `request` in, the BYTES output `response` out, with the parameter `v1` set.
-
-OPEN_SIGNATURE = "open_signature"
-DOCUMENT, ANSWER = "request", "response"
-# The parameter of a request whose document is one of the first protocol.
-V1 = "v1"
-
-
-def is_open(config: ModelConfig) -> bool:
-    """Whether the model takes and gives what it likes."""
-    is_asked = config.parameters.get(OPEN_SIGNATURE, "").strip().lower() == "true"
-    return is_asked and not (config.input or config.output or config.max_batch_size)
-
-
 Shape = tuple[int, ...]
 Array = np.ndarray[Any, Any]
 Reshape = Callable[[Array], Array]
@@ -248,3 +231,20 @@ def reshaper(source: Shape, target: Shape, *, is_batched: bool) -> Reshape:
         return array.reshape(array.shape[:num_leading] + tuple(next(sizes) if dim == -1 else dim for dim in target))
 
     return fill
+
+
+# Models that declare no tensors: they take any inputs and give any outputs, and check them themselves.
+#
+# Their config has the parameter `open_signature`, no inputs and outputs, and no batches. A prediction by KServe's first
+# protocol is one document: the BYTES input `request` in, the BYTES output `response` out, with the parameter `v1` set.
+
+OPEN_SIGNATURE = "open_signature"
+DOCUMENT, ANSWER = "request", "response"
+# The parameter of a request whose document is one of the first protocol.
+V1 = "v1"
+
+
+def is_open(config: ModelConfig) -> bool:
+    """Whether the model takes and gives what it likes."""
+    is_asked = config.parameters.get(OPEN_SIGNATURE, "").strip().lower() == "true"
+    return is_asked and not (config.input or config.output or config.max_batch_size)

@@ -1,4 +1,5 @@
-"""The endpoints of one pool: who belongs to it, who is well, and who gets the next request.
+"""The endpoints of one pool: which ones belong to it, which are healthy, which gets the next request, and how many
+requests may be retried.
 
 Pure decisions over an injected clock and random source; on one thread. Sources (`membership.py`) and probes
 (`probes.py`) tell it what they find, and callers how each request ended.
@@ -14,38 +15,6 @@ from modelserver.core.clock import Clock, SystemClock
 from modelserver.endpoints.choice import Candidates, Policy, load_bound
 from modelserver.endpoints.endpoint import Endpoint, EndpointState, Member, Outcome
 from modelserver.errors import UnavailableError
-
-SHARE = 0.1
-PER_S = 3.0
-# What an idle pool saves up.
-MAX_SAVED = 30.0
-
-
-class RetryBudget:
-    """A tenth of the requests, and three per second, may be retries. On one thread."""
-
-    __slots__ = ("_clock", "_filled_ns", "_saved")
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._saved = MAX_SAVED
-        self._filled_ns = clock.now_ns()
-
-    def deposit(self) -> None:
-        """A request was sent for the first time."""
-        if self._saved < MAX_SAVED:
-            self._saved += SHARE
-
-    def take(self) -> bool:
-        """Whether one more retry is allowed; it is paid for then."""
-        now_ns = self._clock.now_ns()
-        self._saved = min(MAX_SAVED, self._saved + PER_S * (now_ns - self._filled_ns) / 1e9)
-        self._filled_ns = now_ns
-        if self._saved < 1:
-            return False
-        self._saved -= 1
-        return True
-
 
 # Of the moving average of latencies: the share of the newest.
 LATENCY_SHARE = 0.2
@@ -329,3 +298,35 @@ class EndpointSet:
         for observer in self.observers:
             for endpoint in changed:
                 observer(endpoint)
+
+
+SHARE = 0.1
+PER_S = 3.0
+# What an idle pool saves up.
+MAX_SAVED = 30.0
+
+
+class RetryBudget:
+    """A tenth of the requests, and three per second, may be retries. On one thread."""
+
+    __slots__ = ("_clock", "_filled_ns", "_saved")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._saved = MAX_SAVED
+        self._filled_ns = clock.now_ns()
+
+    def deposit(self) -> None:
+        """A request was sent for the first time."""
+        if self._saved < MAX_SAVED:
+            self._saved += SHARE
+
+    def take(self) -> bool:
+        """Whether one more retry is allowed; it is paid for then."""
+        now_ns = self._clock.now_ns()
+        self._saved = min(MAX_SAVED, self._saved + PER_S * (now_ns - self._filled_ns) / 1e9)
+        self._filled_ns = now_ns
+        if self._saved < 1:
+            return False
+        self._saved -= 1
+        return True

@@ -1,4 +1,4 @@
-"""One loaded version of a model: its backend, its instances with their workers, its scheduler.
+"""One loaded version of a model: its backend, its instances with their workers, its scheduler, its labels.
 
 `load` gives a model that answers; `stop` refuses new requests; `drain` waits for the accepted ones;
 `close` frees everything.
@@ -35,44 +35,7 @@ from modelserver.telemetry.host import MemoryUsage, process_memory
 from modelserver.telemetry.measurement import Measurement
 from modelserver.telemetry.statistics import ModelStatistics
 
-Labels = Mapping[str, tuple[str, ...]]
-
-
-def read_labels(config: ModelConfig, directory: Path) -> Labels:
-    """By output, one label per line of its `label_filename`, which is relative to the model's directory.
-
-    Raises InvalidArgumentError for a file that cannot be read.
-    """
-    return {
-        output.name: _read(config.name, output.name, directory / output.label_filename)
-        for output in config.output
-        if output.label_filename
-    }
-
-
-def composed_labels(config: ModelConfig, labels: Labels, of_steps: Sequence[Labels]) -> Labels:
-    """The labels of an ensemble: its own, and for other outputs those of the steps' models that write them."""
-    steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
-    own = {output.name for output in config.output if output.label_filename}
-    inherited = {
-        written: of_step[name]
-        for step, of_step in zip(steps, of_steps, strict=False)
-        for name, written in step.output_map.items()
-        if name in of_step
-    }
-    return inherited | {name: lines for name, lines in labels.items() if name in own}
-
-
-def _read(model: str, output: str, path: Path) -> tuple[str, ...]:
-    try:
-        return tuple(path.read_text(encoding="utf-8").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InvalidArgumentError(f"model '{model}', output '{output}': label file '{path}': {reason}") from None
-
-
 logger = logging.getLogger(__name__)
-
 # How long `close` waits for a batch in progress before it abandons the instance.
 CLOSE_TIMEOUT_S = 30.0
 
@@ -420,3 +383,39 @@ def _unload(backend: Backend) -> None:
         backend.unload()
     except Exception:
         logger.exception("unloading model '%s' version %d failed", backend.context.model_name, backend.context.version)
+
+
+Labels = Mapping[str, tuple[str, ...]]
+
+
+def read_labels(config: ModelConfig, directory: Path) -> Labels:
+    """By output, one label per line of its `label_filename`, which is relative to the model's directory.
+
+    Raises InvalidArgumentError for a file that cannot be read.
+    """
+    return {
+        output.name: _read(config.name, output.name, directory / output.label_filename)
+        for output in config.output
+        if output.label_filename
+    }
+
+
+def composed_labels(config: ModelConfig, labels: Labels, of_steps: Sequence[Labels]) -> Labels:
+    """The labels of an ensemble: its own, and for other outputs those of the steps' models that write them."""
+    steps = config.ensemble_scheduling.step if config.ensemble_scheduling is not None else ()
+    own = {output.name for output in config.output if output.label_filename}
+    inherited = {
+        written: of_step[name]
+        for step, of_step in zip(steps, of_steps, strict=False)
+        for name, written in step.output_map.items()
+        if name in of_step
+    }
+    return inherited | {name: lines for name, lines in labels.items() if name in own}
+
+
+def _read(model: str, output: str, path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidArgumentError(f"model '{model}', output '{output}': label file '{path}': {reason}") from None

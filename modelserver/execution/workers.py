@@ -7,7 +7,7 @@ A worker is a place, and its runner a mode:
     StepThread                 go in steps, in a thread of their own
     InlineWorker               answer at once or later, in turns of the event loop
     DirectWorker               answer at once, within the call that submits the request
-    ProcessWorker              live in a child process, which the event loop talks to (`process/worker.py`)
+    ProcessWorker              live in a child process, which the event loop talks to (`process_worker.py`)
 """
 
 from __future__ import annotations

@@ -40,28 +40,7 @@ from modelserver.remote.openai import OpenAiTransport
 from modelserver.remote.options import Place, Protocol, RemoteOptions
 from modelserver.remote.v2 import GrpcTransport, HttpTransport, Sent, Target, Transport
 
-
-def source_of(options: RemoteOptions) -> Source:
-    """Raises InvalidArgumentError for a source that is not written as one."""
-    if options.endpoints:
-        return StaticSource(options.endpoints)
-
-    def open_lines(url: str) -> AsyncIterator[bytes]:
-        parts = urlsplit(url)
-        is_secure = parts.scheme == "https"
-        address = Address(
-            parts.hostname or "", parts.port or (443 if is_secure else 80), options.tls if is_secure else None
-        )
-        pool = HttpPool(address, connect_timeout_s=options.connect_timeout_s)
-        key = options.secret.read()
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        return http_lines(pool, parts.path + (f"?{parts.query}" if parts.query else "") or "/", headers)
-
-    return parse_source(options.discover, open_lines=open_lines, scheme=options.scheme)
-
-
 logger = logging.getLogger(__name__)
-
 MAX_HOPS = 4
 SERVED_BY = "x-modelserver-served-by"
 # How long the first requests wait for the first list of endpoints.
@@ -356,3 +335,22 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Any) -> None:
 
 def measurements(model: RemoteModel | None) -> Sequence[Measurement]:
     return list(model.measure()) if model is not None else ()
+
+
+def source_of(options: RemoteOptions) -> Source:
+    """Raises InvalidArgumentError for a source that is not written as one."""
+    if options.endpoints:
+        return StaticSource(options.endpoints)
+
+    def open_lines(url: str) -> AsyncIterator[bytes]:
+        parts = urlsplit(url)
+        is_secure = parts.scheme == "https"
+        address = Address(
+            parts.hostname or "", parts.port or (443 if is_secure else 80), options.tls if is_secure else None
+        )
+        pool = HttpPool(address, connect_timeout_s=options.connect_timeout_s)
+        key = options.secret.read()
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return http_lines(pool, parts.path + (f"?{parts.query}" if parts.query else "") or "/", headers)
+
+    return parse_source(options.discover, open_lines=open_lines, scheme=options.scheme)

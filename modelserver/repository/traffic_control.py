@@ -78,9 +78,6 @@ class TrafficControl:
             )
 
 
-logger = logging.getLogger(__name__)
-
-
 class TrafficStore:
     """By model name. Methods block and may be called from any thread."""
 

@@ -7,6 +7,8 @@
 
 A lock ends with its process, so nothing is left locked by one that was killed. Blobs are removed only under `.lock`,
 and only those that neither a manifest nor a living claim names: a manifest is written before its claim ends.
+
+`write_whole` writes any other file so that a crash leaves the old content or the new.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""HTTP for pulls and pushes: redirects, proxies of the environment, tokens of registries. Blocking.
+"""HTTP for pulls and pushes: redirects, proxies of the environment, tokens of registries, requests
+signed by Ollama's key. Blocking.
 
 Credentials go to the host that they are for, and never over a connection without TLS to another machine.
 """
@@ -32,44 +33,6 @@ from modelserver.errors import (
     UnsupportedError,
 )
 from modelserver.store.names import is_loopback
-
-# What is signed of the body of a request for a token, which has none.
-_NO_BODY = base64.b64encode(hashlib.sha256(b"").hexdigest().encode()).decode()
-
-
-def key_path() -> Path:
-    """Where the key of this user is, if there is one."""
-    return Path.home() / ".ollama" / "id_ed25519"
-
-
-def new_stamp() -> dict[str, str]:
-    """What makes a request for a token one that cannot be sent again: its time, and a number that is used once."""
-    return {"ts": str(int(time.time())), "nonce": secrets.token_urlsafe(16)}
-
-
-def signature(url: str) -> str:
-    """The `Authorization` of a GET of this URL: the public key, and its signature.
-
-    Raises InvalidArgumentError for a key that cannot be used, and UnsupportedError without the package for it.
-    """
-    try:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
-    except ModuleNotFoundError:
-        raise UnsupportedError(
-            "this registry knows users by a signature: install the package for it by 'pip install cryptography'"
-        ) from None
-    path = key_path()
-    try:
-        key = load_ssh_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
-        raise InvalidArgumentError(f"the key {path} cannot be used: {error}") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise InvalidArgumentError(f"the key {path} is not an Ed25519 key")
-    _, public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode().split(" ")[:2]
-    signed = key.sign(f"GET,{url},{_NO_BODY}".encode())
-    return f"{public}:{base64.b64encode(signed).decode()}"
-
 
 TIMEOUT_S = 60.0
 _CHUNK = 1 << 20
@@ -292,3 +255,41 @@ def _host_of(url: str) -> str:
 def _origin(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
+
+
+# What is signed of the body of a request for a token, which has none.
+_NO_BODY = base64.b64encode(hashlib.sha256(b"").hexdigest().encode()).decode()
+
+
+def key_path() -> Path:
+    """Where the key of this user is, if there is one."""
+    return Path.home() / ".ollama" / "id_ed25519"
+
+
+def new_stamp() -> dict[str, str]:
+    """What makes a request for a token one that cannot be sent again: its time, and a number that is used once."""
+    return {"ts": str(int(time.time())), "nonce": secrets.token_urlsafe(16)}
+
+
+def signature(url: str) -> str:
+    """The `Authorization` of a GET of this URL: the public key, and its signature.
+
+    Raises InvalidArgumentError for a key that cannot be used, and UnsupportedError without the package for it.
+    """
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+    except ModuleNotFoundError:
+        raise UnsupportedError(
+            "this registry knows users by a signature: install the package for it by 'pip install cryptography'"
+        ) from None
+    path = key_path()
+    try:
+        key = load_ssh_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidArgumentError(f"the key {path} cannot be used: {error}") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InvalidArgumentError(f"the key {path} is not an Ed25519 key")
+    _, public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode().split(" ")[:2]
+    signed = key.sign(f"GET,{url},{_NO_BODY}".encode())
+    return f"{public}:{base64.b64encode(signed).decode()}"

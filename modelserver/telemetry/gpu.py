@@ -1,4 +1,5 @@
-"""NVIDIA GPUs as the driver's management library (NVML) sees them: their names, memory, load and power.
+"""NVIDIA GPUs as the driver's management library (NVML) sees them: their names, memory, load and power;
+and those that this process can use, by CUDA's numbers (`instance_group.gpus`).
 
 Through the optional package nvidia-ml-py (`pynvml`). Without it, or without a driver, no GPUs are reported.
 """
@@ -205,6 +206,9 @@ _LIST = "CUDA_VISIBLE_DEVICES"
 
 def visible_devices(num_devices: int, listed: str | None) -> tuple[int | str, ...]:
     """The devices in CUDA's order: the driver's number of each device, or its listed UUID.
+
+    CUDA numbers the listed devices from 0; the driver numbers all devices. No CUDA library is asked: a context would
+    take hundreds of megabytes of each device.
 
     `listed` is CUDA_VISIBLE_DEVICES: it ends at the first device that is missing or listed twice (CUDA's
     programming guide, environment variables).

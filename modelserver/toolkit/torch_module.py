@@ -1,4 +1,5 @@
-"""PyTorch modules of a user's own code, as torch.export programs, and these compiled by AOTInductor. Needs torch."""
+"""PyTorch modules of a user's own code, as torch.export programs, these compiled by AOTInductor, and
+TorchScript archives. Needs torch."""
 
 from __future__ import annotations
 

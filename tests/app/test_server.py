@@ -365,7 +365,7 @@ def test_the_servers_bound_of_a_queue_is_named_by_its_flag(tmp_path: Path) -> No
 @pytest.mark.usefixtures("any_layout")
 def test_a_grpc_message_over_the_flags_size_is_refused(tmp_path: Path) -> None:
     write_identity(tmp_path)
-    with running_server(tmp_path, grpc_max_request_size=1000, allow_http=False, allow_metrics=False) as running:
+    with running_server(tmp_path, grpc_max_request_size=1000) as running:
         assert infer_over("grpc", running.grpc_url, 1.0).shape == (1, 2)
         client = tritonclient.grpc.InferenceServerClient(running.grpc_url)
         tensor = tritonclient.grpc.InferInput("INPUT0", [1, 500], "FP32")

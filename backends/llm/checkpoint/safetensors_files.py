@@ -1,4 +1,4 @@
-"""The tensors of a directory: those of one safetensors file, or of shards that an index names."""
+"""The tensors of a directory: those of one safetensors file, or of shards that an index names; read, and written."""
 
 from __future__ import annotations
 

@@ -25,138 +25,6 @@ from .schema_terms import (
     wrong,
 )
 
-# A schema without `$ref`, `allOf` and conditions of its own.
-
-_BOUNDS: dict[str, Callable[[float, float], bool]] = {
-    "minimum": lambda value, bound: value >= bound,
-    "maximum": lambda value, bound: value <= bound,
-    "exclusiveMinimum": lambda value, bound: value > bound,
-    "exclusiveMaximum": lambda value, bound: value < bound,
-}
-
-
-def may_be_valid(value: Any, schema: Any, path: str, flatten: Flatten) -> bool:
-    """False only if it is not; of keywords that are not looked at, `pattern` and `contains` among them, the library
-    that makes a grammar of the schema has the last word."""
-    schema = flatten(schema)
-    if isinstance(schema, bool):
-        return schema
-    if not _is_listed(value, schema, path, flatten):
-        return False
-    if isinstance(value, str):
-        excluded = schema.get("not")
-        is_excluded = isinstance(excluded, Excluded) and value in excluded.values
-        return not is_excluded and _is_within(len(value), schema, "minLength", "maxLength", path)
-    if isinstance(value, list):
-        return _is_array_valid(value, schema, path, flatten)
-    if isinstance(value, Mapping):
-        return _is_object_valid(value, schema, path, flatten)
-    if isinstance(value, bool) or value is None:
-        return True
-    return all(holds(value, schema[keyword]) for keyword, holds in _BOUNDS.items() if keyword in schema)
-
-
-def _is_listed(value: Any, schema: Schema, path: str, flatten: Flatten) -> bool:
-    types = schema.get("type")
-    if types is not None and not has_type(value, (types,) if isinstance(types, str) else tuple(types)):
-        return False
-    if "const" in schema and not is_equal(value, schema["const"]):
-        return False
-    if "enum" in schema and not any(is_equal(value, each) for each in schema["enum"]):
-        return False
-    if "anyOf" in schema and not any(may_be_valid(value, each, path, flatten) for each in schema["anyOf"]):
-        return False
-    return "oneOf" not in schema or any(may_be_valid(value, each, path, flatten) for each in schema["oneOf"])
-
-
-def _is_within(length: int, schema: Schema, low: str, high: str, path: str) -> bool:
-    least, most = count(schema, low, path) or 0, count(schema, high, path)
-    return least <= length and (most is None or length <= most)
-
-
-def _is_array_valid(value: list[Any], schema: Schema, path: str, flatten: Flatten) -> bool:
-    items = schema.get("items", True)
-    if "prefixItems" in schema or isinstance(items, list):
-        items = True
-    return _is_within(len(value), schema, "minItems", "maxItems", path) and all(
-        may_be_valid(each, items, path, flatten) for each in value
-    )
-
-
-def _is_object_valid(value: Mapping[str, Any], schema: Schema, path: str, flatten: Flatten) -> bool:
-    properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-    if not _is_within(len(value), schema, "minProperties", "maxProperties", path):
-        return False
-    if not all(name in value for name in schema.get("required", ())):
-        return False
-    if "patternProperties" in schema:
-        others = True
-    return all(may_be_valid(each, properties.get(name, others), path, flatten) for name, each in value.items())
-
-
-# Properties inside of properties that are looked into.
-_MAX_DEPTH = 8
-
-Flatten = Callable[[Any], Any]
-
-
-def may_overlap(first: Any, second: Any, flatten: Flatten, depth: int = 0) -> bool:
-    """False only if no value can match both; `flatten` resolves `$ref` and `allOf`."""
-    one, other = flatten(first), flatten(second)
-    if one is False or other is False:
-        return False
-    if one is True or other is True or depth > _MAX_DEPTH:
-        return True
-    for schema, beside in ((one, other), (other, one)):
-        for keyword in ("anyOf", "oneOf"):
-            if keyword in schema:
-                return any(may_overlap(option, beside, flatten, depth + 1) for option in schema[keyword])
-    values, other_values = _values(one), _values(other)
-    if values is not None and other_values is not None:
-        return bool(in_both(values, other_values))
-    if values is not None or other_values is not None:
-        beside = other if values is not None else one
-        return any(has_type(value, _types(beside)) for value in values or other_values or ())
-    common = _with_numbers(_types(one)) & _with_numbers(_types(other))
-    if common - {"object"}:
-        return True
-    return bool(common) and _may_objects_overlap(one, other, flatten, depth)
-
-
-def _values(schema: Schema) -> list[Any] | None:
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) else None
-
-
-def _types(schema: Schema) -> tuple[str, ...]:
-    """Of values that match: without `type` they may be of any."""
-    return types_of({"type": schema["type"]} if "type" in schema else {})
-
-
-def _with_numbers(types: tuple[str, ...]) -> set[str]:
-    return {"number" if kind == "integer" else kind for kind in types}
-
-
-def _may_objects_overlap(one: Schema, other: Schema, flatten: Flatten, depth: int) -> bool:
-    properties, other_properties = _properties(one), _properties(other)
-    required, other_required = set(one.get("required", ())), set(other.get("required", ()))
-    for name in required & other_required & properties.keys() & other_properties.keys():
-        if not may_overlap(properties[name], other_properties[name], flatten, depth + 1):
-            return False
-    is_closed = one.get("additionalProperties") is False and not one.get("patternProperties")
-    is_other_closed = other.get("additionalProperties") is False and not other.get("patternProperties")
-    return not (is_closed and other_required - properties.keys()) and not (
-        is_other_closed and required - other_properties.keys()
-    )
-
-
-def _properties(schema: Schema) -> Mapping[str, Any]:
-    properties = schema.get("properties", {})
-    return properties if isinstance(properties, Mapping) else {}
-
-
 ALTERNATIVES = ("anyOf", "oneOf")
 # Schemas inside of each other without an object or a list between them.
 MAX_DEPTH = 60
@@ -356,3 +224,134 @@ def _has_parts(schema: Schema) -> bool:
 
 def _has_alternatives(schema: Any) -> bool:
     return isinstance(schema, Mapping) and any(keyword in schema for keyword in ALTERNATIVES)
+
+
+# A schema without `$ref`, `allOf` and conditions of its own.
+
+_BOUNDS: dict[str, Callable[[float, float], bool]] = {
+    "minimum": lambda value, bound: value >= bound,
+    "maximum": lambda value, bound: value <= bound,
+    "exclusiveMinimum": lambda value, bound: value > bound,
+    "exclusiveMaximum": lambda value, bound: value < bound,
+}
+
+
+def may_be_valid(value: Any, schema: Any, path: str, flatten: Flatten) -> bool:
+    """False only if it is not; of keywords that are not looked at, `pattern` and `contains` among them, the library
+    that makes a grammar of the schema has the last word."""
+    schema = flatten(schema)
+    if isinstance(schema, bool):
+        return schema
+    if not _is_listed(value, schema, path, flatten):
+        return False
+    if isinstance(value, str):
+        excluded = schema.get("not")
+        is_excluded = isinstance(excluded, Excluded) and value in excluded.values
+        return not is_excluded and _is_within(len(value), schema, "minLength", "maxLength", path)
+    if isinstance(value, list):
+        return _is_array_valid(value, schema, path, flatten)
+    if isinstance(value, Mapping):
+        return _is_object_valid(value, schema, path, flatten)
+    if isinstance(value, bool) or value is None:
+        return True
+    return all(holds(value, schema[keyword]) for keyword, holds in _BOUNDS.items() if keyword in schema)
+
+
+def _is_listed(value: Any, schema: Schema, path: str, flatten: Flatten) -> bool:
+    types = schema.get("type")
+    if types is not None and not has_type(value, (types,) if isinstance(types, str) else tuple(types)):
+        return False
+    if "const" in schema and not is_equal(value, schema["const"]):
+        return False
+    if "enum" in schema and not any(is_equal(value, each) for each in schema["enum"]):
+        return False
+    if "anyOf" in schema and not any(may_be_valid(value, each, path, flatten) for each in schema["anyOf"]):
+        return False
+    return "oneOf" not in schema or any(may_be_valid(value, each, path, flatten) for each in schema["oneOf"])
+
+
+def _is_within(length: int, schema: Schema, low: str, high: str, path: str) -> bool:
+    least, most = count(schema, low, path) or 0, count(schema, high, path)
+    return least <= length and (most is None or length <= most)
+
+
+def _is_array_valid(value: list[Any], schema: Schema, path: str, flatten: Flatten) -> bool:
+    items = schema.get("items", True)
+    if "prefixItems" in schema or isinstance(items, list):
+        items = True
+    return _is_within(len(value), schema, "minItems", "maxItems", path) and all(
+        may_be_valid(each, items, path, flatten) for each in value
+    )
+
+
+def _is_object_valid(value: Mapping[str, Any], schema: Schema, path: str, flatten: Flatten) -> bool:
+    properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    if not _is_within(len(value), schema, "minProperties", "maxProperties", path):
+        return False
+    if not all(name in value for name in schema.get("required", ())):
+        return False
+    if "patternProperties" in schema:
+        others = True
+    return all(may_be_valid(each, properties.get(name, others), path, flatten) for name, each in value.items())
+
+
+# Properties inside of properties that are looked into.
+_MAX_DEPTH = 8
+Flatten = Callable[[Any], Any]
+
+
+def may_overlap(first: Any, second: Any, flatten: Flatten, depth: int = 0) -> bool:
+    """False only if no value can match both; `flatten` resolves `$ref` and `allOf`."""
+    one, other = flatten(first), flatten(second)
+    if one is False or other is False:
+        return False
+    if one is True or other is True or depth > _MAX_DEPTH:
+        return True
+    for schema, beside in ((one, other), (other, one)):
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                return any(may_overlap(option, beside, flatten, depth + 1) for option in schema[keyword])
+    values, other_values = _values(one), _values(other)
+    if values is not None and other_values is not None:
+        return bool(in_both(values, other_values))
+    if values is not None or other_values is not None:
+        beside = other if values is not None else one
+        return any(has_type(value, _types(beside)) for value in values or other_values or ())
+    common = _with_numbers(_types(one)) & _with_numbers(_types(other))
+    if common - {"object"}:
+        return True
+    return bool(common) and _may_objects_overlap(one, other, flatten, depth)
+
+
+def _values(schema: Schema) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _types(schema: Schema) -> tuple[str, ...]:
+    """Of values that match: without `type` they may be of any."""
+    return types_of({"type": schema["type"]} if "type" in schema else {})
+
+
+def _with_numbers(types: tuple[str, ...]) -> set[str]:
+    return {"number" if kind == "integer" else kind for kind in types}
+
+
+def _may_objects_overlap(one: Schema, other: Schema, flatten: Flatten, depth: int) -> bool:
+    properties, other_properties = _properties(one), _properties(other)
+    required, other_required = set(one.get("required", ())), set(other.get("required", ()))
+    for name in required & other_required & properties.keys() & other_properties.keys():
+        if not may_overlap(properties[name], other_properties[name], flatten, depth + 1):
+            return False
+    is_closed = one.get("additionalProperties") is False and not one.get("patternProperties")
+    is_other_closed = other.get("additionalProperties") is False and not other.get("patternProperties")
+    return not (is_closed and other_required - properties.keys()) and not (
+        is_other_closed and required - other_properties.keys()
+    )
+
+
+def _properties(schema: Schema) -> Mapping[str, Any]:
+    properties = schema.get("properties", {})
+    return properties if isinstance(properties, Mapping) else {}

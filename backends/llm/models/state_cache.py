@@ -1,4 +1,6 @@
-"""A cache as the layers of transformers see it: keys and values pass through to blocks, states are rows of slots."""
+"""A cache as the layers of transformers see it: keys and values pass through to blocks, states are rows of slots.
+
+`StateProbe` finds the modules that keep states."""
 
 from __future__ import annotations
 

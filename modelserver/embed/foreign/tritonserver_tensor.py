@@ -20,57 +20,6 @@ from modelserver.backend import Tensor as CoreTensor
 from modelserver.embed.values import texts
 from modelserver.errors import ErrorCode, ServerError
 
-
-class TritonError(Exception):
-    """Base of the errors that the server answers with."""
-
-
-class UnknownError(TritonError):
-    pass
-
-
-class InternalError(TritonError):
-    pass
-
-
-class NotFoundError(TritonError):
-    pass
-
-
-class InvalidArgumentError(TritonError):
-    pass
-
-
-class UnavailableError(TritonError):
-    pass
-
-
-class UnsupportedError(TritonError):
-    pass
-
-
-class AlreadyExistsError(TritonError):
-    pass
-
-
-_BY_CODE: dict[ErrorCode, type[TritonError]] = {
-    ErrorCode.INTERNAL: InternalError,
-    ErrorCode.NOT_FOUND: NotFoundError,
-    ErrorCode.INVALID_ARGUMENT: InvalidArgumentError,
-    ErrorCode.PAYLOAD_TOO_LARGE: InvalidArgumentError,
-    ErrorCode.UNAVAILABLE: UnavailableError,
-    ErrorCode.OVERLOADED: UnavailableError,
-    ErrorCode.TIMED_OUT: UnavailableError,
-    ErrorCode.UNSUPPORTED: UnsupportedError,
-    ErrorCode.ALREADY_EXISTS: AlreadyExistsError,
-}
-
-
-def translated(error: ServerError) -> TritonError:
-    """The error by its name here; a cancelled request is an UnknownError, for which Triton has no name either."""
-    return _BY_CODE.get(error.code, UnknownError)(error.message)
-
-
 _LENGTH = struct.Struct("<I")
 
 
@@ -337,3 +286,53 @@ def parse_device(device: DeviceOrMemoryType) -> tuple[MemoryType, int]:
         return (kind if isinstance(kind, MemoryType) else by_name[kind]), int(index)
     except (KeyError, TypeError, ValueError):
         raise InvalidArgumentError(f"Invalid memory type {device}: expected 'cpu', 'gpu' or 'gpu:NUMBER'") from None
+
+
+class TritonError(Exception):
+    """Base of the errors that the server answers with."""
+
+
+class UnknownError(TritonError):
+    pass
+
+
+class InternalError(TritonError):
+    pass
+
+
+class NotFoundError(TritonError):
+    pass
+
+
+class InvalidArgumentError(TritonError):
+    pass
+
+
+class UnavailableError(TritonError):
+    pass
+
+
+class UnsupportedError(TritonError):
+    pass
+
+
+class AlreadyExistsError(TritonError):
+    pass
+
+
+_BY_CODE: dict[ErrorCode, type[TritonError]] = {
+    ErrorCode.INTERNAL: InternalError,
+    ErrorCode.NOT_FOUND: NotFoundError,
+    ErrorCode.INVALID_ARGUMENT: InvalidArgumentError,
+    ErrorCode.PAYLOAD_TOO_LARGE: InvalidArgumentError,
+    ErrorCode.UNAVAILABLE: UnavailableError,
+    ErrorCode.OVERLOADED: UnavailableError,
+    ErrorCode.TIMED_OUT: UnavailableError,
+    ErrorCode.UNSUPPORTED: UnsupportedError,
+    ErrorCode.ALREADY_EXISTS: AlreadyExistsError,
+}
+
+
+def translated(error: ServerError) -> TritonError:
+    """The error by its name here; a cancelled request is an UnknownError, for which Triton has no name either."""
+    return _BY_CODE.get(error.code, UnknownError)(error.message)

@@ -1,4 +1,6 @@
-"""Bodies on their way in and out: size limit, decompression, compression. Large ones go through a thread."""
+"""Bodies on their way in and out: size limit, decompression, compression. Large ones go through a thread.
+
+`with_object` reads bodies that are a JSON object or empty: those of all calls except inference."""
 
 from __future__ import annotations
 
@@ -95,8 +97,6 @@ def _finish_response(exchange: HttpExchange, response: HttpResponse, done: async
 
 
 # The slowest JSON takes 100 ms/MB.
-# Bodies that are a JSON object or empty: those of all calls except inference.
-
 MAX_BYTES_ON_LOOP: Final = 16 * 1024
 
 
@@ -107,7 +107,7 @@ def with_object(
     *,
     has_unique_fields: bool = True,
 ) -> None:
-    """Call `then` with the exchange's body, an operator's settings, now or later; later errors are answered.
+    """Call `then` with the exchange's body, now or later; later errors are answered.
 
     With `has_unique_fields` a repeated field is an error. Raises ServerError for errors that are known at once.
     """

@@ -1,4 +1,5 @@
 """From the body of an infer call to a request: by a template if the call is known, in full otherwise.
+Or the body is the raw data of the only input.
 
 A call that would block the event loop for more than a few milliseconds is decoded beside it in two steps: `outline`
 reads everything but the elements, so that the call can be refused early, and `elements` does the rest.

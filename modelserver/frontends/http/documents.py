@@ -1,4 +1,4 @@
-"""The JSON documents of metadata, index and statistics, field by field as clients know them."""
+"""The JSON documents of metadata, index, statistics and the overview, field by field as clients know them."""
 
 from __future__ import annotations
 

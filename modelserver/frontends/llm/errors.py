@@ -1,4 +1,5 @@
-"""What can be wrong with a request to a language model, before any API has worded it.
+"""What can be wrong with a request to a language model, before any API has worded it; and what the APIs share in
+wording it (`UsualErrors`).
 
 Each API says in its own errors where in its documents the fault is (`ParameterError.param`) and what it calls it.
 """
