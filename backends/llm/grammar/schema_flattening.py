@@ -226,8 +226,6 @@ def _has_alternatives(schema: Any) -> bool:
     return isinstance(schema, Mapping) and any(keyword in schema for keyword in ALTERNATIVES)
 
 
-# A schema without `$ref`, `allOf` and conditions of its own.
-
 _BOUNDS: dict[str, Callable[[float, float], bool]] = {
     "minimum": lambda value, bound: value >= bound,
     "maximum": lambda value, bound: value <= bound,
@@ -297,6 +295,7 @@ def _is_object_valid(value: Mapping[str, Any], schema: Schema, path: str, flatte
 
 # Properties inside of properties that are looked into.
 _MAX_DEPTH = 8
+# A schema without `$ref`, `allOf` and conditions of its own.
 Flatten = Callable[[Any], Any]
 
 

@@ -21,10 +21,6 @@ from modelserver.protocol.exchange import HttpExchange
 from modelserver.protocol.limits import HttpLimits
 from modelserver.protocol.response import HttpResponse, error_response, json_response, message_response
 
-# SageMaker's endpoints of several models: load, list, call and unload models that its agent puts on the disk.
-#
-# https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html
-
 logger = logging.getLogger(__name__)
 
 SAGEMAKER_TYPE = BinaryType("application/vnd.sagemaker-triton.binary+json", is_answered=True)
@@ -172,6 +168,10 @@ def vertex_ai_api(
     )
     return Api("Vertex AI", cloud.routes, port=port)
 
+
+# SageMaker's endpoints of several models: load, list, call and unload models that its agent puts on the disk.
+#
+# https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html
 
 # Has a model answer an exchange: the frontend's infer route.
 Invoke = Callable[[HttpExchange, str], None]
