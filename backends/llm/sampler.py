@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from .attention.paged import copied_together
 from .draw import DrawColumns, draw_columns, draw_on_device, draw_on_host, uniform, uniforms
 from .grammar.matcher import allowed_mask, fill_masks
 from .plan import SampledToken, TokenLogprobs
@@ -141,20 +142,20 @@ class Sampler:
         is_edited = any(
             state.is_edited or sequence.matcher is not None for state, sequence in zip(states, sequences, strict=True)
         )
-        raw = logits
+        raw, index = logits, None
         if wanted and len(wanted) < len(sequences):
-            raw = logits[list(wanted)]
+            (index,) = copied_together([np.array(wanted, dtype=np.int64)], logits.device)
+            raw = logits[index]
         elif wanted and is_edited:
             raw = logits.clone()
-        if is_edited:
-            for row, (sequence, state, position) in enumerate(zip(sequences, states, positions, strict=True)):
-                if state.is_edited:
-                    apply_rules(logits[row], sequence, state, position)
+        if any(state.is_edited for state in states):
+            logits = logits.contiguous()
+            apply_rules(logits, sequences, states, positions)
         token_ids = self._choose(logits, sequences, positions, [state.drawn for state in states], draws)
         if not wanted:
             return SampledRows(token_ids)
         num_top = [sequences[row].params.logprobs or 0 for row in wanted]
-        chosen = token_ids if len(wanted) == len(sequences) else token_ids[list(wanted)]
+        chosen = token_ids if index is None else token_ids[index]
         return SampledRows(token_ids, wanted, rank_tokens(raw, chosen, num_top))
 
     def verify(self, logits: torch.Tensor, sequence: Sequence, position: int, drafts: Rows[int]) -> list[SampledToken]:

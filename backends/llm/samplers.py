@@ -235,15 +235,6 @@ class Repetitions:
         self._lens = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self._num_read = 0
 
-    def apply(self, row: torch.Tensor, token_ids: list[int]) -> None:
-        """Change one row of logits in place; `token_ids` are the sequence so far."""
-        import torch
-
-        found = self.penalties(token_ids)
-        if found:
-            places = torch.tensor(list(found), device=row.device)
-            row[places] -= torch.tensor(list(found.values()), dtype=row.dtype, device=row.device)
-
     def penalties(self, token_ids: list[int]) -> dict[int, float]:
         """What each token loses that would go on with a repetition."""
         self._update(token_ids)

@@ -22,6 +22,7 @@ from modelserver_backends.llm.captured_decode import SAMPLED_ENDINGS, CapturedDe
 from modelserver_backends.llm.checkpoint import open_checkpoint
 from modelserver_backends.llm.cuda_graphs import Captured, CudaGraphs, capture_each
 from modelserver_backends.llm.embedding.head import load_head
+from modelserver_backends.llm.grammar.matcher import MaskBatch
 from modelserver_backends.llm.models.load import LoadedNetwork, choose_device
 from modelserver_backends.llm.options import EngineOptions
 from modelserver_backends.llm.plan import Chunk, StepPlan
@@ -29,8 +30,12 @@ from modelserver_backends.llm.runner import Runner
 from modelserver_backends.llm.sampler import Sampler
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.sequence import Sequence
+from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.checkpoints import network_of
+from support.sampling import make_sequence
+from support.tiny_tokenizers import byte_level
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 Checkpoints = Callable[[str], Path]
 META = torch.device("meta")
@@ -40,11 +45,13 @@ REPORTED = SamplingParams(temperature=0.7, seed=3, logprobs=2)
 
 
 class Copies(TorchDispatchMode):
-    """Records whether each copy from the host could go on while the host does: pinned, whole, and not waited for."""
+    """Records whether each copy from the host could go on while the host does: pinned, whole, and not waited for.
+    `num_launches`: operations of the device, with copies, without views."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.are_free: list[bool] = []
+        self.num_launches = 0
         self._pinned: dict[int, torch.Tensor] = {}
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
 
@@ -56,6 +63,9 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        outputs = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
+        self.num_launches += not func.is_view and any(value.device.type == "meta" for value in outputs)
         source, target = None, None
         if func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.to):  # the second in inference mode
             source, is_free = args[0], kwargs.get("non_blocking", False)
@@ -67,7 +77,16 @@ class Copies(TorchDispatchMode):
         if source is not None and source.device.type == "cpu" and target is not None and target.type == "meta":
             is_pinned = source.untyped_storage().data_ptr() in self._pinned
             self.are_free.append(bool(is_free and is_pinned and source.is_contiguous()))
-        return func(*args, **kwargs)
+        return result
+
+
+class FreeMatcher:
+    """Of a grammar that takes every token."""
+
+    vocab_size = 300
+
+    def fill(self, batch: MaskBatch, row: int) -> None:
+        batch.bits[row] = -1 % 2**32
 
 
 class EmptyAttention:
@@ -164,6 +183,40 @@ def test_a_step_is_launched_by_one_copy_without_waiting_for_the_one_before(
             runner.launch(StepPlan(plan))
             assert copies.are_free == [True]
             del copies.are_free[:]
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "bias": {"logit_bias": {1: 2.0, 5: -3.0}},
+    "bans": {"allowed_token_ids": (1, 2, 3), "min_tokens": 9, "stop_token_ids": (2,), "bad_words": ("so",)},
+    "repetitions": {"dry_multiplier": 0.8, "dry_allowed_length": 1},
+    "grammar": {},
+    "reported": {"logprobs": 1, "repetition_penalty": 1.1},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_of_all_rows_are_as_few_launches_as_those_of_one(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the rows, one that has none."""
+    tokenizer = Tokenizer(byte_level())
+    params = SamplingParams(temperature=0.7, **RULES[rule])
+    numbers = set()
+    for num_rows in (1, 256):
+        sequences = [
+            make_sequence(
+                params, output=[7 + row, 8, 7 + row], seed=row, matcher=FreeMatcher() if rule == "grammar" else None
+            )
+            for row in range(num_rows)
+        ]
+        sequences.append(make_sequence(DRAWN))
+        with Copies(monkeypatch) as copies, torch.inference_mode():
+            sampler = Sampler(tokenizer=tokenizer)
+            sampler.start(torch.zeros(num_rows + 1, tokenizer.vocab_size, device=META), sequences)
+        assert all(copies.are_free)
+        numbers.add((len(copies.are_free), copies.num_launches))
+    ((num_copies, num_launches),) = numbers
+    assert num_copies <= 3
+    assert num_launches <= 70
 
 
 def generated(runner: Runner) -> list[int]:

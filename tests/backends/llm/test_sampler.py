@@ -9,6 +9,7 @@ import pytest
 import torch
 from modelserver_backends.llm.draw import draw_columns, draw_on_device, draw_on_host, uniform
 from modelserver_backends.llm.sampler import Sampler
+from modelserver_backends.llm.sampler_state import Edits, SamplerState
 from modelserver_backends.llm.sampling_params import SamplingParams
 from modelserver_backends.llm.text.tokenizer import Tokenizer
 from support.sampling import make_sequence, reference_probabilities
@@ -127,6 +128,22 @@ def test_a_row_does_not_see_its_batch() -> None:
         logits.flip(0), [_sequence(case, seed) for seed, case in reversed(list(enumerate(cases)))]
     )
     assert together == alone == backwards[::-1]
+
+
+def test_rules_change_the_same_bits_on_host_and_device() -> None:
+    sequences = [_sequence(case) for case in CASES.values()]
+    states = [SamplerState(sequence, frozenset(EOS), None) for sequence in sequences]
+    edits = Edits(len(sequences), 700)
+    for row, (sequence, state) in enumerate(zip(sequences, states, strict=True)):
+        edits.add(row, sequence, state, sequence.num_tokens)
+    before = torch.randn(len(sequences), 700, generator=torch.Generator().manual_seed(1))
+    host, device = before.clone(), before.clone()
+    edits.apply_on_host(host)
+    edits.apply_on_device(device)
+    assert torch.equal(host.view(torch.int32), device.view(torch.int32))
+    changed = [not torch.equal(*rows) for rows in zip(host, before, strict=True)]
+    expected = [state.is_edited and name != "min_tokens_reached" for name, state in zip(CASES, states, strict=True)]
+    assert changed == expected
 
 
 def test_seed_and_position_decide() -> None:
