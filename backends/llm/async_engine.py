@@ -159,7 +159,7 @@ class AsyncLLM:
 
     def _obey(self) -> bool:
         """All commands that are there; without work the next one is waited for. False: end."""
-        is_waiting = not self.engine.has_work
+        is_waiting = not self.engine.has_work or (self.engine.runner.is_lost and not self._inboxes)
         while True:
             try:
                 command = self._commands.get(block=is_waiting)

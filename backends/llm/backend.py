@@ -82,12 +82,12 @@ class LlmBackend(Backend):
     @classmethod
     def needs_process(cls, context: BackendContext) -> bool:
         """On a GPU: host work has an interpreter to itself there, and what breaks the device's context ends alone.
-        With ranks on other machines, too: when one leaves, the engine ends, and the server starts it anew.
+        With several ranks, too: when one leaves or hangs, the engine ends, and the server starts it anew.
 
         Other engines need an environment of their own.
         """
         place = find_checkpoint(context)
-        if place.engine is not None or place.options.nodes is not None:
+        if place.engine is not None or place.options.tensor_parallel_size > 1:
             return True
         device = place.options.device
         kinds = {group.kind for group in context.config.instance_group}

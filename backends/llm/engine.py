@@ -268,7 +268,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._deliveries) or self._inflight is not None or bool(self._grammars)
+        """Also when no step can succeed any more: the next one says why, and the engine's process ends."""
+        return bool(self._deliveries) or self._inflight is not None or bool(self._grammars) or self.runner.is_lost
 
     def is_running(self, request: GenerationRequest) -> bool:
         """Whether outputs of the request are still to come."""
@@ -398,6 +399,8 @@ class Engine:
 
         Errors of the runner pass through, after which `reset` must be called.
         """
+        if self.runner.is_lost:
+            self.runner.check()
         refused = self._take_grammars() if self._grammars else []
         if self._speculator is not None:
             self._speculator.draft(self._scheduler.running)

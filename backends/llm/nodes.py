@@ -239,25 +239,25 @@ def local_address(pipe: Connection) -> str:
         return str(connected.getsockname()[0])
 
 
-def hang_up(pipe: Connection) -> None:
-    """Close it, also for those who wait for its other end."""
+def shut(pipe: Connection) -> None:
+    """End the connection at both ends, also for threads that wait for it; it is still to be closed."""
     with suppress(OSError), _socket_of(pipe) as connected:
         _shut(connected)
-    pipe.close()
 
 
-def watch(pipes: Sequence[Connection], on_lost: Callable[[int], None]) -> None:
-    """Call `on_lost`, in another thread, with the index of the first pipe whose other end has closed or vanished."""
+def ended(pipes: Sequence[Connection]) -> Callable[[float | None], list[int]]:
+    """Waits for so many seconds: the indices of the pipes whose other end has closed or vanished."""
     poll = select.poll()
     numbers = [pipe.fileno() for pipe in pipes]
     for number in numbers:
         poll.register(number, select.POLLRDHUP)
+    return lambda wait_s: [numbers.index(n) for n, _ in poll.poll(None if wait_s is None else 1000 * wait_s)]
 
-    def wait() -> None:
-        ready = poll.poll()
-        on_lost(numbers.index(ready[0][0]))
 
-    threading.Thread(target=wait, name="rank-watch", daemon=True).start()
+def watch(pipes: Sequence[Connection], on_lost: Callable[[int], None]) -> None:
+    """Call `on_lost`, in another thread, with the index of the first pipe whose other end has closed or vanished."""
+    wait = ended(pipes)
+    threading.Thread(target=lambda: on_lost(wait(None)[0]), name="rank-watch", daemon=True).start()
 
 
 def die_with_parent(parent: int) -> None:

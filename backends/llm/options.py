@@ -53,6 +53,7 @@ class EngineOptions:
     `kept_prefix_directory` (None: in the user's cache). `kv_offloading_size` GiB of host memory keep blocks that the
     device's cache has no room for. `kv_events_config`: who is told which blocks the cache holds.
     `nodes`: the machines that share the ranks of `tensor_parallel_size`, as the server's flags say; None: this one.
+    A step over several ranks may take `distributed_timeout_seconds`; 0: no limit.
     `structured_outputs_backend`: "guidance" or "xgrammar" compiles structured outputs; None: the installed one.
 
     Raises InvalidArgumentError, which names the option, when one is out of its range.
@@ -75,6 +76,7 @@ class EngineOptions:
     device: str = "auto"
     attention_backend: str = "auto"
     tensor_parallel_size: int = 1
+    distributed_timeout_seconds: float = 300.0
     enforce_eager: bool = False
     capture_at_load: bool = True
     max_logprobs: int = 20
@@ -280,6 +282,7 @@ CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "device": string,
     "attention_backend": string,
     "tensor_parallel_size": integer,
+    "distributed_timeout_seconds": number,
     "enforce_eager": boolean,
     "capture_at_load": boolean,
     "max_logprobs": integer,
@@ -425,6 +428,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "scheduling_policy": (lambda value: value in ("fcfs", "priority"), "fcfs or priority"),
     "seed": (lambda value: abs(value) < 2**63, "an integer of 64 bits"),
     "tensor_parallel_size": (lambda value: value >= 1, "at least 1"),
+    "distributed_timeout_seconds": (lambda value: value >= 0, "at least 0 (no limit)"),
     "max_logprobs": (lambda value: value >= 0, "at least 0"),
     "num_threads": (lambda value: value >= 1, "at least 1"),
     "limit_mm_per_prompt": (lambda value: value >= 0, "at least 0"),

@@ -78,7 +78,14 @@ class Measure:
     phase: str
 
 
-Message = Membership | Pool | Embedding | Placing | Measure
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The load has ended. From now on each rank says every `interval_s` seconds how far it is."""
+
+    interval_s: float
+
+
+Message = Membership | Pool | Embedding | Placing | Measure | Beat
 
 
 def packed(message: Message) -> bytes:
@@ -94,6 +101,8 @@ def packed(message: Message) -> bytes:
             return _joined(b"E", {"token_id_lists": token_id_lists, "has_adapter": has_adapter})
         case Measure(phase):
             return _joined(b"N", {"phase": phase})
+        case Beat(interval_s):
+            return _joined(b"B", {"interval_s": interval_s})
         case Placing(slot, adapter):
             modules, tensors = [], []
             for name, module in adapter.modules.items():
@@ -125,6 +134,8 @@ def unpacked(data: bytes) -> Message:
         return Pool(**values)
     if kind == b"N":
         return Measure(**values)
+    if kind == b"B":
+        return Beat(**values)
     if kind == b"E":
         return Embedding(_tuples(values["token_id_lists"]), values["has_adapter"])
     assert kind == b"A", f"no message begins with {kind!r}"

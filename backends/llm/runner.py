@@ -139,6 +139,16 @@ class Runner:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Start a step; the one before may still run, and its tokens need not have been read."""
+        if self._followers is None:
+            return self._launch(plan)
+        self._followers.begin_step()
+        try:
+            return self._launch(plan)
+        except BaseException:
+            self._followers.end_step()
+            raise
+
+    def _launch(self, plan: StepPlan) -> Launched:
         self._thread.settle()
         with torch.inference_mode():
             step = StepInputs(plan.chunks, self.block_size, has_adapters=self.adapters is not None, tables=self._tables)
@@ -181,10 +191,23 @@ class Runner:
         read: Callable[[], Sequence[SampledToken]],
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]],
     ) -> StepResult:
-        tokens = read()
+        try:
+            tokens = read()
+        finally:
+            if self._followers is not None:
+                self._followers.end_step()
+        self.check()
+        return StepResult(_by_chunk(step, tokens), prompt_logprobs)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a rank has ended or hangs, so that no step can succeed any more."""
+        return self._followers is not None and self._followers.lost is not None
+
+    def check(self) -> None:
+        """Raises InternalError, which says why, if no step can succeed any more."""
         if self._followers is not None:
             self._followers.check()
-        return StepResult(_by_chunk(step, tokens), prompt_logprobs)
 
     @property
     def network(self) -> Decoder | TransformersNetwork:
@@ -211,8 +234,11 @@ class Runner:
         Computed in one pass, unless layers keep states; nothing is cached. Not normalised to unit length. `adapter` is
         that of all lists.
         """
-        self._thread.settle()
-        with torch.inference_mode():
+        with ExitStack() as step, torch.inference_mode():
+            self._thread.settle()
+            if self._followers is not None:
+                self._followers.begin_step()
+                step.callback(self._followers.end_step)
             if self.adapters is not None and adapter is not None:
                 self._place(self.adapters, EMBEDDING_SLOT, adapter)
             if self._followers is not None:
@@ -222,7 +248,9 @@ class Runner:
                 self.head(hidden[None], torch.tensor([len(hidden)], device=self._device))
                 for hidden in self._fresh(token_id_lists, adapter)
             ]
-            return list(torch.cat(vectors).cpu().numpy())
+            found = list(torch.cat(vectors).cpu().numpy())
+        self.check()
+        return found
 
     def capture_all(self) -> None:
         """Capture the graphs of all steps, where steps are graphs, so that no request waits for one."""
@@ -517,6 +545,8 @@ def load_runner(
         failed.callback(runner.close)
         if options.capture_at_load and not options.has_trained_drafts:  # `tap` captures then
             runner.capture_all()
+        if followers is not None:
+            followers.limit_steps()
         failed.pop_all()
     return runner
 

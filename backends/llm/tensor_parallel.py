@@ -22,8 +22,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -52,7 +54,7 @@ from .lora.adapter import Adapter
 from .lora.step import EMBEDDING_SLOT
 from .models.linear_tensors import Rank
 from .models.load import LoadedNetwork, load_network
-from .nodes import MOST_BYTES, Meeting, connect_rank, die_with_parent, hang_up, local_address, watch
+from .nodes import MOST_BYTES, Meeting, connect_rank, die_with_parent, ended, local_address, shut, watch
 from .options import EngineOptions
 from .profile import CudaMemory
 from .rank_messages import (
@@ -60,6 +62,7 @@ from .rank_messages import (
     CAPTURE_PIECES,
     GRAPH,
     STEP,
+    Beat,
     Embedding,
     Measure,
     Membership,
@@ -75,13 +78,15 @@ from .step_inputs import StepInputs
 
 logger = logging.getLogger(__name__)
 
-# Ranks load weights at their own pace before the first sum is taken.
+# Ranks load weights at their own pace before the first sum is taken. Steps have a limit of their own (`StepWatch`).
 _SUM_TIMEOUT = timedelta(minutes=30)
 # All ranks are there when they begin to connect.
 _CONNECT_TIMEOUT = timedelta(minutes=1)
 _CLOSE_S = 10.0
 # How much of the end of a rank's output the error of its death quotes.
 _LAST_LINES = 20
+# A rank says how far it is so many times within the limit of a step, but at least every few seconds.
+_BEATS_IN_LIMIT, _MOST_BEAT_S = 8, 5.0
 # Of a step; at least one of them is not empty.
 _NUM_ARRAYS = 11
 
@@ -183,6 +188,13 @@ class RemoteFollower:
     def __init__(self, index: int, pipe: Connection) -> None:
         self.index = index
         self.pipe = pipe
+        # When the rank last said how far it is, and what it said, see `_Pulse`.
+        self.heard_s = 0.0
+        self.progress = 0
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.index}" if self.is_local else f"rank {self.index}, on another node,"
 
     def await_sign(self) -> None:
         """Wait until the rank is about to join the others; again: until it has loaded its share.
@@ -208,7 +220,8 @@ class RemoteFollower:
         return InternalError(f"rank {self.index} of this LLM, on another node, has ended; see the output of that node")
 
     def close(self) -> None:
-        hang_up(self.pipe)
+        shut(self.pipe)
+        self.pipe.close()
 
 
 class Follower(RemoteFollower):
@@ -272,7 +285,12 @@ class Followers:
         membership = Membership(place.absolute(), options, Path(self._directory.name) / "store", 0)
         self._ranks: list[RemoteFollower] = []
         self._is_closed = False
-        self._lost: InternalError | None = None
+        self.lost: InternalError | None = None
+        self._limit_s = options.distributed_timeout_seconds
+        self._watcher: threading.Thread | None = None
+        # When the step under way began; None: there is none. How far this rank is, see `_Pulse`.
+        self._began_s: float | None = None
+        self._progress = 0
         self._board_file = os.memfd_create("modelserver-steps", os.MFD_CLOEXEC)
         self._board = StepBoard(self._board_file)
         try:
@@ -285,7 +303,7 @@ class Followers:
             for index in range(1, _num_local(options)):
                 self._ranks.append(Follower(replace(membership, index=index), self._board_file))
             for rank in self._ranks:
-                _send(rank, packed(replace(membership, index=rank.index)))
+                self._send_to(rank, packed(replace(membership, index=rank.index)))
             for rank in self._ranks:
                 rank.await_sign()
             rank_0 = join(membership, rank_options(options, 0).device, shared)
@@ -305,9 +323,27 @@ class Followers:
             watch(pipes, self._end_sums)
 
     def check(self) -> None:
-        """Raises InternalError if a rank has ended while a step was computed, which then means nothing."""
-        if self._lost is not None:
-            raise self._lost
+        """Raises InternalError if a rank has ended or hangs: what a step has computed means nothing then."""
+        if self.lost is not None:
+            raise self.lost
+
+    def limit_steps(self) -> None:
+        """From now on the engine ends when a step takes longer than `distributed_timeout_seconds`."""
+        if self._limit_s:
+            interval_s = min(self._limit_s / _BEATS_IN_LIMIT, _MOST_BEAT_S)
+            self._tell(Beat(interval_s))
+            self._watcher = threading.Thread(
+                target=self._watch_steps, args=(interval_s,), name="step-watch", daemon=True
+            )
+            self._watcher.start()
+
+    def begin_step(self) -> None:
+        """A step, or texts that are embedded; until `end_step`."""
+        self._began_s = time.monotonic()
+
+    def end_step(self) -> None:
+        """It has ended, or failed."""
+        self._began_s = None
 
     def open_pool(self, pool: Pool) -> None:
         """Let the ranks compute on blocks of their own; those that they had are given back."""
@@ -348,6 +384,10 @@ class Followers:
 
     def close(self) -> None:
         self._is_closed = True
+        if self._watcher is not None:
+            for rank in self._ranks:
+                shut(rank.pipe)
+            self._watcher.join()
         for rank in self._ranks:
             rank.close()
         self._ranks = []
@@ -367,42 +407,102 @@ class Followers:
 
     def _end_sums(self, index: int) -> None:
         """A rank has left. On a GPU sums would wait for it, and the host for the GPU, for half an hour."""
-        if not self._is_closed and self.rank.abort is not None:
-            self._lost = self._ranks[index].death()
-            logger.error("%s", self._lost.message)
+        if not self._is_closed and self.rank.abort is not None and self.lost is None:
+            self.lost = self._ranks[index].death()
+            logger.error("%s", self.lost.message)
             self.rank.abort()
 
     def _add_up(self, add_up: Callable[[torch.Tensor], torch.Tensor], part: torch.Tensor) -> torch.Tensor:
+        self._progress += self.rank.abort is None
         try:
             return add_up(part)
         except RuntimeError:  # most likely since a rank's connections have ended
-            ended = wait([rank.pipe for rank in self._ranks], timeout=_CLOSE_S)
-            for rank in self._ranks:
-                if rank.pipe in ended:
-                    raise rank.death() from None
+            self.check()
+            for index in ended([rank.pipe for rank in self._ranks])(_CLOSE_S):
+                self.lost = self._ranks[index].death()
+                raise self.lost from None
             raise
+
+    def _watch_steps(self, interval_s: float) -> None:
+        """Hear the ranks, and end what takes too long; in a thread."""
+        now_s = awake_s = time.monotonic()
+        for rank in self._ranks:
+            rank.heard_s = now_s
+        heard = {rank.pipe: rank for rank in self._ranks}
+        while not self._is_closed:
+            for pipe in wait(list(heard), timeout=interval_s):
+                assert isinstance(pipe, Connection), "no others were given"
+                try:
+                    heard[pipe].progress = int(pipe.recv_bytes(MOST_BYTES))
+                except (EOFError, OSError, ValueError):  # it has ended, or says that it will
+                    del heard[pipe]
+                else:
+                    heard[pipe].heard_s = time.monotonic()
+            if not heard:
+                return
+            before_s, now_s = now_s, time.monotonic()
+            if now_s - before_s > self._limit_s / 2:  # this process itself was stopped
+                awake_s = now_s
+            began_s = self._began_s
+            if began_s is not None and now_s - max(began_s, awake_s) > self._limit_s:
+                self._end_hung(now_s)
+                return
+
+    def _end_hung(self, now_s: float) -> None:
+        """The step has taken too long. Let it fail, and so the engine; or end the engine's process with it."""
+        self.lost = InternalError(
+            f"a step of this LLM has not ended within {self._limit_s:g} s (distributed_timeout_seconds): "
+            f"{self._who_hangs(now_s)}"
+        )
+        logger.error("%s; the engine ends", self.lost.message)
+        for rank in self._ranks:
+            if isinstance(rank, Follower):  # one that is stopped would outlive the engine
+                rank.process.kill()
+        if all(rank.is_local for rank in self._ranks):
+            if self.rank.abort is not None:
+                self.rank.abort()
+            deadline_s = time.monotonic() + _CLOSE_S
+            while self._began_s is not None and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+            if self._began_s is None:
+                return
+        os._exit(1)
+
+    def _who_hangs(self, now_s: float) -> str:
+        silent = [rank for rank in self._ranks if now_s - rank.heard_s > self._limit_s / 2]
+        if silent:
+            return "; ".join(f"{rank.name} has not answered for {now_s - rank.heard_s:.1f} s" for rank in silent)
+        least = min(self._progress, *(rank.progress for rank in self._ranks))
+        behind = [rank.name for rank in self._ranks if rank.progress == least]
+        if self._progress == least:
+            behind.insert(0, "rank 0")
+        if len(behind) <= len(self._ranks):
+            return f"all ranks answer, and the others wait for {' and '.join(behind)}"
+        return "all ranks answer, and wait for each other or compute"
 
     def _show(self, written: bytes) -> None:
         """What the board has, to ranks that see it, and to those that do not."""
+        self._progress += 1
         carried = None
         for rank in self._ranks:
             if not rank.is_local and carried is None:
                 carried = self._board.carried(written)
-            _send(rank, written if rank.is_local or carried is None else carried)
+            self._send_to(rank, written if rank.is_local or carried is None else carried)
 
     def _tell(self, message: Message) -> None:
         self._send(packed(message))
 
     def _send(self, data: bytes) -> None:
+        self._progress += 1
         for rank in self._ranks:
-            _send(rank, data)
+            self._send_to(rank, data)
 
-
-def _send(rank: RemoteFollower, data: bytes) -> None:
-    try:
-        rank.pipe.send_bytes(data)
-    except OSError:
-        raise rank.death() from None
+    def _send_to(self, rank: RemoteFollower, data: bytes) -> None:
+        try:
+            rank.pipe.send_bytes(data)
+        except OSError:
+            self.lost = self.lost or rank.death()
+            raise self.lost from None
 
 
 _FOLLOW = "import importlib, sys; importlib.import_module(sys.argv[1]).follow(*map(int, sys.argv[2:]))"
@@ -497,7 +597,8 @@ def _follow(pipe: Connection, membership: Membership, board: StepBoard, address:
     options = rank_options(membership.options, membership.index)
     torch.set_num_threads(options.num_threads or share_of_threads(options))
     pipe.send_bytes(_SIGN)  # about to join
-    rank = join(membership, options.device, address=address)
+    pulse = _Pulse(pipe)
+    rank = pulse.count(join(membership, options.device, address=address))
     with open_checkpoint(membership.place) as checkpoint:
         loaded = load_network(checkpoint, options, rank)
     pipe.send_bytes(_SIGN)  # ready to compute
@@ -505,18 +606,55 @@ def _follow(pipe: Connection, membership: Membership, board: StepBoard, address:
         with torch.inference_mode():
             if loaded.adapted is not None:
                 loaded.adapted.allocate()
-            share = _Share(pipe, board, loaded, options)
+            share = _Share(pipe, pulse, board, loaded, options)
             while True:
-                share.take(pipe.recv_bytes())
+                data = pipe.recv_bytes()
+                pulse.progress += 1
+                share.take(data)
     except EOFError:  # the engine has ended
         return
+
+
+class _Pulse:
+    """Tells rank 0 again and again, in a thread, that this process runs, and how far it is.
+
+    `progress` counts the messages and the sums that the rank has begun; on GPUs messages alone, as graphs call nothing.
+    All ranks have the same when none has work. In a sum that does not end, those that others wait for have less.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self.progress = 0
+
+    def count(self, rank: Rank) -> Rank:
+        """The same with its sums counted."""
+        if rank.abort is not None:
+            return rank
+
+        def add_up(part: torch.Tensor) -> torch.Tensor:
+            self.progress += 1
+            return rank.sum(part)
+
+        return replace(rank, sum=add_up)
+
+    def start(self, interval_s: float) -> None:
+        threading.Thread(target=self._beat, args=(interval_s,), name="rank-pulse", daemon=True).start()
+
+    def _beat(self, interval_s: float) -> None:
+        with suppress(OSError):  # rank 0 has ended
+            while True:
+                self._pipe.send_bytes(b"%d" % self.progress)
+                time.sleep(interval_s)
 
 
 class _Share:
     """A rank's share of a network, and its KV blocks."""
 
-    def __init__(self, pipe: Connection, board: StepBoard, loaded: LoadedNetwork, options: EngineOptions) -> None:
+    def __init__(
+        self, pipe: Connection, pulse: _Pulse, board: StepBoard, loaded: LoadedNetwork, options: EngineOptions
+    ) -> None:
         self._pipe = pipe
+        self._pulse = pulse
         self._board = board
         self._loaded = loaded
         self._options = options
@@ -552,6 +690,8 @@ class _Share:
             self._open(message)
         elif isinstance(message, Measure):
             self._measure(message.phase)
+        elif isinstance(message, Beat):
+            self._pulse.start(message.interval_s)
         elif isinstance(message, Placing):
             assert adapted is not None, "ranks have the same options"
             adapted.place(message.slot, message.adapter)

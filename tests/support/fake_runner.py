@@ -69,6 +69,7 @@ class FakeRunner:
         self.last_token: dict[int, int] = {}
         self.num_computed = 0
         self.is_closed = False
+        self.is_lost = False
         # How many steps may be computed, if that is limited; the next one waits for another permit.
         self.permits: threading.Semaphore | None = None
         self.error: Exception | None = None

@@ -151,7 +151,7 @@ def test_a_server_outlives_the_loss_of_a_rank_and_of_a_node(tmp_path: Path, monk
     shutil.copytree(MODELS / "tiny_chat", tmp_path / "tiny_chat")
     config = tmp_path / "tiny_chat" / "config.pbtxt"
     with config.open("a") as added:
-        for name, value in {"tensor_parallel_size": 2, "num_threads": 1}.items():
+        for name, value in {"tensor_parallel_size": 2, "num_threads": 1, "distributed_timeout_seconds": 2}.items():
             added.write(f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n')
     leader = two_nodes()
     flags = ("--nnodes=2", f"--master-addr={leader.host}", f"--master-port={leader.port}")
@@ -183,6 +183,15 @@ def test_a_server_outlives_the_loss_of_a_rank_and_of_a_node(tmp_path: Path, monk
         assert [each.status_code for each in lost] == [500]
         assert "rank 1 of this LLM, on another node, has ended" in json.dumps(lost[0].json())
         until_true(answers, "it serves again", interval_s=0.2)
+
+        # A rank hangs: its kernel still answers.
+        (rank,) = other.children()
+        rank.suspend()
+        hung = ask()
+        assert hung.status_code == 500
+        assert "rank 1, on another node, has not answered for" in json.dumps(hung.json())
+        until_true(answers, "it serves again", interval_s=0.2)
+        rank.kill()
 
         # Its node dies with the ranks, and another takes its place.
         ranks = other.children()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import re
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import openai
 import psutil
 import pytest
 import torch
@@ -24,11 +29,14 @@ from modelserver_backends.llm.profile import StepMemory, largest_plan
 from modelserver_backends.llm.rank_messages import Embedding, Membership, Placing, Pool, packed, unpacked
 from modelserver_backends.llm.sampling_params import SamplingParams
 from support.generations import generate, loaded_adapters, loaded_engine, random_prompts
+from support.llm_models import write_llm
+from support.processes import serving_process
 from support.recorded_graphs import Device, record_sums, use_recorded_graphs
 from support.tiny_adapters import peft_tokens, write_adapter
 from support.tiny_checkpoints import reference_tokens
 from support.tiny_predictions import write_predicting
 from support.torch_adapters import use_torch_adapters
+from support.waiting import until_true
 
 from modelserver.backend import InternalError, InvalidArgumentError, UnsupportedError
 
@@ -104,6 +112,65 @@ def test_a_rank_that_ends_later_fails_the_step(checkpoint: Callable[[str], Path]
         follower.kill()
         with pytest.raises(InternalError, match="rank 1 of this LLM ended with code -9"):
             engine.runner.embed(PROMPTS)
+
+
+def test_a_rank_that_hangs_fails_the_step_and_is_named(checkpoint: Callable[[str], Path]) -> None:
+    with loaded_engine(
+        checkpoint("llama"), tensor_parallel_size=2, num_threads=1, distributed_timeout_seconds=1
+    ) as engine:
+        engine.runner.embed(PROMPTS)
+        time.sleep(1.1)  # no step is under way
+        assert not engine.has_work
+        (follower,) = [each for each in psutil.Process().children() if "follow" in " ".join(each.cmdline())]
+        follower.suspend()
+        expected = re.escape("has not ended within 1 s (distributed_timeout_seconds): rank 1 has not answered for ")
+        with pytest.raises(InternalError, match=expected):
+            engine.runner.embed(PROMPTS)
+        assert engine.has_work, "its driver calls it once more, and ends it"
+        with pytest.raises(InternalError, match=expected):
+            engine.step()
+
+
+def test_a_rank_that_answers_and_does_not_compute_is_named(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that reads a file which never comes."""
+    stuck = "module.compute_fresh = lambda *given, **more: __import__('time').sleep(60)"
+    follow = f"import importlib, sys; module = importlib.import_module(sys.argv[1]); {stuck}; "
+    monkeypatch.setattr(tensor_parallel, "_FOLLOW", follow + "module.follow(*map(int, sys.argv[2:]))")
+    options = {"tensor_parallel_size": 2, "num_threads": 1, "distributed_timeout_seconds": 1}
+    with (
+        loaded_engine(checkpoint("llama"), **options) as engine,
+        pytest.raises(InternalError, match="all ranks answer, and the others wait for rank 1"),
+    ):
+        engine.runner.embed(PROMPTS)
+
+
+@pytest.mark.slow
+def test_a_server_starts_an_engine_again_of_which_a_rank_hangs(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    parameters = {"tensor_parallel_size": 2, "num_threads": 1, "distributed_timeout_seconds": 2}
+    write_llm(tmp_path, "shared", checkpoint("llama"), max_model_len=64, **parameters)
+    with serving_process(tmp_path) as server:
+        server.wait_until_started()
+        url = f"http://{server.http_url}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            ask = partial(client.completions.create, model="shared", prompt="one two", max_tokens=4)
+            ask()
+            (rank,) = [each for each in server.children() if "follow" in " ".join(each.cmdline())]
+            rank.send_signal(signal.SIGSTOP)
+            with pytest.raises(openai.InternalServerError, match="rank 1 has not answered for"):
+                ask()
+
+            def answers() -> bool:
+                try:
+                    return ask().usage is not None
+                except openai.InternalServerError:  # begun by the process that ends
+                    return False
+
+            until_true(answers, "it serves again", interval_s=0.2)
+            assert not rank.is_running()
 
 
 def test_a_rank_that_ends_ends_the_sums_of_gpus(
@@ -262,6 +329,7 @@ class NoMemory:
 
 def test_all_ranks_compute_the_largest_step_and_say_what_it_leaves(checkpoint: Callable[[str], Path]) -> None:
     options = {"tensor_parallel_size": 2, "num_threads": 1, "max_num_seqs": 3, "max_num_batched_tokens": 40}
+    options["distributed_timeout_seconds"] = 0  # no rank says anything but answers
     with loaded_engine(checkpoint("llama_tied_biased"), **options) as engine:
         followers = engine.runner._followers
         followers.open_pool(Pool(2, engine.runner.block_size))
