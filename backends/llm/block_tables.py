@@ -89,8 +89,8 @@ class BlockTables:
 
 
 class TableChange(NamedTuple):
-    """What a step brings to `DeviceTables`: the `rows` of its sequences there, and `blocks` for `places` of all rows,
-    one behind the other."""
+    """What a step adds to `DeviceTables`: the `rows` of its sequences there, and `blocks` for `places`, which count
+    through all rows, one after the other."""
 
     rows: IntArray
     places: IntArray
@@ -145,8 +145,8 @@ def bring_step(
     tables: DeviceTables | None,
     change: TableChange | None,
 ) -> tuple[Any, list[torch.Tensor]]:
-    """A step as `attention` takes it, and other arrays on the device, flat. With `tables` all of it goes by one copy,
-    and nothing is read of the batch's own tables."""
+    """A step as `attention` takes it, and other arrays on the device, flat. With `tables` one copy brings all of it,
+    and the batch's own tables are not read."""
     if tables is None or change is None:
         return attention.prepare(batch), copied_together(arrays, device)
     first = len(arrays)

@@ -170,7 +170,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineStatistics], Histogram]], ...
     ("iteration_tokens_total", "Tokens computed in a step", lambda s: s.iteration_tokens),
 )
 # Triton's vLLM backend still has this name for it.
-_TIME_PER_OUTPUT_TOKEN = "time_per_output_token_seconds"  # noqa: S105  # no password
+_TIME_PER_OUTPUT_TOKEN = "time_per_output_token_seconds"  # noqa: S105 - not a password
 
 
 def measure(

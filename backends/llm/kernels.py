@@ -22,7 +22,7 @@ from modelserver.backend import load_extension
 
 logger = logging.getLogger(__name__)
 
-# The compute capability of the first GPUs that multiply bfloat16, and that Triton supports.
+# The lowest compute capability that multiplies bfloat16, and that Triton supports.
 AMPERE = 8
 _DTYPES = (torch.float32, torch.bfloat16)
 # With AVX2 our product of float32 takes 0.4x of oneDNN's time for one row, 0.6x for 8 and 32, and 1.0x for 256
@@ -59,7 +59,7 @@ def has_triton() -> bool:
         from triton.runtime import driver
 
         driver.active.get_current_target()
-    except Exception as error:  # whatever it is that Triton lacks, torch computes without
+    except Exception as error:  # whatever Triton lacks, torch computes instead
         logger.warning(
             "kernels in Triton cannot run here, and torch's are slower; Triton may need gcc and Python's headers: %s",
             error,

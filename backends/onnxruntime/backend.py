@@ -286,7 +286,7 @@ def _asks_for_graphs(asked: Sequence[Provider]) -> bool:
 
 
 def _new_session(path: Path, options: Any, asked: Sequence[Provider] | None) -> Any:
-    """A session by what was asked, and not by something else: ONNX Runtime's own way to fall back is switched off.
+    """A session with the requested providers only: ONNX Runtime's own fallback is switched off.
 
     Without a list the options have the providers.
     """

@@ -188,7 +188,7 @@ _LOOK_S = 0.05
 
 
 class TooManyCallsError(Exception):
-    """As many calls are under way as there may be: most of them hang."""
+    """The limit of concurrent calls is reached: most of them hang."""
 
 
 class _Call(Generic[Result]):

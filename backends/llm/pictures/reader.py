@@ -134,7 +134,7 @@ class _Kept:
                 self._num_bytes -= dropped.num_bytes
 
 
-# Opens pictures that clients send: any bytes may come, so that sizes are looked at before pixels are decoded.
+# Opens pictures that clients send. They may send any bytes, so sizes are checked before pixels are decoded.
 
 # Of a picture's file. Base64 takes a third more.
 MAX_BYTES = 20 << 20
@@ -158,7 +158,7 @@ def picture_bytes(given: bytes) -> bytes:
         if given[:5].lower() == b"data:":
             described, comma, encoded = given.partition(b",")
             if not comma or not described.lower().endswith(b";base64"):
-                raise InvalidArgumentError("the data: URL must end its description in ';base64,'")
+                raise InvalidArgumentError("a data: URL must be in base64: 'data:image/png;base64,...'")
         if len(encoded) > MAX_BYTES * 4 // 3 + 1024:
             raise _too_large()
         try:
@@ -192,7 +192,7 @@ def open_picture(data: bytes, *, max_pixels: int) -> Image:
         raise
     except Image.DecompressionBombError:
         raise InvalidArgumentError(f"it has too many pixels; at most {max_pixels} are decoded") from None
-    except Exception as error:  # PIL's readers raise whatever damaged files lead them to
+    except Exception as error:  # PIL's readers raise all kinds of errors for damaged files
         known = ", ".join(_FORMATS)
         raise InvalidArgumentError(f"the file cannot be read as a picture ({known}): {error!s:.100}") from None
 
