@@ -52,8 +52,8 @@ class GrpcLane(_PoolLane):
 
     def __init__(self, pool: GrpcPool, answers: Answers) -> None:
         super().__init__(pool, answers)
-        # That of the last call: this is the cost of a request.
-        self._connection: H2Connection | None = None
+        # That of the last call.
+        self._connection: H2Connection
         self._num_received = 0
         self._num_expected = -1
         self._start = b""
@@ -65,12 +65,14 @@ class GrpcLane(_PoolLane):
         self._num_expected = -1
         self._request = request
         self.start_ns = monotonic_ns()
-        connection = self._connection
-        if connection is not None and connection.has_room:
-            self._sent = connection.open(self, request)
-            self.sent_ns = monotonic_ns()
-        else:
-            self._pool.begin(self)
+        if self._sent is not None:
+            connection = self._connection
+            # Mostly `has_room`, spelled out because this is the cost of a request.
+            if not connection.is_leaving and len(connection.calls) < connection.max_calls:
+                self._sent = connection.open(self, request)
+                self.sent_ns = monotonic_ns()
+                return
+        self._pool.begin(self)
 
     def connected(self, connection: H2Connection) -> None:
         self._connection = connection
@@ -78,7 +80,7 @@ class GrpcLane(_PoolLane):
         self.sent_ns = monotonic_ns()
 
     def begun(self, head: AnswerBlock) -> None:
-        self.first_ns = monotonic_ns()
+        self.first_ns = self._connection.read_ns
         if head.http_status != 200:
             self._problem = f"HTTP {head.http_status}"
 
@@ -87,13 +89,16 @@ class GrpcLane(_PoolLane):
         if self._num_received >= _WIDEN_BYTES and self._sent is not None:
             self._sent.widen()
         if self._num_expected < 0:
-            self._expect(data)
+            if len(data) >= PREFIX_BYTES and not self._start:
+                self._num_expected = PREFIX_BYTES + int.from_bytes(data[1:PREFIX_BYTES], "big")
+            else:
+                self._expect(data)
         if self.keeps_answer:
             self._pieces.append(data)
 
     def _expect(self, data: bytes) -> None:
-        """Read the length of the message, which may come in pieces itself."""
-        start = self._start = self._start + data if self._start else data
+        """Read the length of the message, which comes in pieces itself."""
+        start = self._start = self._start + data
         if len(start) >= PREFIX_BYTES:
             self._num_expected = PREFIX_BYTES + int.from_bytes(start[1:PREFIX_BYTES], "big")
             self._start = b""
@@ -105,7 +110,7 @@ class GrpcLane(_PoolLane):
                 if self.keeps_answer:
                     self.answer = b"".join(self._pieces)
                     self._pieces.clear()
-                self.answers.answered(self, monotonic_ns(), None)
+                self.answers.answered(self, self._connection.read_ns, None)
                 return
             problem = f"expected one message of {self._num_expected} bytes, got {self._num_received} bytes"
         self._fail(problem or describe_end(trailers))

@@ -6,7 +6,7 @@ import abc
 import asyncio
 import struct
 from collections.abc import Sequence
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Final
 
 from modelserver.client.h2_heads import AnswerBlock, AnswerReader, RequestBlocks, unpadded
@@ -65,6 +65,8 @@ _WINDOW_STEP: Final = 1 << 28
 _WRITE_BUFFER_BYTES: Final = 1 << 20
 # A frame that is read as a whole: all but DATA.
 _MAX_WHOLE_BYTES: Final = 1 << 18
+# A read of many small frames: it is copied as a whole, since slices of bytes cost less than those of a view.
+_SMALL_BYTES: Final = 1 << 14
 _FINISH_POLL_S: Final = 0.005
 # Frames of a fixed size.
 _SIZES: Final = {RST_STREAM: 4, WINDOW_UPDATE: 4, PING: 8}
@@ -154,6 +156,7 @@ class H2Connection(asyncio.BufferedProtocol):
         "calls",
         "is_leaving",
         "max_calls",
+        "read_ns",
         "sender",
         "window_bytes",
     )
@@ -182,6 +185,8 @@ class H2Connection(asyncio.BufferedProtocol):
         self.max_calls = MAX_31_BITS
         # No new calls: the server has said so, or the connection is lost.
         self.is_leaving = False
+        # The monotonic clock at the last read.
+        self.read_ns = 0
         self._ready = asyncio.Event()
         self._next_id = 1
         self._carry = b""
@@ -209,7 +214,7 @@ class H2Connection(asyncio.BufferedProtocol):
         return not self.is_leaving and len(self.calls) < self.max_calls and not self._transport.is_closing()
 
     def open(
-        self, asking: AskingCall, data: Buffer, *, block: bytes = b"", more: bytes = b"", is_whole: bool = True
+        self, asking: AskingCall, data: Buffer, block: bytes = b"", more: bytes = b"", is_whole: bool = True
     ) -> SentCall:
         """Begin a call, while there `has_room`: with the head `block`, or the usual one and `more`.
 
@@ -306,18 +311,21 @@ class H2Connection(asyncio.BufferedProtocol):
         return view[len(carry) :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self.read_ns = monotonic_ns()
         end = len(self._carry) + nbytes
         self._carry = b""
+        view = self._arena.view
+        received = view[:end].tobytes() if end <= _SMALL_BYTES else view
         # Requests that are sent for answers of one read leave together.
         self._is_due = True
         try:
-            position = self._read(self._arena.view, end)
+            position = self._read(received, end)
         except ConnectionFault as fault:
             self._transport.abort()
             self._lose(f"the server broke a rule of HTTP/2: {fault.text}")
             return
         if position < end:
-            self._carry = self._arena.view[position:end].tobytes()
+            self._carry = bytes(received[position:end])
         if self._num_unreturned >= _WINDOW_STEP:
             self.sender.frames.append(window_update(0, self._num_unreturned))
             self._num_unreturned = 0
@@ -341,19 +349,25 @@ class H2Connection(asyncio.BufferedProtocol):
     def _lose(self, reason: str) -> None:
         self.is_leaving = True
         self._ready.set()
-        calls, self.calls = self.calls, {}
-        for call in calls.values():
+        # The dictionary stays: it may be in the midst of a read.
+        calls = list(self.calls.values())
+        self.calls.clear()
+        for call in calls:
             self.sender.drop(call)
             call.asking.lost(reason, None, is_refused=False)
 
     # Frames.
 
-    def _read(self, view: memoryview, end: int) -> int:
-        """Read whole frames; returns where the rest begins. Raises ConnectionFault."""
+    def _read(self, received: bytes | memoryview, end: int) -> int:  # noqa: C901
+        """Read whole frames; returns where the rest begins. Raises ConnectionFault.
+
+        One function: this is the cost of a request.
+        """
         known = self._heads.known
+        calls = self.calls
         position = 0
         while end - position >= HEAD_BYTES:
-            high, low, kind, flags, stream_id = unpack_head(view, position)
+            high, low, kind, flags, stream_id = unpack_head(received, position)
             start = position + HEAD_BYTES
             length = high << 8 | low
             stop = start + length
@@ -361,54 +375,61 @@ class H2Connection(asyncio.BufferedProtocol):
                 is_split = kind == DATA and not flags & PADDED
                 if length > self._frame_bytes or not (is_split or length <= _MAX_WHOLE_BYTES):
                     raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
-                if is_split and start < end:
-                    # The part that is there is a frame of its own; the rest becomes another.
-                    self._take_data(view[start:end], 0, stream_id)
-                    left = stop - end
-                    self._carry = pack_head(left >> 8, left & 0xFF, DATA, flags, stream_id)
-                    return end
-                return position
+                if not is_split or start == end:
+                    return position
+                # The part that is there is a frame of its own; the rest becomes another.
+                left = stop - end
+                self._carry = pack_head(left >> 8, left & 0xFF, DATA, flags, stream_id)
+                stop, flags = end, 0
             position = stop
             if kind == DATA:
-                self._take_data(view[start:stop], flags, stream_id)
+                num_bytes = stop - start
+                self._num_unreturned += num_bytes
+                call = calls.get(stream_id)
+                if call is None:
+                    continue
+                call.num_unread += num_bytes
+                if call.num_unread > self.window_bytes:
+                    text = f"DATA on stream {stream_id} is over its window"
+                    raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, text)
+                piece = received[start:stop]
+                if not isinstance(piece, bytes):
+                    piece = piece.tobytes()
+                if flags & PADDED:
+                    piece = unpadded(flags, piece)
+                if piece:
+                    call.asking.more(piece)
+                if flags & END_STREAM:
+                    self._end(call, None)
             elif kind == HEADERS and flags & END_HEADERS and not flags & ~(END_HEADERS | END_STREAM):
-                block = view[start:stop].tobytes()
+                block = received[start:stop]
+                if not isinstance(block, bytes):
+                    block = block.tobytes()
                 head = known.get(block) or self._heads.read(block)
-                call = self.calls.get(stream_id)
-                if call is not None:
-                    if flags & END_STREAM:
-                        self._end(call, head)
-                    else:
-                        call.asking.begun(head)
+                if flags & END_STREAM:
+                    # As in `_end`.
+                    call = calls.pop(stream_id, None)
+                    if call is not None:
+                        if not call.is_whole or call.outgoing is not None:
+                            self._cut(call)
+                        call.asking.ended(head)
+                elif (call := calls.get(stream_id)) is not None:
+                    call.asking.begun(head)
             else:
-                self._take_other(kind, flags, stream_id, view[start:stop].tobytes())
+                self._take_other(kind, flags, stream_id, bytes(received[start:stop]))
         return position
-
-    def _take_data(self, data: memoryview, flags: int, stream_id: int) -> None:
-        num_bytes = len(data)
-        self._num_unreturned += num_bytes
-        call = self.calls.get(stream_id)
-        if call is None:
-            return
-        call.num_unread += num_bytes
-        if call.num_unread > self.window_bytes:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"DATA on stream {stream_id} is over its window")
-        piece = data.tobytes()
-        if flags & PADDED:
-            piece = unpadded(flags, piece)
-        if piece:
-            call.asking.more(piece)
-        if flags & END_STREAM:
-            self._end(call, None)
 
     def _end(self, call: SentCall, trailers: AnswerBlock | None) -> None:
         if self.calls.pop(call.id, None) is None:
             return  # its owner has reset it
         if not call.is_whole or call.outgoing is not None:
-            # It ends before the request does.
-            self.sender.drop(call)
-            self.sender.frames.append(rst_stream(call.id, ErrorCode.NO_ERROR))
+            self._cut(call)
         call.asking.ended(trailers)
+
+    def _cut(self, call: SentCall) -> None:
+        """Send no more of a request whose answer has ended before it."""
+        self.sender.drop(call)
+        self.sender.frames.append(rst_stream(call.id, ErrorCode.NO_ERROR))
 
     def _take_other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Raises ConnectionFault."""
