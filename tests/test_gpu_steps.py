@@ -237,17 +237,50 @@ def test_a_budget_goes_to_what_is_worth_most_per_second(tmp_path: Path) -> None:
     assert [step.name for step in others] == ["c_steps.step_too_long", "a_steps.step_long"]
     assert driver.ordered(steps, math.inf) == (steps, [])
     report = tmp_path / "report.json"
-    results = [{"step": "c_steps.step_too_long", "verdict": "PASS", "seconds": 20.0}]
-    report.write_text(json.dumps({"results": results}))
-    chosen, _ = driver.ordered(driver.measured(steps, report), 60)
-    assert [step.name for step in chosen] == ["c_steps.step_too_long", "b_steps.step_best"]
+    results = [
+        {"step": "b_steps.step_best", "verdict": "PASS", "seconds": 9.0, "facts": {"speed": "3 tokens/s"}},
+        {"step": "c_steps.step_too_long", "verdict": "FAIL", "seconds": 20.0, "reason": "a | b\nno"},
+    ]
+    report.write_text(json.dumps({"machine": {"gpu": "H100", "packages": {"torch": "2.13.0"}}, "results": results}))
+    left = driver.left_after(steps, [report])
+    assert [step.name for step in left] == ["a_steps.step_long", "a_steps.step_short", "c_steps.step_too_long"]
+    written = driver.markdown([report])
+    assert "- gpu: H100\n- packages: torch: 2.13.0\n" in written
+    assert "| b_steps.step_best | PASS | 9.0 | speed: 3 tokens/s |\n" in written
+    assert "| c_steps.step_too_long | FAIL | 20.0 | a \\| b<br>no |\n" in written
 
 
-def test_every_step_of_540_seconds_fits_by_its_estimate() -> None:
-    chosen, _ = driver.ordered(driver.known_steps(), 540)
+def test_540_seconds_have_the_most_telling_steps_of_every_backend_and_another_call_has_the_rest() -> None:
+    steps = driver.known_steps()
+    chosen, others = driver.ordered(steps, 540)
     took_s = sum(step.seconds for step in chosen) + driver._START_S * len({step.file for step in chosen})
     assert 480 < took_s <= 540
-    assert {"llm_steps", "pytorch_steps", "server_steps"} <= {step.file for step in chosen}
+    names = {step.name for step in chosen}
+    for name in (
+        "device_steps.step_memory_of_another_process_is_used_in_place",
+        "llm_steps.step_text_is_the_same_with_graphs_without_and_on_sdpa",
+        "llm_steps.step_the_engine_on_the_shapes_of_llama_8b",
+        "llm_steps.step_the_engine_on_the_shapes_of_qwen3",
+        "onnxruntime_steps.step_cuda_answers_as_the_cpu",
+        "pytorch_steps.step_an_exported_program_answers_as_on_the_cpu",
+        "server_steps.step_256_chats_are_streamed",
+        "tensorrt_steps.step_rtx_parity_fp32",
+        "tensorrt_steps.step_tensorrt_parity_fp32",
+    ):
+        assert name in names
+    _, later = driver.ordered(others, 540)
+    assert len(later) < len(others) / 2
+
+
+def test_versions_that_are_not_expected_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"onnxruntime-gpu": "1.19.2", "torch": "2.13.0", "uvloop": "0.22.1", "tokenizers": None}
+    monkeypatch.setattr(driver, "versions", lambda: found)
+    assert driver.unexpected(found) == {"onnxruntime-gpu": ">=1.20"}
+    driver.say_what_is_missing()
+    assert "onnxruntime-gpu is 1.19.2, and >=1.20 is expected" in capsys.readouterr().out
+    assert {"commit", "cpu", "gpu", "packages", "python"} <= driver.machine().keys()
 
 
 def test_what_is_not_installed_is_named_and_no_fault_of_a_step(

@@ -1,13 +1,14 @@
 """Tries on a GPU what nothing else can try: `PYTHONPATH=tests:. python -m gpu [--json FILE] [--budget S]
-[--previous FILE] [--plan] [--rehearse] [WORD ...]`.
+[--previous FILE] [--plan] [--rehearse] [WORD ...]`, and writes reports as a table: `python -m gpu --markdown FILE ...`.
 
 Steps run in another process, because what is tried may end it. Those of a file share one, as its start takes longer
 than most of them; after one that fails the rest have a new one. A word chooses the steps whose name has it. Where the
 packages are not installed, they are taken from the tree. The file has the results so far after each step.
 
-With a budget those steps come first that are worth most per second, by the estimates beside them (`steps.takes`) or by
-the seconds of a previous report; `--plan` shows them. A step that is not expected to end in time is not begun: it is
-LATER, and so is one that was cut, whose facts so far are reported. Exit code 1 if a step FAILs, 2 if none PASSes.
+With a budget those steps come first that are worth most per second, by the estimates beside them (`steps.takes`);
+`--plan` shows them. What has PASSed in a previous report is left out (`--previous`, more than once for several). A step
+that is not expected to end in time is not begun: it is LATER, and so is one that was cut, whose facts so far are
+reported. Exit code 1 if a step FAILs, 2 if none PASSes.
 
 `--rehearse` runs the same steps on a CPU with tiny shapes, to find what would fail in them before a GPU is there. Its
 report says so, and has no figures. Kernels run where Triton is installed, in its interpreter.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import gc
 import importlib
 import importlib.util
@@ -25,6 +27,7 @@ import math
 import os
 import platform
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,9 +35,9 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import chain, groupby
@@ -42,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.steps import IS_REHEARSAL, REHEARSAL, Absent, tell_with
-from gpu.tree import installed_from_tree
+from gpu.tree import ROOT, installed_from_tree, tomllib
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 900.0
@@ -82,8 +85,9 @@ _PACKAGES = (
     ("flashinfer-python",),
     ("onnxruntime-gpu",),
     ("onnx",),
-    ("tensorrt", "tensorrt-cu12", "tensorrt-cu13"),
-    ("tensorrt_rtx_cu13", "tensorrt_rtx_cu12"),
+    ("tensorrt", "tensorrt-cu13", "tensorrt-cu13-bindings", "tensorrt-cu12", "tensorrt-cu12-bindings"),
+    ("tensorrt_rtx_cu13", "tensorrt_rtx_cu13_bindings", "tensorrt_rtx_cu12", "tensorrt_rtx_cu12_bindings"),
+    ("tritonclient",),
     ("nvidia-ml-py",),
 )
 
@@ -126,11 +130,11 @@ def step_names() -> list[str]:
     return [step.name for step in known_steps()]
 
 
-def measured(steps: Sequence[Step], previous: Path) -> list[Step]:
-    """With the seconds that those took which PASSed in a previous report."""
-    results = json.loads(previous.read_text())["results"]
-    took = {result["step"]: result["seconds"] for result in results if result["verdict"] == "PASS"}
-    return [replace(step, seconds=max(1.0, took.get(step.name, step.seconds))) for step in steps]
+def left_after(steps: Sequence[Step], previous: Sequence[Path]) -> list[Step]:
+    """Without those that PASSed in a previous report."""
+    results = [result for report in previous for result in json.loads(report.read_text())["results"]]
+    done = {result["step"] for result in results if result["verdict"] == "PASS"}
+    return [step for step in steps if step.name not in done]
 
 
 def ordered(steps: Sequence[Step], budget_s: float) -> tuple[list[Step], list[Step]]:
@@ -242,12 +246,12 @@ def run_steps(steps: Sequence[Step], ends_s: float) -> Iterator[dict[str, Any]]:
 
 def run_here(name: str) -> dict[str, Any]:
     module, _, function = name.partition(".")
-    if IS_REHEARSAL:
-        from support import rehearsed_cuda
-
-        rehearsed_cuda.install()
     tell_with(lambda facts: print(_SO_FAR_MARK + json.dumps(facts, default=str), flush=True))
     try:
+        if IS_REHEARSAL:
+            from support import rehearsed_cuda
+
+            rehearsed_cuda.install()
         facts = getattr(importlib.import_module(f"gpu.{module}"), function)()
     except Absent as absent:
         return {"verdict": "ABSENT", "reason": str(absent)}
@@ -287,43 +291,118 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def has_compiled_parts() -> bool:
-    """Whether the parts in C are built for this Python. They are no tracked files."""
-    files = (HERE.parents[1] / "modelserver").rglob("*.so")
-    return any(path.name.endswith(f".{suffix.lstrip('.')}") for path in files for suffix in EXTENSION_SUFFIXES[:-1])
+def unexpected(found: Mapping[str, str | None]) -> dict[str, str]:
+    """What pyproject.toml, and torch for Triton, want of packages that are installed in other versions."""
+    try:
+        from packaging.requirements import Requirement
+    except ModuleNotFoundError:
+        try:
+            from pip._vendor.packaging.requirements import Requirement  # type: ignore[assignment]
+        except ModuleNotFoundError:
+            return {}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = list(chain(project["dependencies"], *project["optional-dependencies"].values()))
+    if found.get("torch") is not None:
+        lines += [line for line in metadata.requires("torch") or () if line.startswith("triton")]
+    wanted: dict[str, str] = {}
+    for requirement in map(Requirement, lines):
+        name = requirement.name if requirement.name != "onnxruntime" else "onnxruntime-gpu"
+        version = found.get(name)
+        if version is not None and not requirement.specifier.contains(version, prereleases=True):
+            wanted[name] = str(requirement.specifier)
+    return wanted
 
 
+def missing_parts() -> list[str]:
+    """The parts in C that are not built for this Python. They are no tracked files."""
+    sources = [*(ROOT / "modelserver").rglob("_*.c"), *(ROOT / "backends").rglob("_*.c")]
+    return [
+        str(path.relative_to(ROOT).with_suffix(""))
+        for path in sorted(sources)
+        if not any(path.with_suffix(suffix).is_file() for suffix in EXTENSION_SUFFIXES[:-1])
+    ]
+
+
+@functools.cache
 def machine() -> dict[str, Any]:
-    facts: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
+    """What figures depend on. Nothing here makes a context of CUDA, which steps would find in the GPU's memory."""
+    facts: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "commit": _commit()}
     if REHEARSAL in os.environ:
         facts["rehearsal"] = "on a CPU, with tiny shapes"
+    cpu = re.search(r"model name\s*: (.*)", _text_of(Path("/proc/cpuinfo")))
+    facts["cpu"] = f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} processors"
+    facts["gpu"] = _said_by(
+        "nvidia-smi", "--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader"
+    )
+    torch = importlib.util.find_spec("torch")
+    if torch is not None and torch.origin:
+        cuda = re.search(r"^cuda\b.*'(.*)'", _text_of(Path(torch.origin).with_name("version.py")), re.MULTILINE)
+        facts["cuda of torch"] = cuda[1] if cuda else None
+    facts["python"] = platform.python_version()
     facts["packages"] = {name: version for name, version in versions().items() if version is not None}
-    facts["compiled"] = has_compiled_parts()
-    try:
-        import torch
-
-        facts["torch"] = torch.__version__
-        if torch.cuda.is_available():
-            facts["gpu"] = torch.cuda.get_device_name(0)
-            facts["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(0)))
-    except (ImportError, OSError) as error:  # a library of CUDA's that torch wants
-        facts["no torch"] = str(error)[:200]
+    facts["other versions than expected"] = unexpected(versions())
+    facts["parts in C that are not built"] = missing_parts()
     return facts
+
+
+def _commit() -> str | None:
+    """Of a checkout, or of what `git archive` made of one."""
+    archived = (HERE / "commit.txt").read_text().strip()
+    return _said_by("git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty") or (
+        None if archived.startswith("$") else archived
+    )
+
+
+def _said_by(*command: str) -> str | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
 
 
 def say_what_is_missing() -> None:
     """Before any step: what to carry here, so that a short loan of a machine is not spent to find it out."""
-    missing = [name for name, version in versions().items() if version is None]
+    found = versions()
+    missing = [name for name, version in found.items() if version is None]
     if missing:
         print(
             f"Not installed here: {', '.join(missing)}. Steps that need one of them are ABSENT. "
             "tests/gpu/wheelhouse.py carries packages in parts, and says how they are installed."
         )
-    if not has_compiled_parts():
+    for name, wanted in unexpected(found).items():
+        print(f"{name} is {found[name]}, and {wanted} is expected: a step that FAILs may do so for that.")
+    if parts := missing_parts():
         print(
-            "The parts in C are not built: figures of the server are those of pure Python. With a compiler: "
-            f"{sys.executable} setup.py build_ext --inplace"
+            f"Parts in C that are not built: {', '.join(parts)}. Figures of the server are those of pure Python. "
+            "With a compiler and setuptools 77 or later: "
+            f"{sys.executable} setup.py build_ext --inplace. Files *.abi3.so from another machine do as well."
         )
+
+
+def markdown(reports: Sequence[Path]) -> str:
+    """The machine of each report, and a table of its steps."""
+    lines: list[str] = []
+    for report in reports:
+        document = json.loads(report.read_text())
+        lines += [f"- {name}: {_words(value)}" for name, value in document["machine"].items()]
+        lines += ["", "| step | verdict | seconds | found |", "|---|---|--:|---|"]
+        for result in document["results"]:
+            facts, reason = result.get("facts"), result.get("reason", "")
+            found = "; ".join(filter(None, (_words(facts) if facts else "", reason)))
+            cell = found.replace("|", "\\|").replace("\n", "<br>")
+            lines.append(f"| {result['step']} | {result['verdict']} | {result['seconds']} | {cell} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {_words(each)}" for name, each in value.items()) or "none"
+    return "; ".join(map(_words, value)) if isinstance(value, list) else str(value)
 
 
 def main() -> None:
@@ -331,7 +410,10 @@ def main() -> None:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds for all steps")
-    parser.add_argument("--previous", type=Path, help="a report whose seconds replace the estimates")
+    parser.add_argument(
+        "--previous", type=Path, action="append", default=[], help="a report: steps that PASSed in it are left out"
+    )
+    parser.add_argument("--markdown", type=Path, nargs="+", help="write reports as tables, and run no step")
     parser.add_argument("--plan", action="store_true", help="show which steps would run in which order, and run none")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny shapes")
     parser.add_argument("--steps", nargs="+", help=argparse.SUPPRESS)
@@ -347,8 +429,10 @@ def main() -> None:
     steps = [
         step for step in known_steps() if not arguments.words or any(word in step.name for word in arguments.words)
     ]
-    if arguments.previous is not None:
-        steps = measured(steps, arguments.previous)
+    if arguments.markdown:
+        print(markdown(arguments.markdown))
+        return
+    steps = left_after(steps, arguments.previous)
     if arguments.plan:
         show_plan(*ordered(steps, arguments.budget))
         return
@@ -362,7 +446,8 @@ def main() -> None:
             held.enter_context(installed_from_tree())
         results = run_all(steps, budget_s=arguments.budget, report=arguments.json)
     counts = Counter(result["verdict"] for result in results)
-    print(", ".join(f"{counts[verdict]} {verdict}" for verdict in ("PASS", "FAIL", "ABSENT", "LATER")), machine())
+    print(", ".join(f"{counts[verdict]} {verdict}" for verdict in ("PASS", "FAIL", "ABSENT", "LATER")))
+    print(_words(machine()))
     sys.exit(1 if counts["FAIL"] else 0 if counts["PASS"] else 2)
 
 

@@ -97,7 +97,7 @@ def new_device() -> Any:
     return Device(0)
 
 
-@takes(6, worth=5)
+@takes(8, worth=8)
 def step_memory_of_another_process_is_used_in_place() -> dict[str, Any]:
     """CUDA shared memory: a handle is opened, read, written by the driver and by PyTorch, and closed."""
     device = new_device()
@@ -139,7 +139,7 @@ def step_memory_of_another_process_is_used_in_place() -> dict[str, Any]:
     return {"bytes": size, "said of a wrong handle": said}
 
 
-@takes(2, worth=2)
+@takes(1, worth=2)
 def step_blocks_are_aligned() -> dict[str, Any]:
     device = new_device()
     blocks = [device.empty(size) for size in (0, 1, 3, 257, 4096, 1_000_003)]
@@ -148,7 +148,7 @@ def step_blocks_are_aligned() -> dict[str, Any]:
     return {"least_alignment": min(alignments)}
 
 
-@takes(2, worth=3)
+@takes(1, worth=4)
 def step_bytes_go_there_and_back() -> dict[str, Any]:
     device = new_device()
     torch = device.torch
@@ -167,7 +167,7 @@ def step_bytes_go_there_and_back() -> dict[str, Any]:
     return {"bytes": sent.nbytes}
 
 
-@takes(2, worth=3)
+@takes(1, worth=4)
 def step_a_graph_replays() -> dict[str, Any]:
     device = new_device()
     from modelserver.backend import capture_turn
@@ -189,7 +189,7 @@ def step_a_graph_replays() -> dict[str, Any]:
     return {}
 
 
-@takes(3, worth=2)
+@takes(2, worth=2)
 def step_memory_does_not_grow() -> dict[str, Any]:
     device = new_device()
     torch = device.torch

@@ -14,10 +14,6 @@ from typing import Any
 from gpu.steps import DEVICE, IS_REHEARSAL, graphs_in_rehearsal, require, require_device, sized, so_far, takes
 
 TESTS = Path(__file__).parents[1]
-CASES = (
-    "backends/llm/attention/triton_cases.py",
-    "backends/llm/models/triton_linear_cases.py",
-)
 # Outputs and inputs of a layer whose weights do not stay in a cache.
 SHAPE = sized((16384, 8192), (256, 256))
 FORMS = (
@@ -94,27 +90,35 @@ def packed(form: str, num_outputs: int, num_inputs: int) -> Any:
     return matrix
 
 
-@takes(120, worth=40)
-def step_kernels_equal_their_twins() -> dict[str, Any]:
-    """All cases, even after one that fails."""
+@takes(60, worth=32)
+def step_attention_kernels_equal_their_twins() -> dict[str, Any]:
+    return _run_cases("backends/llm/attention/triton_cases.py")
+
+
+@takes(60, worth=20)
+def step_linear_kernels_equal_their_twins() -> dict[str, Any]:
+    return _run_cases("backends/llm/models/triton_linear_cases.py")
+
+
+def _run_cases(path: str) -> dict[str, Any]:
+    """All of them, even after one that fails."""
     require_device()
     require("triton", "transformers")
     wrong: dict[str, str] = {}
     names = []
-    for path in CASES:
-        for name, case in cases_of(path).items():
-            names.append(name)
-            try:
-                with own_processors():
-                    case()
-            except Exception as error:  # the others are to be known as well
-                wrong[name] = f"{type(error).__name__}: {error}"[:500]
-            so_far({"cases": names, "wrong": wrong})
+    for name, case in cases_of(path).items():
+        names.append(name)
+        try:
+            with own_processors():
+                case()
+        except Exception as error:  # the others are to be known as well
+            wrong[name] = f"{type(error).__name__}: {error}"[:500]
+        so_far({"cases": names, "wrong": wrong})
     assert not wrong, wrong
     return {"cases": names}
 
 
-@takes(90, worth=40)
+@takes(90, worth=54)
 def step_text_is_the_same_with_graphs_without_and_on_sdpa() -> dict[str, Any]:
     require_device()
     require("transformers", *sized(("triton",), ()))
@@ -148,7 +152,7 @@ def step_text_is_the_same_with_graphs_without_and_on_sdpa() -> dict[str, Any]:
     return found
 
 
-@takes(60, worth=20)
+@takes(60, worth=18)
 def step_guesses_in_captured_mixed_steps_leave_the_text_as_it_is() -> dict[str, Any]:
     """A trained layer guesses three tokens ahead; every other text gets the right ones in place of its own. Prompts in
     chunks and the checks of guesses share steps, which are graphs in pieces.
@@ -189,7 +193,7 @@ def step_guesses_in_captured_mixed_steps_leave_the_text_as_it_is() -> dict[str, 
     return {"guessed": statistics.num_draft_tokens, "right": statistics.num_accepted_tokens}
 
 
-@takes(45, worth=20)
+@takes(45, worth=18)
 def step_launches_do_not_wait_for_the_step_before() -> dict[str, Any]:
     """Decodes at full batch: how long `launch` takes of the host, how long the step takes of the device, whether the
     step before was still running when `launch` returned, and how much of the time the host waits for tokens.
@@ -257,6 +261,7 @@ def step_launches_do_not_wait_for_the_step_before() -> dict[str, Any]:
     return found
 
 
+@takes(30, worth=8)
 def step_prompts_beside_decodes_are_launched_in_pieces() -> dict[str, Any]:
     """The same text with graphs in pieces and eager, of prompts in chunks; how many launches a step of 32 decodes and a
     chunk takes in each way, and how long.
@@ -349,13 +354,13 @@ def step_the_decode_kernel_reaches_the_bandwidth() -> dict[str, Any]:
     return {"decode kernel": list(measured.decode_kernel(bytes_per_second()))}
 
 
-@takes(75, worth=30)
+@takes(75, worth=60)
 def step_the_engine_on_the_shapes_of_qwen3() -> dict[str, Any]:
     """nano-vllm's workload, beside the least time that the bandwidth allows."""
     return _workload("Qwen3-0.6B")
 
 
-@takes(90, worth=15)
+@takes(90, worth=50)
 def step_the_engine_on_the_shapes_of_llama_8b() -> dict[str, Any]:
     return _workload("Llama-3.1-8B")
 

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from gpu.steps import IS_REHEARSAL, Absent, require, require_device, sized
+from gpu.steps import IS_REHEARSAL, Absent, require, require_device, sized, takes
 
 MODELS = Path(__file__).parents[2] / "model_repository"
 IMAGES = np.random.default_rng(0).random((4, 8, 8)).astype(np.float32)
@@ -91,6 +91,7 @@ def difference(found: Any, expected: Any) -> float:
     return worst
 
 
+@takes(7, worth=20)
 def step_cuda_answers_as_the_cpu() -> dict[str, Any]:
     require_cuda_provider()
     with instance_on("CPU") as cpu:
@@ -100,6 +101,7 @@ def step_cuda_answers_as_the_cpu() -> dict[str, Any]:
         return {"largest_difference": difference(gpu.run({"image": IMAGES})["probabilities"], expected)}
 
 
+@takes(2, worth=6)
 def step_registered_memory_is_read_and_written_where_it_lies() -> dict[str, Any]:
     """Without graphs, while one is captured, and when it is replayed."""
     require_cuda_provider()
@@ -121,6 +123,7 @@ def step_registered_memory_is_read_and_written_where_it_lies() -> dict[str, Any]
     return {"largest_difference": worst}
 
 
+@takes(2, worth=6)
 def step_cuda_graphs_replay_what_was_captured() -> dict[str, Any]:
     require_cuda_provider()
     with instance_on("CPU") as cpu, instance_on("GPU", optimization=graphs()) as gpu:
@@ -134,6 +137,7 @@ def step_cuda_graphs_replay_what_was_captured() -> dict[str, Any]:
     return {"graphs": len(captured)}
 
 
+@takes(1, worth=2)
 def step_what_the_host_reads_belongs_to_a_graph() -> dict[str, Any]:
     require_cuda_provider()
     require("onnx")
@@ -156,6 +160,7 @@ def step_what_the_host_reads_belongs_to_a_graph() -> dict[str, Any]:
             return {"on the host": on_host, "graphs": len(gpu._bound._fixed), "captured": gpu._bound._can_capture}
 
 
+@takes(10, worth=3)
 def step_captures_and_batches_of_other_models_leave_each_other_alone() -> dict[str, Any]:
     """One model captures graphs while another one gets batches of new sizes, for which it allocates."""
     require_cuda_provider()
@@ -190,19 +195,20 @@ def step_captures_and_batches_of_other_models_leave_each_other_alone() -> dict[s
     return {"graphs": num_graphs, "batches meanwhile": num_batches}
 
 
+@takes(2, worth=4)
 def step_batches_take_their_time() -> dict[str, Any]:
-    """Microseconds of a batch, by way of its tensors: through the host, in registered memory, and both with graphs."""
+    """How long a batch takes, by way of its tensors: through the host, in registered memory, and both with graphs."""
     require_cuda_provider()
     images = np.resize(IMAGES, (sized(64, 2), 8, 8))
     took: dict[str, Any] = {}
 
-    def measured(run: Callable[[], object]) -> float:
+    def measured(run: Callable[[], object]) -> str:
         times = []
         for _ in range(sized(300, 4)):
             began_s = time.perf_counter()
             run()
             times.append(time.perf_counter() - began_s)
-        return round(median(times[len(times) // 3 :]) * 1e6, 1)
+        return f"{median(times[len(times) // 3 :]) * 1e6:.1f} us"
 
     for name, optimization in (("", None), (" with graphs", graphs())):
         with (
@@ -215,6 +221,7 @@ def step_batches_take_their_time() -> dict[str, Any]:
     return {"rows": len(images), **took}
 
 
+@takes(1, worth=2)
 def step_inputs_are_staged_in_pinned_memory() -> dict[str, Any]:
     require_cuda_provider()
     from modelserver_backends.onnxruntime.pinned import Staging, allocate_pinned
@@ -229,6 +236,7 @@ def step_inputs_are_staged_in_pinned_memory() -> dict[str, Any]:
     return {"bytes": int(memory.nbytes)}
 
 
+@takes(1, worth=2)
 def step_a_provider_that_cannot_be_loaded_fails_the_load() -> dict[str, Any]:
     """TensorRT's provider without its library: the load has to fail, and must not fall to the CPU."""
     require_cuda_provider()
@@ -255,6 +263,7 @@ def step_a_provider_that_cannot_be_loaded_fails_the_load() -> dict[str, Any]:
     return {"said": said}
 
 
+@takes(9, worth=3)
 def step_unloading_gives_memory_back() -> dict[str, Any]:
     require_cuda_provider()
     import torch

@@ -95,7 +95,7 @@ class Chats:
             each.close()
 
 
-@takes(75, worth=40)
+@takes(75, worth=56)
 def step_256_chats_are_streamed() -> dict[str, Any]:
     """Tokens per second, CPU of the event loop per token, time to the first chunk and between chunks."""
     require_device()

@@ -23,7 +23,7 @@ _Step = TypeVar("_Step", bound=Callable[[], dict[str, Any]])
 _tell: Callable[[object], None] | None = None
 
 
-def takes(_seconds: float, worth: float = 1.0) -> Callable[[_Step], _Step]:
+def takes(_seconds: float, *, worth: float) -> Callable[[_Step], _Step]:
     """How long a step takes on an H100 by estimate, before it has run on one, and how much is learnt of it beside
     others. The driver reads both from the text of the file: literal numbers."""
     del worth

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu.steps import IS_REHEARSAL, Absent, require, require_gpu, sized
+from gpu.steps import IS_REHEARSAL, Absent, require, require_gpu, sized, takes
 from support.engines import context_with
 from support.onnx_models import write_model
 
@@ -211,10 +211,12 @@ def batches_of(make: Callable[[], Any]) -> list[dict[str, Array]]:
     return [{"x": random(rows, 16)} for rows in (1, 8, 3, 5, 1)]
 
 
+@takes(8, worth=10)
 def step_rtx_parity_fp32() -> dict[str, Any]:
     return parity("tensorrt_rtx", perceptron, PERCEPTRON, batches_of(perceptron), 1e-3)
 
 
+@takes(12, worth=24)
 def step_tensorrt_parity_fp32() -> dict[str, Any]:
     return parity("tensorrt", perceptron, PERCEPTRON, batches_of(perceptron), 1e-3)
 
@@ -231,22 +233,27 @@ def graphs(runtime: str) -> dict[str, Any]:
     return counts
 
 
+@takes(10, worth=6)
 def step_tensorrt_graphs() -> dict[str, Any]:
     return graphs("tensorrt")
 
 
+@takes(6, worth=3)
 def step_rtx_graphs() -> dict[str, Any]:
     return graphs("tensorrt_rtx")
 
 
+@takes(12, worth=4)
 def step_tensorrt_parity_of_two_profiles() -> dict[str, Any]:
     return parity("tensorrt", attention, TWO_PROFILES, batches_of(attention), 1e-3)
 
 
+@takes(6, worth=2)
 def step_rtx_parity_of_two_profiles() -> dict[str, Any]:
     return parity("tensorrt_rtx", attention, TWO_PROFILES, batches_of(attention), 1e-3)
 
 
+@takes(10, worth=3)
 def step_tensorrt_data_dependent_output() -> dict[str, Any]:
     batches = [{"x": (np.arange(16) % step == 0).astype(np.float32)} for step in (1, 2, 5)]
     batches.append({"x": np.zeros(16, np.float32)})
@@ -271,14 +278,17 @@ def shape_tensor(runtime: str) -> dict[str, Any]:
     raise AssertionError("a value outside of the profile was taken")
 
 
+@takes(10, worth=3)
 def step_tensorrt_shape_tensor() -> dict[str, Any]:
     return shape_tensor("tensorrt")
 
 
+@takes(6, worth=1)
 def step_rtx_shape_tensor() -> dict[str, Any]:
     return shape_tensor("tensorrt_rtx")
 
 
+@takes(10, worth=3)
 def step_tensorrt_output_copy_stream() -> dict[str, Any]:
     text = f"{PERCEPTRON} optimization {{ cuda {{ output_copy_stream: true busy_wait_events: true }} }}"
     return parity("tensorrt", perceptron, text, batches_of(perceptron) * 10, 1e-3)
@@ -305,14 +315,17 @@ def two_instances(runtime: str) -> dict[str, Any]:
     return {}
 
 
+@takes(3, worth=1)
 def step_tensorrt_two_instances() -> dict[str, Any]:
     return two_instances("tensorrt")
 
 
+@takes(3, worth=1)
 def step_rtx_two_instances() -> dict[str, Any]:
     return two_instances("tensorrt_rtx")
 
 
+@takes(15, worth=5)
 def step_the_example_is_served() -> dict[str, Any]:
     require_a_gpu()
     require("tritonclient", "onnxruntime")
@@ -352,28 +365,34 @@ def memory_after_unload(runtime: str) -> dict[str, Any]:
     return {"free_bytes": free}
 
 
+@takes(15, worth=4)
 def step_tensorrt_memory_after_unload() -> dict[str, Any]:
     return memory_after_unload("tensorrt")
 
 
+@takes(12, worth=2)
 def step_rtx_memory_after_unload() -> dict[str, Any]:
     return memory_after_unload("tensorrt_rtx")
 
 
+@takes(10, worth=3)
 def step_tensorrt_parity_fp16() -> dict[str, Any]:
     text = f'{PERCEPTRON} parameters {{ key: "precision" value {{ string_value: "fp16" }} }}'
     return parity("tensorrt", perceptron, text, batches_of(perceptron), 1e-2)
 
 
+@takes(6, worth=1)
 def step_rtx_parity_fp16() -> dict[str, Any]:
     text = f'{PERCEPTRON} parameters {{ key: "precision" value {{ string_value: "fp16" }} }}'
     return parity("tensorrt_rtx", perceptron, text, batches_of(perceptron), 1e-2)
 
 
+@takes(10, worth=3)
 def step_tensorrt_parity_int8() -> dict[str, Any]:
     return parity("tensorrt", quantized, PERCEPTRON, batches_of(quantized), 0.1)
 
 
+@takes(10, worth=3)
 def step_tensorrt_stripped_weights() -> dict[str, Any]:
     """They come back from the ONNX file, in the precision of the engine."""
     text = (
@@ -383,6 +402,7 @@ def step_tensorrt_stripped_weights() -> dict[str, Any]:
     return parity("tensorrt", perceptron, text, batches_of(perceptron), 1e-2)
 
 
+@takes(10, worth=3)
 def step_tensorrt_streamed_weights() -> dict[str, Any]:
     text = (
         'max_batch_size: 8 parameters { key: "profile.0" value { string_value: "x:1x1024/4x1024/8x1024" } } '
@@ -391,6 +411,7 @@ def step_tensorrt_streamed_weights() -> dict[str, Any]:
     return parity("tensorrt", wide, text, [{"x": random(rows, 1024)} for rows in (1, 8, 3)], 1e-2)
 
 
+@takes(10, worth=2)
 def step_rtx_kernels_are_kept() -> dict[str, Any]:
     require_library("tensorrt_rtx")
     with tempfile.TemporaryDirectory(prefix="modelserver-engines-") as cache:
