@@ -61,7 +61,7 @@ packages: $(VENV)/.dev
 # The language models' kernels in Triton's interpreter. Its wheel for Linux is large, and nothing else needs it: it lies
 # in a directory of its own, where torch does not find it when a server starts.
 kernels: $(VENV)/.kernels
-	PYTHONPATH=$(abspath $(VENV)/kernels) $(BIN)/python -m pytest -n logical --maxprocesses=8 tests/backends/llm/attention/test_triton_kernels.py tests/backends/llm/models/test_triton_linear.py tests/test_gpu_steps.py::test_steps_run_to_their_end_in_a_rehearsal tests/test_gpu_steps.py::test_steps_on_fakes_of_the_libraries_run_to_their_end $(ARGS)
+	PYTHONPATH=$(abspath $(VENV)/kernels) $(BIN)/python -m pytest -n logical --maxprocesses=8 tests/backends/llm/attention/test_triton_kernels.py tests/backends/llm/models/test_triton_linear.py tests/test_gpu_steps.py::test_steps_run_to_their_end_in_a_rehearsal $(ARGS)
 
 # What is checked without running the server: manner, types, the direction of imports.
 check: $(VENV)/.dev

@@ -78,6 +78,7 @@ def test_steps_run_to_their_end_in_a_rehearsal(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("file", ["device_steps", "onnxruntime_steps", "tensorrt_steps"])
 def test_steps_on_fakes_of_the_libraries_run_to_their_end(tmp_path: Path, file: str) -> None:
     found = rehearse(tmp_path / "report.json", file)
