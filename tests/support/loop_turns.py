@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from asyncio import events
@@ -38,7 +39,9 @@ def measured_turns(loop: asyncio.AbstractEventLoop) -> Iterator[LoopTurns]:
         turns.note(time.thread_time() - began_s, handle)
 
     events.Handle._run = measured  # type: ignore[method-assign]
+    gc.freeze()  # a collection within a turn is of what the block has made, and not of all that the tests hold
     try:
         yield turns
     finally:
+        gc.unfreeze()
         events.Handle._run = run  # type: ignore[method-assign]
