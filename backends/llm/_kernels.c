@@ -66,7 +66,8 @@ typedef struct {
 
 /* What a strip of `num_tokens` tokens sees through one KV head: tokens up to `stop` of the sequence whose blocks are in
  * `table`, and each token after the first one more; of a `window`, if that is not 0, the last of these. `num_queries`
- * query heads of each token read the KV head; so many bytes lie between these, and their outputs, of two tokens.
+ * query heads of each token read the KV head. `query_bytes` and `output_bytes` are the distances between the queries and
+ * the outputs of two tokens.
  */
 typedef struct {
     const char *layer;

@@ -36,6 +36,8 @@ from modelserver.backend import BackendContext, InvalidArgumentError, Unavailabl
 
 logger = logging.getLogger(__name__)
 
+# The module of the processes of ranks.
+RANK_MODULE = f"{__package__}.rank_process"
 # Settings of the backend that the server makes of its flags.
 NNODES, LEADER = "nnodes", "leader"
 _KEY_VARIABLE = "MODELSERVER_GROUP_KEY"
@@ -49,7 +51,7 @@ MOST_BYTES = 1 << 16
 _RETRY_S = 0.5
 _POLL_S = 0.25
 _PR_SET_PDEATHSIG = 1
-# A machine that vanishes is found out after so many seconds without an answer of its kernel.
+# Seconds without an answer of a machine's kernel after which the machine counts as lost.
 _SILENCE_S = 10
 
 
@@ -246,7 +248,10 @@ def shut(pipe: Connection) -> None:
 
 
 def ended(pipes: Sequence[Connection]) -> Callable[[float | None], list[int]]:
-    """Waits for so many seconds: the indices of the pipes whose other end has closed or vanished."""
+    """A function that waits for the given seconds, or without a limit, for the other end of a pipe to close or vanish.
+
+    It returns the indices of those pipes.
+    """
     poll = select.poll()
     numbers = [pipe.fileno() for pipe in pipes]
     for number in numbers:
@@ -329,7 +334,7 @@ class FollowerNode:
         host, port = self._place()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         for rank in ranks:
-            words = [_RANK_MODULE, host, str(port), str(rank), token, str(os.getpid())]
+            words = [RANK_MODULE, host, str(port), str(rank), token, str(os.getpid())]
             self._ranks.append(
                 subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     [sys.executable, "-c", _JOIN, *words],
@@ -346,7 +351,6 @@ class FollowerNode:
                 logger.info("a rank has ended with code %d", process.returncode)
 
 
-_RANK_MODULE = f"{__package__}.tensor_parallel"
 _JOIN = "import importlib, sys; importlib.import_module(sys.argv[1]).join_from_afar(*sys.argv[2:])"
 
 

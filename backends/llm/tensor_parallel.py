@@ -15,7 +15,6 @@ the same padded step without. Block tables stay on the devices, and a step bring
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import socket
 import subprocess
@@ -25,13 +24,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,29 +37,15 @@ import torch.distributed as dist
 
 from modelserver.backend import InternalError, InvalidArgumentError
 
-from .attention.choose import make_attention
-from .attention.chunked import make_sdpa
-from .attention.kv_blocks import KvBlocks
-from .attention.paged import AttentionBatch, IntArray
-from .block_tables import DeviceTables, TableChange, bring_step, device_tables
-from .captured_decode import CapturedDecode, Leading, captured_decode
-from .captured_pieces import CapturedPieces, captured_pieces
-from .checkpoint import open_checkpoint
-from .compute_thread import share_of_threads
-from .cuda_graphs import CudaGraphs
-from .kv_memory import available_bytes
+from .block_tables import TableChange
+from .captured_decode import Leading
 from .lora.adapter import Adapter
-from .lora.step import EMBEDDING_SLOT
 from .models.linear_tensors import Rank
-from .models.load import LoadedNetwork, load_network
-from .nodes import MOST_BYTES, Meeting, connect_rank, die_with_parent, ended, local_address, shut, watch
+from .nodes import MOST_BYTES, RANK_MODULE, Meeting, ended, shut, watch
 from .options import EngineOptions
-from .profile import CudaMemory
 from .rank_messages import (
     CAPTURE,
     CAPTURE_PIECES,
-    GRAPH,
-    STEP,
     Beat,
     Embedding,
     Measure,
@@ -69,115 +53,23 @@ from .rank_messages import (
     Message,
     Placing,
     Pool,
-    membership_of,
     packed,
-    unpacked,
 )
-from .step_context import StepContext, compute_fresh
+from .step_board import StepBoard
 from .step_inputs import StepInputs
 
 logger = logging.getLogger(__name__)
 
-# Ranks load weights at their own pace before the first sum is taken. Steps have a limit of their own (`StepWatch`).
+# Ranks load weights at their own pace before the first sum is taken. Steps have a limit of their own (`limit_steps`).
 _SUM_TIMEOUT = timedelta(minutes=30)
 # All ranks are there when they begin to connect.
 _CONNECT_TIMEOUT = timedelta(minutes=1)
 _CLOSE_S = 10.0
+_FOLLOW = "import importlib, sys; importlib.import_module(sys.argv[1]).follow(*map(int, sys.argv[2:]))"
 # How much of the end of a rank's output the error of its death quotes.
 _LAST_LINES = 20
-# A rank says how far it is so many times within the limit of a step, but at least every few seconds.
+# How often a rank says how far it is within the limit of a step, and the longest time between two reports.
 _BEATS_IN_LIMIT, _MOST_BEAT_S = 8, 5.0
-# Of a step; at least one of them is not empty.
-_NUM_ARRAYS = 11
-
-
-_NO_ROWS = np.empty(0, dtype=np.int64)
-_NO_CHANGE = TableChange(_NO_ROWS, _NO_ROWS, _NO_ROWS)
-
-
-class _WrittenStep(NamedTuple):
-    """Of a `StepBoard`. `adapter_slots` and `adapter_bounds` are those of `StepInputs`."""
-
-    input_ids: IntArray
-    positions: IntArray
-    batch: AttentionBatch
-    adapter_slots: list[int]
-    adapter_bounds: list[int]
-    change: TableChange
-    size: int
-
-
-class StepBoard:
-    """Memory for the arrays of one step, of a file without a name that all ranks have open."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._memory: IntArray = np.empty(0, dtype=np.int64)
-
-    def write(self, step: StepInputs, size: int, change: TableChange | None) -> bytes:
-        """Put the step there; what the other ranks need to read it. `size` is what it is padded to in graphs in pieces,
-        0 without graphs. With a `change` of tables on the device it needs no others."""
-        batch = step.batch if change is None else step.batch_without_tables
-        arrays = [
-            step.input_ids,
-            step.positions,
-            batch.num_queries,
-            batch.lens,
-            batch.slots,
-            batch.block_tables.reshape(-1),
-            np.array(step.adapter_slots, dtype=np.int64),
-            np.array(step.adapter_bounds, dtype=np.int64),
-            *(change or _NO_CHANGE),
-        ]
-        self._put(arrays)
-        sizes = [array.size for array in arrays]
-        return STEP + np.array([batch.num_decodes, size, *sizes], dtype=np.int64).tobytes()
-
-    def write_words(self, size: int, has_adapters: bool, words: IntArray) -> bytes:
-        """The same of a step in a graph, see `CapturedDecode.follow`."""
-        self._put([words])
-        return GRAPH + np.array([size, has_adapters, len(words)], dtype=np.int64).tobytes()
-
-    def carried(self, written: bytes) -> bytes:
-        """What one of these returned, with the arrays behind it."""
-        sizes = np.frombuffer(written[1:], dtype=np.int64)[2:]
-        return written + self._memory[: sizes.sum()].tobytes()
-
-    def read(self, written: bytearray) -> _WrittenStep:
-        """Views of the memory, or of what was carried."""
-        numbers = np.frombuffer(written, dtype=np.int64)
-        num_decodes, size, *sizes = numbers[: 2 + _NUM_ARRAYS].tolist()
-        input_ids, positions, num_queries, lens, slots, tables, adapter_slots, bounds, *change = np.split(
-            self._found(sum(sizes), numbers[2 + _NUM_ARRAYS :]), np.cumsum(sizes[:-1])
-        )
-        batch = AttentionBatch(num_decodes, num_queries, lens, tables.reshape(len(lens), -1), slots)
-        return _WrittenStep(
-            input_ids, positions, batch, adapter_slots.tolist(), bounds.tolist(), TableChange(*change), size
-        )
-
-    def read_words(self, written: bytearray) -> tuple[int, bool, IntArray]:
-        """What `write_words` got."""
-        numbers = np.frombuffer(written, dtype=np.int64)
-        size, has_adapters, count = numbers[:3].tolist()
-        return size, bool(has_adapters), self._found(count, numbers[3:])
-
-    def _put(self, arrays: list[IntArray]) -> None:
-        size = sum(array.size for array in arrays)
-        if size > len(self._memory):
-            os.ftruncate(self._descriptor, 2 * 8 * size)
-            self._map()
-        np.concatenate(arrays, out=self._memory[:size])
-
-    def _found(self, size: int, carried: IntArray) -> IntArray:
-        if len(carried):
-            return carried
-        if size > len(self._memory):
-            self._map()
-        return self._memory[:size]
-
-    def _map(self) -> None:
-        """All of the file. Arrays that view what was mapped before keep it."""
-        self._memory = np.frombuffer(mmap.mmap(self._descriptor, 0), dtype=np.int64)
 
 
 class RemoteFollower:
@@ -188,7 +80,7 @@ class RemoteFollower:
     def __init__(self, index: int, pipe: Connection) -> None:
         self.index = index
         self.pipe = pipe
-        # When the rank last said how far it is, and what it said, see `_Pulse`.
+        # When the rank last said how far it is, and what it said, see `rank_process._Pulse`.
         self.heard_s = 0.0
         self.progress = 0
 
@@ -234,7 +126,7 @@ class Follower(RemoteFollower):
         self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-c", _FOLLOW, __name__, str(theirs.fileno()), str(board)]
+            command = [sys.executable, "-c", _FOLLOW, RANK_MODULE, str(theirs.fileno()), str(board)]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
             self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 command,
@@ -288,7 +180,7 @@ class Followers:
         self.lost: InternalError | None = None
         self._limit_s = options.distributed_timeout_seconds
         self._watcher: threading.Thread | None = None
-        # When the step under way began; None: there is none. How far this rank is, see `_Pulse`.
+        # When the step under way began; None: there is none. How far this rank is, see `rank_process._Pulse`.
         self._began_s: float | None = None
         self._progress = 0
         self._board_file = os.memfd_create("modelserver-steps", os.MFD_CLOEXEC)
@@ -505,11 +397,6 @@ class Followers:
             raise self.lost from None
 
 
-_FOLLOW = "import importlib, sys; importlib.import_module(sys.argv[1]).follow(*map(int, sys.argv[2:]))"
-# From a rank: all is well.
-_SIGN = b""
-
-
 def rank_options(options: EngineOptions, index: int) -> EngineOptions:
     """Each rank has a GPU of its own on its machine."""
     device = options.device
@@ -571,195 +458,3 @@ def join(membership: Membership, device: str, shared: dist.Store | None = None, 
         return part
 
     return Rank(index, size, add_up, group.abort if device.startswith("cuda") else None)
-
-
-def follow(descriptor: int, board: int) -> None:
-    """The main function of the other ranks' processes."""
-    with Connection(descriptor) as pipe:
-        membership = membership_of(pipe.recv_bytes())
-        watch([pipe], lambda _: os._exit(0))  # the engine has ended, even while a sum waits for it
-        _follow(pipe, membership, StepBoard(board))
-
-
-def join_from_afar(host: str, port: str, rank: str, token: str, parent: str) -> None:
-    """The main function of ranks on other machines than the leader's; the process `parent` started this one."""
-    die_with_parent(int(parent))
-    with connect_rank(host, int(port), int(rank), token) as pipe:
-        watch([pipe], lambda _: os._exit(0))  # the engine has ended, even while a sum waits for it
-        try:
-            _follow(pipe, membership_of(pipe.recv_bytes(), host), StepBoard(-1), local_address(pipe))
-        except Exception as error:
-            pipe.send_bytes(f"{type(error).__name__}: {error}".encode()[:MOST_BYTES])
-            raise
-
-
-def _follow(pipe: Connection, membership: Membership, board: StepBoard, address: str = "") -> None:
-    options = rank_options(membership.options, membership.index)
-    torch.set_num_threads(options.num_threads or share_of_threads(options))
-    pipe.send_bytes(_SIGN)  # about to join
-    pulse = _Pulse(pipe)
-    rank = pulse.count(join(membership, options.device, address=address))
-    with open_checkpoint(membership.place) as checkpoint:
-        loaded = load_network(checkpoint, options, rank)
-    pipe.send_bytes(_SIGN)  # ready to compute
-    try:
-        with torch.inference_mode():
-            if loaded.adapted is not None:
-                loaded.adapted.allocate()
-            share = _Share(pipe, pulse, board, loaded, options)
-            while True:
-                data = pipe.recv_bytes()
-                pulse.progress += 1
-                share.take(data)
-    except EOFError:  # the engine has ended
-        return
-
-
-class _Pulse:
-    """Tells rank 0 again and again, in a thread, that this process runs, and how far it is.
-
-    `progress` counts the messages and the sums that the rank has begun; on GPUs messages alone, as graphs call nothing.
-    All ranks have the same when none has work. In a sum that does not end, those that others wait for have less.
-    """
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self.progress = 0
-
-    def count(self, rank: Rank) -> Rank:
-        """The same with its sums counted."""
-        if rank.abort is not None:
-            return rank
-
-        def add_up(part: torch.Tensor) -> torch.Tensor:
-            self.progress += 1
-            return rank.sum(part)
-
-        return replace(rank, sum=add_up)
-
-    def start(self, interval_s: float) -> None:
-        threading.Thread(target=self._beat, args=(interval_s,), name="rank-pulse", daemon=True).start()
-
-    def _beat(self, interval_s: float) -> None:
-        with suppress(OSError):  # rank 0 has ended
-            while True:
-                self._pipe.send_bytes(b"%d" % self.progress)
-                time.sleep(interval_s)
-
-
-class _Share:
-    """A rank's share of a network, and its KV blocks."""
-
-    def __init__(
-        self, pipe: Connection, pulse: _Pulse, board: StepBoard, loaded: LoadedNetwork, options: EngineOptions
-    ) -> None:
-        self._pipe = pipe
-        self._pulse = pulse
-        self._board = board
-        self._loaded = loaded
-        self._options = options
-        self._attention: Any = None
-        self._fresh: Any = None
-        self._tables: DeviceTables | None = None
-        self._captured: CapturedDecode | None = None
-        self._pieces: CapturedPieces | None = None
-        self._memory = CudaMemory(loaded.device) if loaded.device.type == "cuda" else None
-        # What the largest step takes, and what was in use before graphs were captured.
-        self._step_bytes = self._began_bytes = 0
-
-    def take(self, data: bytes) -> None:
-        """Do what a message of rank 0 says."""
-        kind = data[:1]
-        if kind == STEP:
-            self._step(bytearray(memoryview(data)[1:]))
-        elif kind == GRAPH:
-            size, has_adapters, words = self._board.read_words(bytearray(memoryview(data)[1:]))
-            assert self._captured is not None, "ranks have the same options"
-            self._captured.follow(size, has_adapters, words)
-        elif kind in (CAPTURE, CAPTURE_PIECES):
-            size, has_adapters = np.frombuffer(bytearray(data[1:]), dtype=np.int64).tolist()
-            graphs = self._captured if kind == CAPTURE else self._pieces
-            assert graphs is not None, "ranks have the same options"
-            graphs.follow_capture(size, bool(has_adapters))
-        else:
-            self._take_other(unpacked(data))
-
-    def _take_other(self, message: Message) -> None:
-        adapted = self._loaded.adapted
-        if isinstance(message, Pool):
-            self._open(message)
-        elif isinstance(message, Measure):
-            self._measure(message.phase)
-        elif isinstance(message, Beat):
-            self._pulse.start(message.interval_s)
-        elif isinstance(message, Placing):
-            assert adapted is not None, "ranks have the same options"
-            adapted.place(message.slot, message.adapter)
-        else:
-            assert isinstance(message, Embedding), "nothing else comes"
-            adapters = None
-            if adapted is not None and message.has_adapter:
-                adapters = adapted.step([EMBEDDING_SLOT], [0, sum(map(len, message.token_id_lists))])
-            compute_fresh(
-                self._loaded.network, self._fresh, message.token_id_lists, self._loaded.device, adapters=adapters
-            )
-
-    def _open(self, pool: Pool) -> None:
-        loaded, options = self._loaded, self._options
-        self._give_up()
-        blocks = KvBlocks(
-            loaded.kv_layout, num_blocks=pool.num_blocks, block_size=pool.block_size, device=loaded.device
-        )
-        self._attention = make_attention(options.attention_backend, blocks, loaded.attention)
-        self._fresh = make_sdpa(blocks, loaded.attention)
-        graphs = CudaGraphs()
-        self._tables = device_tables(self._attention, blocks, options.max_num_seqs, loaded.max_model_len)
-        self._captured = captured_decode(loaded, self._attention, options, self._tables, graphs)
-        self._pieces = captured_pieces(loaded, self._attention, options, blocks, graphs)
-
-    def _give_up(self) -> None:
-        """What is on the blocks, before they are others."""
-        self._attention = self._fresh = self._tables = self._captured = self._pieces = None
-
-    def _measure(self, phase: str) -> None:
-        memory = self._memory
-        if memory is None:
-            left = available_bytes(self._loaded.device, self._options.gpu_memory_utilization)
-        elif phase == "step":
-            return memory.begin()
-        elif phase == "graphs":
-            self._step_bytes, self._began_bytes = memory.peak(), memory.used()
-            return None
-        else:
-            graphs = max(0, memory.used() - self._began_bytes)
-            self._give_up()
-            memory.used()  # gives back what nothing holds
-            left = available_bytes(self._loaded.device, self._options.gpu_memory_utilization)
-            left -= self._step_bytes + graphs
-        if phase == "end":
-            self._pipe.send_bytes(b"%d" % left)
-        return None
-
-    def _step(self, written: bytearray) -> None:
-        step = self._board.read(written)
-        loaded, adapted = self._loaded, self._loaded.adapted
-        pieces = self._pieces if step.size else None
-        adapters, words = None, _NO_ROWS
-        if adapted is not None and step.adapter_slots:
-            adapters = adapted.step(step.adapter_slots, step.adapter_bounds)
-            words = adapters.words() if pieces is None else pieces.words_of(step.size, adapters)
-        inputs, (input_ids, positions, tiles) = bring_step(
-            self._attention,
-            step.batch,
-            [step.input_ids, step.positions, words],
-            loaded.device,
-            self._tables,
-            step.change,
-        )
-        if pieces is not None:
-            pieces.run(step.size, input_ids, positions, inputs, None if adapters is None else tiles)
-            return
-        if adapters is not None:
-            adapters.put(tiles)
-        context = StepContext(positions=positions, attention=self._attention, inputs=inputs, adapters=adapters)
-        loaded.network(input_ids, context)

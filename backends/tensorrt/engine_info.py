@@ -139,7 +139,7 @@ def _is_linear(trt: Any, engine: Any, name: str) -> bool:
 
 def _range(engine: Any, tensor: IoTensor, profile: int) -> Range:
     if tensor.is_shape_tensor and not engine.is_shape_inference_io(tensor.name):
-        # Nobody tells which values it may have; TensorRT refuses the others.
+        # The engine does not say which values are allowed. TensorRT refuses the others when it executes.
         num_values = prod(tensor.dims)
         bounds = ((-(2**63),) * num_values, (0,) * num_values, (2**63 - 1,) * num_values)
     elif tensor.is_shape_tensor:

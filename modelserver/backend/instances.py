@@ -99,8 +99,8 @@ class TensorInstance(Instance, abc.ABC):
     def interrupt(self, is_wanted: bool) -> None:
         """Let the run in progress, or the next one, end at once and raise CancelledError; with False, let runs be.
 
-        Nobody waits for its outputs any more. Called from any thread, and not for long: the server says False
-        before it lets the instance run for anybody else.
+        Its outputs are no longer wanted. Called from any thread, and not for long: the server says False
+        before it lets the instance run for another request.
         """
 
     # The GPU whose memory `run_on_device` takes; None: the server calls `run`. Read once, when the instance stands.

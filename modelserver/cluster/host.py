@@ -35,7 +35,7 @@ _ASK_TIMEOUT_S: Final = 2.0
 _NUM_FAILED_ASKS: Final = 3
 _INFLIGHT: Final = re.compile(rb"^modelserver_inflight_requests (\S+)", re.MULTILINE)
 _NUM_LINES: Final = 5
-# A node that has ended is started again after so many seconds.
+# Seconds until a node that has ended is started again.
 _FOLLOWER_PAUSE_S: Final = 1.0
 _GROUP_PORTS: Final = range(20_000, 30_000)
 # The server goes on for as long after the request to drain, so that routers learn of it first.
@@ -246,7 +246,7 @@ def _environment(pool: Pool, group: Group | None) -> dict[str, str]:
 
 
 def _free_port(host: str) -> int:
-    """One that the system gives to nobody who asks for any port, so that it is free again after a restart."""
+    """One outside the range from which the system chooses ports, so that it is free again after a restart."""
     for port in random.sample(_GROUP_PORTS, len(_GROUP_PORTS)):
         with suppress(OSError), socket.create_server((host, port)):
             return port

@@ -205,29 +205,29 @@ class RecordedGraphs(CudaGraphs):
 def use_recorded_graphs(device: Device) -> None:
     """Let this process take the host for a device with graphs. All is computed by torch's operations, then; attention
     too, unless `sdpa` is asked for."""
-    from modelserver_backends.llm import cuda_graphs, kernels, runner, tensor_parallel
+    from modelserver_backends.llm import cuda_graphs, kernels, rank_process, runner
 
     cuda_graphs.DEVICE_TYPES = {"cpu"}
     kernels.KERNELS = kernels.PACKED_KERNELS = None
-    runner.CudaGraphs = tensor_parallel.CudaGraphs = lambda: RecordedGraphs(device)
+    runner.CudaGraphs = rank_process.CudaGraphs = lambda: RecordedGraphs(device)
     make = runner.make_attention
 
     def make_attention(name: str, blocks: Any, spec: Any) -> Any:
         return make(name, blocks, spec) if name == "sdpa" else TorchAttention(blocks, spec)
 
-    runner.make_attention = tensor_parallel.make_attention = make_attention
+    runner.make_attention = rank_process.make_attention = make_attention
 
 
 @contextlib.contextmanager
 def recorded_graphs() -> Iterator[Device]:
     """The same for a while, and what this thread computes is recorded."""
-    from modelserver_backends.llm import cuda_graphs, kernels, runner, tensor_parallel
+    from modelserver_backends.llm import cuda_graphs, kernels, rank_process, runner
 
     names = {
         cuda_graphs: ("DEVICE_TYPES",),
         kernels: ("KERNELS", "PACKED_KERNELS"),
         runner: ("CudaGraphs", "make_attention"),
-        tensor_parallel: ("CudaGraphs", "make_attention"),
+        rank_process: ("CudaGraphs", "make_attention"),
     }
     kept: list[tuple[Any, str, Any]] = [
         (module, name, getattr(module, name)) for module, each in names.items() for name in each
@@ -246,7 +246,7 @@ def recorded_graphs() -> Iterator[Device]:
 
 def record_sums(device: Device) -> None:
     """Let sums over ranks be in graphs, as those of NCCL are."""
-    from modelserver_backends.llm import tensor_parallel
+    from modelserver_backends.llm import rank_process, tensor_parallel
 
     join = tensor_parallel.join
 
@@ -262,7 +262,7 @@ def record_sums(device: Device) -> None:
 
         return replace(rank, sum=add_up)
 
-    tensor_parallel.join = joined
+    tensor_parallel.join = rank_process.join = joined
 
 
 def _is_tensor(value: object) -> bool:

@@ -24,7 +24,7 @@ class TokenServer:
     tokens_per_event: int = 1
     has_usage: bool = True
     status: int = 200
-    # Break the connection after so many events.
+    # The number of events after which the connection breaks.
     breaks_after: int | None = None
     port: int = 0
     bodies: list[tuple[str, dict[str, Any]]] = field(default_factory=list)

@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 import torch
-from modelserver_backends.llm import cuda_graphs, kernels, runner, tensor_parallel
+from modelserver_backends.llm import cuda_graphs, kernels, rank_process, runner, tensor_parallel
 from modelserver_backends.llm.captured_pieces import token_sizes
 from modelserver_backends.llm.llm import LLM
 from modelserver_backends.llm.lora import layers
@@ -204,7 +204,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         (cuda_graphs, ("DEVICE_TYPES",)),
         (kernels, ("KERNELS", "PACKED_KERNELS")),
         (runner, ("CudaGraphs", "make_attention")),
-        (tensor_parallel, ("CudaGraphs", "make_attention", "join")),
+        (rank_process, ("CudaGraphs", "make_attention", "join")),
+        (tensor_parallel, ("join",)),
         (layers, ("device_processors",)),
     ):
         for name in names:
